@@ -161,6 +161,7 @@ check_schema = $(VENV)/bin/check-jsonschema --quiet --builtin-schema $(1)
 lint: $(VENV)/.has-lint-tools hvkeras/backends
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/python -I tools/first_party_imports.py
+	$(VENV)/bin/python -I tools/foreign_changes.py
 	$(VENV)/bin/mypy -p hvkeras
 	$(VENV)/bin/mypy examples tests/harness tests/conftest.py tests/user_code
 	PYTHONPATH=. $(VENV)/bin/pyright --pythonpath $(VENV)/bin/python

@@ -189,11 +189,11 @@ def _quiet_before_tensorflow() -> None:
 
 
 _quiet_before_tensorflow()
-# These repairs run once Keras 3 is imported, and not before.
-wrapt.register_post_import_hook("hvkeras.compat.strategies:patch", "keras.src.backend.tensorflow.trainer")
-wrapt.register_post_import_hook("hvkeras.compat.summing:patch", "keras.src.backend.tensorflow.optimizer")
-wrapt.register_post_import_hook("hvkeras.compat.summing:patch_loss_scale", "keras.src.optimizers.loss_scale_optimizer")
-wrapt.register_post_import_hook("hvkeras.compat.seeds:patch", "keras.src.random.seed_generator")
+# Its repairs under strategies, of the group STRATEGIES in `hvkeras.compat.patches`, run once Keras 3 is imported.
+wrapt.register_post_import_hook("hvkeras.compat.patches:repair", "keras.src.backend.tensorflow.trainer")
+wrapt.register_post_import_hook("hvkeras.compat.patches:repair", "keras.src.backend.tensorflow.optimizer")
+wrapt.register_post_import_hook("hvkeras.compat.patches:repair", "keras.src.optimizers.loss_scale_optimizer")
+wrapt.register_post_import_hook("hvkeras.compat.patches:repair", "keras.src.random.seed_generator")
 
 
 if not TYPE_CHECKING:

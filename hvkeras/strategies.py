@@ -68,9 +68,9 @@ def _multi_worker_mirrored(communication_options: Any = None) -> Any:
     engine = init_for_strategy()
     session = current_session()
     if session.topology.size > 1:
-        from hvkeras.compat.strategies import wrap_steps  # noqa: PLC0415 - imports TensorFlow
+        from hvkeras.compat import patches  # noqa: PLC0415 - imports TensorFlow
 
-        wrap_steps(_counted)
+        patches.install(patches.STEPS, _counted)
         # Custom training loops are not counted, so nobody knows which rank a collective waits for. The timeout keeps
         # it from waiting forever.
         stalled = session.settings.stall_shutdown

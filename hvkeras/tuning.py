@@ -45,7 +45,7 @@ def DistributedTuner(tuner: TunerT) -> TunerT:  # noqa: N802 - named like Distri
     if not all(callable(getattr(oracle, name, None)) for name in ("create_trial", "end_trial", "get_state")):
         raise UsageError(explain("DistributedTuner takes a tuner of Keras Tuner", "pass one, for example"
                                  " keras_tuner.RandomSearch(build, \"val_accuracy\")", tuner=type(tuner).__name__))
-    if topology.size > 1 and not hasattr(oracle.create_trial, "_hvkeras_shared"):
+    if topology.size > 1 and not isinstance(getattr(oracle.create_trial, "__self__", None), _SharedSearch):
         _share(tuner, oracle, topology.rank == 0)
     return tuner
 
@@ -62,26 +62,38 @@ def _share(tuner: Any, oracle: Any, chooses: bool) -> None:
         oracle._set_project_dir(tuner.directory, tuner.project_name)
         for name in ("on_trial_begin", "on_trial_end"):  # what prints the progress
             setattr(oracle._display, name, lambda trial: None)  # noqa: ARG005
-    create, end = oracle.create_trial, oracle.end_trial
+    search = _SharedSearch(oracle, chooses)
+    oracle.create_trial, oracle.end_trial = search.create_trial, search.end_trial
 
-    def create_trial(tuner_id: str) -> Any:
-        mine = create(tuner_id) if chooses else None
-        packed = broadcast_object(_packed(mine) if chooses else None, name="the next trial of the tuner")
+
+class _SharedSearch:
+    """What the oracle of a tuner does instead of its own methods: trials are those of rank 0.
+
+    Args:
+        oracle: The oracle.
+        chooses: Whether this is rank 0.
+    """
+
+    def __init__(self, oracle: Any, chooses: bool) -> None:
+        self._oracle, self._chooses = oracle, chooses
+        self._create, self._end = oracle.create_trial, oracle.end_trial
+
+    def create_trial(self, tuner_id: str) -> Any:
+        """Returns the next trial."""
+        mine = self._create(tuner_id) if self._chooses else None
+        packed = broadcast_object(_packed(mine) if self._chooses else None, name="the next trial of the tuner")
         if mine is not None:
             return mine
-        trial = _unpacked(packed)
+        trial, oracle = _unpacked(packed), self._oracle
         if trial.status == _RUNNING:
             oracle.trials[trial.trial_id] = oracle.ongoing_trials[tuner_id] = trial
         return trial
 
-    def end_trial(trial: Any) -> Any:
+    def end_trial(self, trial: Any) -> Any:
         """Ends a trial as it ended on the rank where it went worst; raises first if another rank is gone."""
         everyone = allgather_object((trial.status, trial.message), name="the end of the tuner's trial")
         trial.status, trial.message = next((one for one in everyone if one[0] != _COMPLETED), everyone[0])
-        return end(trial)
-
-    create_trial._hvkeras_shared = True  # type: ignore[attr-defined]
-    oracle.create_trial, oracle.end_trial = create_trial, end_trial
+        return self._end(trial)
 
 
 def _packed(trial: Any) -> tuple[type, str]:

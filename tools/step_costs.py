@@ -8,7 +8,6 @@ microseconds per step, on this rank, beside the time of a step of `fit`.
 
 from __future__ import annotations
 
-import functools
 import os
 import threading
 import time
@@ -24,7 +23,7 @@ import hvkeras as hvd
 from hvkeras.bench.models import MODELS
 from hvkeras.compat import graphs
 from hvkeras.job.session import current_session
-from hvkeras.training import fit_hooks, metrics
+from hvkeras.training import fit_callbacks, fit_hooks, metrics
 from hvkeras.training.divergence_check import DivergenceCheck
 from hvkeras.training.fit_run import FitRun
 
@@ -84,13 +83,10 @@ class Probe(keras.callbacks.Callback):  # type: ignore[misc]
         if epoch == 0:
             return
         self.step = 1e6 * seconds / STEPS
-        run = fit_hooks._run_of(self.model)
+        run = fit_hooks.calls.run_of(self.model)
         assert isinstance(run, FitRun)
-        empty = keras.callbacks.CallbackList([])
-        hooked = [getattr(type(empty), name) for name in ("on_train_batch_begin", "on_train_batch_end")]
-        self.costs["progress, by hooks of callbacks"] = sum(
-            microseconds(functools.partial(hook, empty, 0))
-            - microseconds(functools.partial(hook.__wrapped__, empty, 0)) for hook in hooked)
+        (follower,) = fit_callbacks.followed(self.model, None)
+        self.costs["progress, by a callback"] = microseconds(lambda: follower.on_train_batch_begin(0, logs={}))
         self.costs["agreement on stop_training"] = (
             microseconds(lambda: run.before_step(0)) + microseconds(lambda: self.model.stop_training))
         self.costs |= {f"thread {name}": 1e6 * (seconds - self._threads.get(name, 0.0)) / STEPS

@@ -35,6 +35,8 @@ class Cluster:
         from tensorflow.core.protobuf import tensorflow_server_pb2
         from tensorflow.python.eager import context as tf_context
 
+        from hvkeras.compat import patches  # noqa: PLC0415 - imports TensorFlow
+
         self.rank: int = start.topology.rank
         self._size = start.topology.size
         self._context = tf_context.context()
@@ -48,7 +50,7 @@ class Cluster:
         self.hint, self.device = ("nccl", "/GPU:0") if nccl else ("ring", "/CPU:0")
         self.description = "TensorFlow collectives: " + ("NCCL" if nccl else "ring over gRPC")
         # A MirroredStrategy within a rank has its own collectives; this number distinguishes them from other ranks'.
-        tf.distribute.MirroredStrategy._collective_key_base = _KEYS_OF_A_RANK * (self.rank + 1)
+        patches.install(patches.KEYS, _KEYS_OF_A_RANK * (self.rank + 1))
         with contextlib.ExitStack() as stack:
             own = self._own_address(start, stack)
             self.addresses: list[str] = start.control.gather("tfdist addresses", own, start.settings.start_timeout)
@@ -84,14 +86,13 @@ class Cluster:
     def strategy(self, **options: Any) -> Any:
         """Builds a `MultiWorkerMirroredStrategy` on this cluster; `options` are those of its constructor."""
         import tensorflow as tf
-        from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
+
+        from hvkeras.compat import patches  # noqa: PLC0415 - imports TensorFlow
 
         resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
             tf.train.ClusterSpec({"worker": self.addresses}), task_type="worker", task_id=self.rank, rpc_layer="grpc",
             num_accelerators={"GPU": len(tf.config.get_visible_devices("GPU"))})
-        # Without these attributes, it would start a server and the coordination service itself.
-        with _attribute(CollectiveAllReduceExtended, "_local_or_standalone_client_mode", True), \
-                _attribute(CollectiveAllReduceExtended, "_enable_check_health", False):
+        with patches.installed(patches.SERVER):  # else it would start a server and the coordination service itself
             return tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver, **options)
 
     def abort(self, reason: str) -> None:
@@ -135,17 +136,3 @@ def uses_nccl(start: Start) -> bool:
             **{f"rank_{ranks[0]}_on_{topology.hosts[ranks[0]]}":
                f"ranks: {len(ranks)}, GPUs: {len({devices[rank] for rank in ranks} - {''})}" for ranks in unlike}))
     return any(own.values())
-
-
-@contextlib.contextmanager
-def _attribute(cls: type, name: str, value: Any) -> Any:
-    """Sets an attribute of a class within the context."""
-    had, previous = name in vars(cls), vars(cls).get(name)
-    setattr(cls, name, value)
-    try:
-        yield
-    finally:
-        if had:
-            setattr(cls, name, previous)
-        else:
-            delattr(cls, name)

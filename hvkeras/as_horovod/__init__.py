@@ -28,8 +28,8 @@ SITE = Path(__file__).parent / "site"
 _NAME = "horovod"
 
 _KERAS_2 = "hvkeras.as_horovod.keras_2"
-# Modules of Keras 3 and tf_keras that get Keras 2 features as soon as they are imported. The list repeats
-# `hvkeras.compat.keras_2.MODULES`, which cannot be imported here because this process may not need TensorFlow.
+# Modules of Keras 3 and tf_keras that get Keras 2 features as soon as they are imported. The list repeats those of the
+# group --as-horovod in `hvkeras.compat.patches`, which cannot be imported here: this process may not need TensorFlow.
 _OF_KERAS = ("keras.src.backend.tensorflow.core", "keras.src.optimizers.base_optimizer",
              "keras.src.optimizers.loss_scale_optimizer", "keras.src.trainers.trainer",
              "keras.src.backend.tensorflow.trainer", "keras.src.layers.normalization.batch_normalization",

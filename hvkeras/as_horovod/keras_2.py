@@ -6,7 +6,7 @@ import functools
 from typing import Any
 
 from hvkeras import as_horovod
-from hvkeras.compat import keras_2
+from hvkeras.compat import keras_2, patches
 from hvkeras.errors import UsageError
 from hvkeras.host.console import prints_at, say
 from hvkeras.launch_environments import detect_launch
@@ -20,12 +20,12 @@ def install_hooks(module: Any) -> None:
         module: The module that has just been imported.
     """
     if as_horovod.is_installed():
-        keras_2.install_hooks(module, _say_once)
+        patches.install(patches.KERAS_2, _say_once, {module.__name__: module})
 
 
 def uninstall_hooks() -> None:
     """Restores Keras 3 to its original state."""
-    keras_2.uninstall_hooks()
+    patches.uninstall(patches.KERAS_2)
 
 
 @functools.cache

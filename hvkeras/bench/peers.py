@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +13,7 @@ from tensorflow.python.eager import context as tf_context
 from hvkeras import compat
 from hvkeras.backends.interface import Backend
 from hvkeras.bench.ranks import Ranks
+from hvkeras.compat import patches
 from hvkeras.host.mpi import mpi_world
 
 
@@ -84,7 +84,7 @@ def _tf_distribute(peer: Peer, backend: Backend, ranks: Ranks) -> None:
     cluster = tf.train.ClusterSpec(context._collective_ops_server_def.cluster)
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(cluster, task_type="worker", task_id=ranks.rank,
                                                                     rpc_layer="grpc")
-    with _server_is_up(context):
+    with patches.installed(patches.PEERS_SERVER):
         strategy = tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
     strategy.extended._stop_check_health_thread()
 
@@ -102,16 +102,3 @@ def _tf_distribute(peer: Peer, backend: Backend, ranks: Ranks) -> None:
 
     peer.engine = f"{backend.engine}, by strategy.run and without hvkeras"
     peer.reduce, peer.scope, peer.strategy, peer.gradient = reduce, scope, strategy, gradient
-
-
-@contextlib.contextmanager
-def _server_is_up(context: Any) -> Iterator[None]:
-    """Makes a strategy use the TensorFlow server that tfdist has started, instead of starting another."""
-    names = ("configure_collective_ops", "configure_coordination_service", "enable_collective_ops")
-    for name in names:
-        setattr(context, name, lambda *_, **__: None)
-    try:
-        yield
-    finally:
-        for name in names:
-            delattr(context, name)

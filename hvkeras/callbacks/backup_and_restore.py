@@ -91,7 +91,7 @@ class BackupAndRestore(KerasCallback):
     def set_model(self, model: ModelLike) -> None:
         """Sets the model, before training begins."""
         super().set_model(model)
-        compat.hook_resuming()
+        compat.passes()
 
     def on_train_begin(self, logs: Logs | None = None) -> None:  # noqa: ARG002 - Keras's signature
         """Restores the backup on every worker."""
@@ -145,7 +145,7 @@ class BackupAndRestore(KerasCallback):
         self._epoch, self._begun, self._counted = epoch, 0, 0
         compat.begin_with_epoch(self.model, None)
         self._random_at_epoch = randomness.capture()
-        compat.at_next_pass(self._on_pass_begin)
+        compat.passes().at_next(self._on_pass_begin)
 
     def on_train_batch_begin(self, batch: int, logs: Logs | None = None) -> None:  # noqa: ARG002 - Keras's signature
         """Records the step; the number that Keras passes at a step's end differs between versions.

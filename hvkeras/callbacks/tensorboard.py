@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -46,6 +47,7 @@ else:
     _TensorBoard = compat.default_keras().callbacks.TensorBoard
 
 _USER = "TensorBoard"
+_timed: weakref.WeakSet[Any] = weakref.WeakSet()  # train functions that were traced while collectives were recorded
 
 
 class TensorBoard(_TensorBoard):
@@ -149,10 +151,10 @@ class TensorBoard(_TensorBoard):
         self._traced = False
         if self.rank_scalars and is_initialized() and current_session().topology.size > 1:
             spans.store().start(_USER)
-            if not getattr(self.model.train_function, "_hvkeras_timed", False):
+            if self.model.train_function not in _timed:
                 compat.forget_train_function(self.model)
                 self.model.make_train_function()
-                self.model.train_function._hvkeras_timed = True
+                _timed.add(self.model.train_function)
         if self._chief:
             super().on_train_begin(logs)
         elif self._elsewhere is not None:

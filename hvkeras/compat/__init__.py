@@ -8,7 +8,8 @@ skip the step, so it is a seam as well.
 
 from __future__ import annotations
 
-from hvkeras.compat.batches import batches_base, count_batches, hook_shuffle_of_batches, loading_options, overrides
+from hvkeras.compat.batches import batches_base, count_batches, loading_options, overrides
+from hvkeras.compat.classes import adopt_class, subclass_like
 from hvkeras.compat.families import (
     KERAS,
     TF_KERAS,
@@ -19,22 +20,6 @@ from hvkeras.compat.families import (
     is_keras_3,
     is_of_keras,
     loaded_families,
-)
-from hvkeras.compat.hooks import (
-    adopt_class,
-    hook,
-    hook_averages_of_weights,
-    hook_jit_compile,
-    hook_loss_scale,
-    hook_model_calls,
-    hook_moments,
-    hook_orbax,
-    hook_scaled_gradients,
-    hook_stop_training,
-    hook_traces,
-    hook_train_calls,
-    subclass_like,
-    unhook_all,
 )
 from hvkeras.compat.kept import Kept, derive_statistics, kept_variables
 from hvkeras.compat.learned import (
@@ -54,7 +39,6 @@ from hvkeras.compat.learned import (
     take_learned_state,
     token_count,
 )
-from hvkeras.compat.losses import hook_losses
 from hvkeras.compat.models import (
     build_for,
     endings_of_saved,
@@ -88,21 +72,20 @@ from hvkeras.compat.optimizers import (
 )
 from hvkeras.compat.resuming import (
     Done,
+    Passes,
     PassFacts,
-    at_next_pass,
+    assigning_locally,
     begin_with_epoch,
     global_seed,
-    hook_resuming,
-    hook_skipping,
+    passes,
     seed_variables,
 )
 from hvkeras.compat.summing import OptimizerState, is_summed, number_of_replica, sum_over_replicas, summed, sums_once
+from hvkeras.compat.traces import renew_traces
 from hvkeras.compat.training import (
-    TrainingHooks,
     callback_class,
     fit_arguments,
     forget_train_function,
-    hook_training,
     make_train_function,
     metric_groups,
     new_history,
@@ -114,7 +97,6 @@ from hvkeras.compat.training import (
 from hvkeras.compat.variables import (
     aggregation_of,
     as_array,
-    assigning_locally,
     is_overwritten,
     local_parts,
     multiply,
@@ -128,23 +110,19 @@ from hvkeras.compat.variables import (
 
 __all__ = [
     "CLIPS_BY_NORM", "KERAS", "MOMENTS", "OTHER", "QUANTILES", "SPACE", "TF_KERAS", "TF_KERAS_LEGACY", "Done",
-    "Kept", "OptimizerState", "PassFacts", "TrainingHooks", "adopt_class", "advance_iterations",
-    "aggregation_of", "as_array", "as_learning_rate", "assigning_locally", "at_next_pass", "attribute",
-    "batches_base", "begin_with_epoch", "build_for", "build_optimizer", "callback_class", "count_batches",
-    "default_keras", "derive_statistics", "dynamic_value", "endings_of_saved", "family_of", "fit_arguments",
-    "fixed_width", "foreign_backend", "forget_slots", "forget_train_function", "global_seed", "gradients_of",
-    "hook", "hook_averages_of_weights", "hook_jit_compile", "hook_loss_scale", "hook_losses",
-    "hook_model_calls", "hook_moments", "hook_orbax", "hook_resuming", "hook_scaled_gradients",
-    "hook_shuffle_of_batches", "hook_skipping", "hook_stop_training", "hook_traces", "hook_train_calls",
-    "hook_training", "inner_optimizer", "is_decayed", "is_dynamic", "is_keras_3", "is_of_keras",
-    "is_overwritten", "is_schedule", "is_summed", "is_whole", "kept_variables", "kind_of_learning",
-    "kind_of_update", "learned_function", "learned_layers", "learned_state", "learning_rate",
-    "learning_rate_source", "loaded_families", "loading_options", "local_parts", "make_train_function",
-    "metric_groups", "model_weights", "multiply", "native", "new_history", "number_of_replica",
-    "numbered_slots", "optimizer_variables", "overrides", "reduces_elsewhere", "repair_optimizer", "retrace",
-    "run_in_session", "seed_variables", "set_dynamic", "set_learning_rate", "settle_direction",
-    "step_counter", "steps_by_itself", "steps_per_execution", "subclass_like", "sum_over_replicas", "summed",
-    "sums_once", "take_learned_state", "token_count", "unhook_all", "updates_one_by_one", "value_of",
-    "variable_key", "variable_like", "variable_name", "velocities", "weighed_loss", "with_arguments",
-    "with_slots",
+    "Kept", "OptimizerState", "PassFacts", "Passes", "adopt_class", "advance_iterations", "aggregation_of",
+    "as_array", "as_learning_rate", "assigning_locally", "attribute", "batches_base", "begin_with_epoch",
+    "build_for", "build_optimizer", "callback_class", "count_batches", "default_keras", "derive_statistics",
+    "dynamic_value", "endings_of_saved", "family_of", "fit_arguments", "fixed_width", "foreign_backend",
+    "forget_slots", "forget_train_function", "global_seed", "gradients_of", "inner_optimizer", "is_decayed",
+    "is_dynamic", "is_keras_3", "is_of_keras", "is_overwritten", "is_schedule", "is_summed", "is_whole",
+    "kept_variables", "kind_of_learning", "kind_of_update", "learned_function", "learned_layers", "learned_state",
+    "learning_rate", "learning_rate_source", "loaded_families", "loading_options", "local_parts",
+    "make_train_function", "metric_groups", "model_weights", "multiply", "native", "new_history",
+    "number_of_replica", "numbered_slots", "optimizer_variables", "overrides", "passes", "reduces_elsewhere",
+    "renew_traces", "repair_optimizer", "retrace", "run_in_session", "seed_variables", "set_dynamic",
+    "set_learning_rate", "settle_direction", "step_counter", "steps_by_itself", "steps_per_execution",
+    "subclass_like", "sum_over_replicas", "summed", "sums_once", "take_learned_state", "token_count",
+    "updates_one_by_one", "value_of", "variable_key", "variable_like", "variable_name", "velocities",
+    "weighed_loss", "with_arguments", "with_slots",
 ]

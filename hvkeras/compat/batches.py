@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from typing import Any
-
-from hvkeras.compat.hooks import hook
 
 
 def batches_base(data: Any) -> Any:
@@ -36,24 +33,3 @@ def overrides(instance: Any, method: str) -> bool:
     """Whether the class of a `PyDataset` or `Sequence` overrides Keras's implementation of a method."""
     base = batches_base(instance)
     return getattr(type(instance), method, None) is not getattr(base, method, None)
-
-
-def hook_shuffle_of_batches(base: type, decide: Callable[[Any, bool], bool]) -> bool:
-    """Lets `decide(data, shuffle)` choose whether Keras loads the batches of `data` in random order.
-
-    Args:
-        base: The base class of the data: `PyDataset` or `Sequence`.
-        decide: Takes the data and the `shuffle` argument of `fit`; returns whether Keras should shuffle.
-
-    Returns:
-        Whether this version of Keras has the class to hook.
-    """
-    name = base.__module__.split(".")[0]
-    module, adapter = {"keras": ("keras.src.trainers.data_adapters.py_dataset_adapter", "PyDatasetAdapter"),
-                       "tf_keras": ("tf_keras.src.engine.data_adapter", "KerasSequenceAdapter")}[name]
-
-    def adapt(original: Callable[..., Any], self: Any, x: Any, *args: Any, shuffle: bool = False, **kwargs: Any) -> Any:
-        return original(self, x, *args, shuffle=decide(x, shuffle), **kwargs)
-
-    found = getattr(sys.modules.get(module), adapter, None)
-    return found is not None and hook(found, "__init__", adapt)

@@ -10,7 +10,6 @@ from typing import Any, TypeVar, cast
 
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe
-from tensorflow.python.data.ops import iterator_ops
 from tensorflow.python.eager import context as eager_context
 from tensorflow.python.framework import ops
 from tensorflow.python.ops import control_flow_util, control_flow_util_v2
@@ -176,11 +175,6 @@ def run_independently(operation: Any) -> None:
         manager.run_independently(operation)
 
 
-def iterator_class() -> Any:
-    """Returns the class of `iter(dataset)` without creating one, which would initialize TensorFlow's devices."""
-    return iterator_ops.OwnedIterator
-
-
 def under_tape() -> bool:
     """Whether a gradient tape is recording in this thread."""
     return not pywrap_tfe.TFE_Py_TapeSetIsEmpty()
@@ -215,6 +209,9 @@ def traced_stack() -> list[tuple[str, int, str]] | None:
     return [(frame.filename, frame.lineno, frame.name) for frame in reversed(tf_stack.extract_stack())]
 
 
+_counts: weakref.WeakKeyDictionary[Any, dict[str, int]] = weakref.WeakKeyDictionary()  # by function
+
+
 def count_in_graph(content: str) -> int:
     """Returns how often `content` was already counted in the function under construction; 0 in eager mode.
 
@@ -223,9 +220,7 @@ def count_in_graph(content: str) -> int:
     graph = function_graph()
     if graph is None:
         return 0
-    if not hasattr(graph, "_hvkeras_counts"):
-        graph._hvkeras_counts = {}
-    counts: dict[str, int] = graph._hvkeras_counts
+    counts = _counts.setdefault(graph, {})
     counts[content] = counts.get(content, -1) + 1
     return counts[content]
 

@@ -26,50 +26,23 @@ FEATURES = ("variable.ref()", "optimizer.variables()", "optimizer.weights", "opt
             "BatchNormalization(fused=...)", "optimizers.legacy", "backend.set_value")
 _OF_QUEUES = ("workers", "use_multiprocessing", "max_queue_size")
 
-_before: dict[tuple[Any, str], Any] = {}  # former attributes of Keras's classes and modules; None if absent
+Used = Callable[[], None]  # called whenever a script uses one of these features
 
 
-def install_hooks(module: Any, used: Callable[[], None]) -> None:
-    """Adds Keras 2's features to the definitions of a Keras 3 module.
+def of_variables(original: Any, used: Used, _: str) -> Any:
+    """Makes `variable.ref`."""
 
-    Args:
-        module: One of the modules in `MODULES`, after its import.
-        used: Called whenever a script uses one of these features.
-    """
-    MODULES[module.__name__](module, used)
-
-
-def uninstall_hooks() -> None:
-    """Restores Keras 3's original attributes."""
-    while _before:
-        (owner, name), original = _before.popitem()
-        if original is None:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, original)
-
-
-def _put(owner: Any, name: str, value: Any) -> None:
-    if (owner, name) not in _before:
-        _before[owner, name] = vars(owner).get(name)
-        setattr(owner, name, value)
-
-
-def _of_variables(module: Any, used: Callable[[], None]) -> None:
     def ref(self: Any) -> Any:
         """Returns a hashable reference to a variable, for sets and dictionaries; `deref()` returns the variable."""
         used()
         return type(native(self).ref())(self)
 
-    if not hasattr(module.Variable, "ref"):
-        _put(module.Variable, "ref", ref)
+    return ref if original is None else original
 
 
-def _of_optimizers(module: Any, used: Callable[[], None]) -> None:
-    cls = module.BaseOptimizer
-    original = cls.__init__
+def of_optimizers(original: Any, used: Used, name: str) -> Any:
+    """Makes an attribute of optimizers."""
 
-    @functools.wraps(original)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         if "lr" in kwargs:
             used()
@@ -87,13 +60,12 @@ def _of_optimizers(module: Any, used: Callable[[], None]) -> None:
         used()
         self.learning_rate = value
 
-    _put(cls, "__init__", init)
-    _put(cls, "lr", property(rate, set_rate))
-    _methods_of_optimizers(cls, used)
-    _callable_variables(cls, used)
+    if name == "__init__":
+        return functools.wraps(original)(init)
+    return property(rate, set_rate) if name == "lr" else _method_of_optimizers(used, name)
 
 
-def _methods_of_optimizers(cls: Any, used: Callable[[], None]) -> None:
+def _method_of_optimizers(used: Used, name: str) -> Any:
     def create_all_weights(self: Any, variables: Any) -> None:
         used()
         if not self.built:
@@ -126,17 +98,13 @@ def _methods_of_optimizers(cls: Any, used: Callable[[], None]) -> None:
         for variable, value in zip(self.weights, weights, strict=True):
             variable.assign(value)
 
-    _put(cls, "weights", property(weights))
-    _put(cls, "_create_all_weights", create_all_weights)
-    for function in (compute_gradients, minimize, get_weights, set_weights):
-        _put(cls, function.__name__, function)
+    return {"weights": property(weights), "_create_all_weights": create_all_weights, "get_weights": get_weights,
+            "compute_gradients": compute_gradients, "minimize": minimize, "set_weights": set_weights}[name]
 
 
-def _of_loss_scale(module: Any, used: Callable[[], None]) -> None:
-    _callable_variables(module.LossScaleOptimizer, used)
+def callable_variables(original: Any, used: Used, _: str) -> Any:
+    """Makes `optimizer.variables`, which is a property in Keras 3 and a method in Keras 2."""
 
-
-def _callable_variables(cls: Any, used: Callable[[], None]) -> None:
     class Variables(list[Any]):
         """An optimizer's variables, as a list that can also be called and then returns the variables."""
 
@@ -147,14 +115,12 @@ def _callable_variables(cls: Any, used: Callable[[], None]) -> None:
         def __reduce_ex__(self, protocol: Any) -> Any:
             return list, (list(self),)
 
-    original = vars(cls).get("variables")
-    if isinstance(original, property) and original.fget is not None:
-        get = original.fget
-        _put(cls, "variables", property(lambda self: Variables(get(self)), doc=original.__doc__))
+    get = original.fget if isinstance(original, property) else None
+    return original if get is None else property(lambda self: Variables(get(self)), doc=original.__doc__)
 
 
-def _of_models(module: Any, used: Callable[[], None]) -> None:
-    original = module.Trainer.compile
+def of_compile(original: Any, used: Used, _: str) -> Any:
+    """Makes `compile`."""
 
     @functools.wraps(original)
     def compiled(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -163,23 +129,26 @@ def _of_models(module: Any, used: Callable[[], None]) -> None:
             del kwargs["experimental_run_tf_function"]
         return original(self, *args, **kwargs)
 
-    _put(module.Trainer, "compile", compiled)
+    return compiled
 
 
-def _of_fit(module: Any, used: Callable[[], None]) -> None:
-    cls = module.TensorFlowTrainer
+def of_fit(original: Any, used: Used, _: str) -> Any:
+    """Makes `fit`, `evaluate` or `predict`."""
 
-    def with_queues(original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def call(self: Any, x: Any = None, *args: Any, **kwargs: Any) -> Any:
-            for name in kwargs.keys() & set(_OF_QUEUES):
-                used()
-                value = kwargs.pop(name)
-                if hasattr(type(x), name):  # a PyDataset, whose batches threads or processes load ahead
-                    setattr(x, name, value)
-            return original(self, x, *args, **kwargs)
+    @functools.wraps(original)
+    def call(self: Any, x: Any = None, *args: Any, **kwargs: Any) -> Any:
+        for name in kwargs.keys() & set(_OF_QUEUES):
+            used()
+            value = kwargs.pop(name)
+            if hasattr(type(x), name):  # a PyDataset, whose batches threads or processes load ahead
+                setattr(x, name, value)
+        return original(self, x, *args, **kwargs)
 
-        return call
+    return call
+
+
+def of_generators(_: Any, used: Used, name: str) -> Any:
+    """Makes `fit_generator`, `evaluate_generator` or `predict_generator`."""
 
     def fit_generator(self: Any, generator: Any, steps_per_epoch: int | None = None, epochs: int = 1,
                       verbose: Any = 1, callbacks: Any = None, validation_data: Any = None,
@@ -202,14 +171,11 @@ def _of_fit(module: Any, used: Callable[[], None]) -> None:
         used()
         return self.predict(generator, steps=steps, callbacks=callbacks, verbose=verbose, **options)
 
-    for name in ("fit", "evaluate", "predict"):
-        _put(cls, name, with_queues(vars(cls)[name]))
-    for function in (fit_generator, evaluate_generator, predict_generator):
-        _put(cls, function.__name__, function)
+    return {each.__name__: each for each in (fit_generator, evaluate_generator, predict_generator)}[name]
 
 
-def _of_batch_normalization(module: Any, used: Callable[[], None]) -> None:
-    original = module.BatchNormalization.__init__
+def of_batch_normalization(original: Any, used: Used, _: str) -> Any:
+    """Makes the constructor of `BatchNormalization`."""
 
     @functools.wraps(original)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -221,33 +187,32 @@ def _of_batch_normalization(module: Any, used: Callable[[], None]) -> None:
         original(self, *args, **kwargs)
 
     init.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]  # by which Keras reads arguments
-    _put(module.BatchNormalization, "__init__", init)
+    return init
 
 
-def _of_legacy_optimizers(module: Any, used: Callable[[], None]) -> None:
-    def class_of(name: str) -> Any:
-        found: Any = getattr(importlib.import_module(f"keras.src.optimizers.{name.lower()}"), name)
+def of_legacy_optimizers(_: Any, used: Used, name: str) -> Any:
+    """Makes a class of `keras.optimizers.legacy`."""
+    found: Any = getattr(importlib.import_module(f"keras.src.optimizers.{name.lower()}"), name)
 
-        class Legacy(found):  # type: ignore[misc]  # the base class is only known at run time
-            """A Keras 3 optimizer under the name of a legacy optimizer of Keras 2."""
+    class Legacy(found):  # type: ignore[misc]  # the base class is only known at run time
+        """A Keras 3 optimizer under the name of a legacy optimizer of Keras 2."""
 
-            def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-                used()
-                return found(*args, **kwargs)
+        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+            used()
+            return found(*args, **kwargs)
 
-        Legacy.__name__ = Legacy.__qualname__ = name
-        return Legacy
-
-    for name in ("Adagrad", "Adam", "Ftrl", "RMSprop", "SGD"):
-        _put(module, name, class_of(name))
+    Legacy.__name__ = Legacy.__qualname__ = name
+    return Legacy
 
 
-def _of_tf_keras(module: Any, used: Callable[[], None]) -> None:  # noqa: ARG001 - Keras 2 itself had this attribute
-    if not hasattr(module, "__version__") and "tf_keras" in sys.modules:
-        _put(module, "__version__", sys.modules["tf_keras"].__version__)
+def of_tf_keras(original: Any, _: Used, __: str) -> Any:
+    """Makes `tf.keras.__version__`, which Keras 2 itself had."""
+    return getattr(sys.modules.get("tf_keras"), "__version__", None) if original is None else original
 
 
-def _of_backend(module: Any, used: Callable[[], None]) -> None:
+def of_backend(_: Any, used: Used, name: str) -> Any:
+    """Makes a function of `tf.keras.backend`."""
+
     def set_value(x: Any, value: Any) -> None:
         """Assigns a value to a variable."""
         if isinstance(x.dtype, str):
@@ -259,20 +224,4 @@ def _of_backend(module: Any, used: Callable[[], None]) -> None:
         for x, value in tuples:
             set_value(x, value)
 
-    _put(module, "set_value", set_value)
-    _put(module, "batch_set_value", batch_set_value)
-
-
-# The modules whose definitions are extended, and the functions that extend them.
-MODULES: dict[str, Callable[[Any, Callable[[], None]], None]] = {
-    "keras.src.backend.tensorflow.core": _of_variables,
-    "keras.src.optimizers.base_optimizer": _of_optimizers,
-    "keras.src.optimizers.loss_scale_optimizer": _of_loss_scale,
-    "keras.src.trainers.trainer": _of_models,
-    "keras.src.backend.tensorflow.trainer": _of_fit,
-    "keras.src.layers.normalization.batch_normalization": _of_batch_normalization,
-    "keras.src.legacy.backend": _of_backend,
-    "keras.optimizers.legacy": _of_legacy_optimizers,
-    "tf_keras.api._v2.keras": _of_tf_keras,
-    "tensorflow.keras": _of_tf_keras,  # the same module, where a script imports it by this name
-}
+    return set_value if name == "set_value" else batch_set_value

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import tensorflow as tf
 
-from hvkeras.compat.families import default_keras, is_keras_3
-from hvkeras.compat.hooks import hook
+from hvkeras.compat import patches
 from hvkeras.compat.variables import native
 
 
@@ -48,73 +48,72 @@ class Done:
     reads: bool = True
 
 
-# The function, if any, that inspects the next pass over data when it begins; returns what to skip, or None for nothing.
-_next_pass: list[Callable[[PassFacts], Done | None]] = []
+class Passes:
+    """The passes over data: the next one may begin where training has ended before."""
+
+    def __init__(self) -> None:
+        self._next: Callable[[PassFacts], Done | None] | None = None
+        self._iterators: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # of tf_keras's handlers
+
+    def at_next(self, decide: Callable[[PassFacts], Done | None]) -> None:
+        """Calls `decide` when the next pass begins; right after `on_epoch_begin`, that is the pass of `fit`.
+
+        Args:
+            decide: Takes what is known about the data; returns what to skip, or None for nothing.
+        """
+        self._next = decide
+
+    def put_last(self, original: Callable[..., Any], callbacks: Any, logs: Any = None) -> None:
+        """Moves callbacks with a method `after_other_callbacks` to the end of a list, once training has begun."""
+        original(callbacks, logs)
+        for callback in [one for one in callbacks.callbacks if hasattr(one, "after_other_callbacks")]:
+            callbacks.callbacks.remove(callback)
+            callbacks.callbacks.append(callback)
+            callback.after_other_callbacks(list(callbacks.callbacks))
+
+    def follow(self, original: Callable[..., Any], iterator: Any) -> Any:
+        """Iterates over an epoch of Keras 3."""
+        done = None
+        if self._next is not None:
+            rows = None
+            with contextlib.suppress(Exception):  # many data adapters do not know it, and raise different errors
+                rows = int(iterator.data_adapter.batch_size)
+            done = self._decided(PassFacts(iterator.num_batches, rows, bool(iterator.steps_per_epoch)))
+        return original(iterator) if done is None else _resume(original, iterator, done)
+
+    def with_iterator(self, original: Callable[..., Any], handler: Any) -> Iterator[Any]:
+        """Stores the iterator of an epoch for `follow_tf_keras`."""
+        for epoch, iterator in original(handler):
+            self._iterators[handler] = iterator
+            yield epoch, iterator
+
+    def follow_tf_keras(self, original: Callable[..., Any], handler: Any) -> Iterator[Any]:
+        """Iterates over an epoch of tf_keras."""
+        if self._next is not None:
+            done = self._decided(PassFacts(handler._inferred_steps, None, bool(handler._steps_per_epoch)))
+            if done is not None:
+                done.before()
+                if done.reads:
+                    _take(self._iterators[handler], done.steps)
+                handler._initial_step = done.steps
+                done.after()
+        yield from original(handler)
+
+    def _decided(self, facts: PassFacts) -> Done | None:
+        decide, self._next = self._next, None
+        return None if decide is None else decide(facts)
 
 
-def hook_resuming() -> None:
-    """Installs the hooks, once."""
-    import keras
-    from keras.src.backend.tensorflow import trainer
-
-    hook(keras.callbacks.CallbackList, "on_train_begin", _put_last)
-    iterator = trainer.TFEpochIterator
-    method = "_enumerate_iterator" if hasattr(iterator, "_enumerate_iterator") else "enumerate_epoch"
-    hook(iterator, method, _follow)
+def passes() -> Passes:
+    """Returns the passes over data in this process, and makes every loaded Keras follow them."""
+    return cast(Passes, patches.install(patches.PASSES, patches.behaviour_of(patches.PASSES) or Passes()))
 
 
-def hook_skipping() -> None:
-    """Installs the hooks that `at_next_pass` relies on, once, in the Keras behind `tf.keras`."""
-    if is_keras_3(default_keras()):
-        hook_resuming()
-        return
-    from tf_keras.src.engine import data_adapter
-
-    hook(data_adapter.DataHandler, "enumerate_epochs", _with_iterator)
-    hook(data_adapter.DataHandler, "steps", _follow_tf_keras)
-
-
-def _with_iterator(original: Callable[..., Any], self: Any) -> Iterator[Any]:
-    """Stores the iterator of an epoch for `_follow_tf_keras`."""
-    for epoch, iterator in original(self):
-        self._hvkeras_iterator = iterator
-        yield epoch, iterator
-
-
-def _follow_tf_keras(original: Callable[..., Any], self: Any) -> Iterator[Any]:
-    if _next_pass:
-        done = _next_pass.pop()(PassFacts(self._inferred_steps, None, bool(self._steps_per_epoch)))
-        if done is not None:
-            done.before()
-            if done.reads:
-                _take(self._hvkeras_iterator, done.steps)
-            self._initial_step = done.steps
-            done.after()
-    yield from original(self)
-
-
-def at_next_pass(decide: Callable[[PassFacts], Done | None]) -> None:
-    """Calls `decide` when the next pass over data begins; right after `on_epoch_begin`, that is the pass of `fit`."""
-    _next_pass[:] = [decide]
-
-
-def _put_last(original: Callable[..., Any], self: Any, logs: Any = None) -> None:
-    """Moves callbacks with a method `after_other_callbacks` to the end of the list, once training has begun."""
-    original(self, logs)
-    for callback in [one for one in self.callbacks if hasattr(one, "after_other_callbacks")]:
-        self.callbacks.remove(callback)
-        self.callbacks.append(callback)
-        callback.after_other_callbacks(list(self.callbacks))
-
-
-def _follow(original: Callable[..., Any], self: Any) -> Any:
-    done = None
-    if _next_pass:
-        rows = None
-        with contextlib.suppress(Exception):  # many data adapters do not know it, and raise different errors
-            rows = int(self.data_adapter.batch_size)
-        done = _next_pass.pop()(PassFacts(self.num_batches, rows, bool(self.steps_per_epoch)))
-    return original(self) if done is None else _resume(original, self, done)
+@contextlib.contextmanager
+def assigning_locally() -> Iterator[None]:
+    """A scope in which Keras 3 assigns to this process's variables, where a strategy would involve other workers."""
+    with patches.installed(patches.LOCAL):
+        yield
 
 
 def _resume(original: Callable[..., Any], self: Any, done: Done) -> Iterator[Any]:

@@ -1,9 +1,10 @@
 """Repairs of Keras 3's trainer under strategies (keras-team/keras#20585).
 
-`import hvkeras` applies them. Three things fail in Keras 3.15: the model is built on a batch of which each replica has
-only a part, and that batch is lost; numbers are averaged over workers as if they were rows; and several steps cannot
-run in one execution. Each repair checks the installed Keras when a strategy first needs it, and changes nothing where
-Keras works. The repairs of optimizers are in `hvkeras.compat.summing`.
+`import hvkeras` installs them (`hvkeras.compat.patches`). Four things fail in Keras 3.15: the model is built on a batch
+of which each replica has only a part, and that batch is lost; numbers are averaged over workers as if they were rows;
+several steps cannot run in one execution; and all replicas draw the same random numbers, so that dropout applies the
+same mask to the rows of each. Each repair checks the installed Keras when a strategy first needs it, and changes
+nothing where Keras works. The repairs of optimizers are in `hvkeras.compat.summing`.
 """
 
 from __future__ import annotations
@@ -12,67 +13,81 @@ import contextlib
 import functools
 import sys
 from collections.abc import Callable
-from types import SimpleNamespace
+from types import CodeType, SimpleNamespace
 from typing import Any
 
 import tensorflow as tf
 
-from hvkeras.compat import graphs, repairs
+from hvkeras.compat import graphs
 from hvkeras.errors import UnsupportedError, explain
 
+_APART = 2_654_435_761  # distance between the seeds of two replicas: a prime, so that users' seeds do not match it
 
-def patch(trainer: Any) -> None:
-    """Installs the repairs of Keras's own functions.
+
+def reduce_per_replica(original: Callable[..., Any], values: Any, strategy: Any, reduction: str) -> Any:
+    """Averages numbers over workers as numbers, and gathers predictions of any dtype."""
+    if reduction in ("auto", "mean") and _spans_workers(strategy) and _averages_rows(original):
+        require_scaled_loss(sys.modules.get(original.__module__))
+        return tf.nest.map_structure(lambda value: strategy.reduce("MEAN", value, axis=None), values)
+    if reduction == "concat" and _spans_workers(strategy):
+        return tf.nest.map_structure(lambda value: _gathered(original, value, strategy), values)
+    return original(values, strategy, reduction)
+
+
+def symbolic_build(original: Callable[..., Any], self: Any, iterator: Any = None, data_batch: Any = None) -> Any:
+    """Builds a model on a whole batch."""
+    if iterator is not None and _has_replicas(self._distribute_strategy) and _reduces_batches(original):
+        iterator, data_batch = None, _like_a_batch(iterator, self._distribute_strategy)
+    return original(self, iterator, data_batch)
+
+
+def make_function(original: Callable[..., Any], self: Any, step_function: Any) -> Any:
+    """Makes a function whose steps run one by one."""
+    made, steps = original(self, step_function), self.steps_per_execution
+    return _step_by_step(made, self, steps) if steps > 1 and _has_replicas(self._distribute_strategy) else made
+
+
+def next_seed(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Returns other seeds on each replica."""
+    seed, replica = original(self, *args, **kwargs), tf.distribute.get_replica_context()
+    if replica is None or graphs.reducing_strategy() is None or mentions(original, "replica"):
+        return seed
+    number = tf.cast(replica.replica_id_in_sync_group, tf.int64)
+    return seed + tf.cast(tf.stack([number * _APART % 2**31, tf.constant(0, tf.int64)]), seed.dtype)
+
+
+def counted_function(counted: Callable[[str], Any], original: Callable[..., Any], self: Any, step_function: Any) -> Any:
+    """Runs each call of a training or test function on several workers in a context manager.
 
     Args:
-        trainer: Keras's module `keras.src.backend.tensorflow.trainer`.
+        counted: Creates the context manager, given the name of Keras's method: `train_step` or `test_step`.
+        original: Makes the function.
+        self: The model.
+        step_function: Keras's method.
     """
-
-    def reduce_per_replica(original: Callable[..., Any], values: Any, strategy: Any, reduction: str) -> Any:
-        if reduction in ("auto", "mean") and _spans_workers(strategy) and _averages_rows(original):
-            require_scaled_loss(trainer)
-            return tf.nest.map_structure(lambda value: strategy.reduce("MEAN", value, axis=None), values)
-        if reduction == "concat" and _spans_workers(strategy):
-            return tf.nest.map_structure(lambda value: _gathered(original, value, strategy), values)
-        return original(values, strategy, reduction)
-
-    def symbolic_build(original: Callable[..., Any], self: Any, iterator: Any = None, data_batch: Any = None) -> Any:
-        if iterator is not None and _has_replicas(self._distribute_strategy) and _reduces_batches(original):
-            iterator, data_batch = None, _like_a_batch(iterator, self._distribute_strategy)
-        return original(self, iterator, data_batch)
-
-    def make_function(original: Callable[..., Any], self: Any, step_function: Any) -> Any:
-        made = original(self, step_function)
-        steps = self.steps_per_execution
-        if steps > 1 and _has_replicas(self._distribute_strategy):
-            made = _step_by_step(made, self, steps)
-        if _step_wrapper and _spans_workers(self._distribute_strategy):
-            made = _wrapped(made, step_function.__name__)
+    made = original(self, step_function)
+    if not _spans_workers(self._distribute_strategy):
         return made
 
-    repairs.put(trainer, "reduce_per_replica", reduce_per_replica)
-    repairs.put(trainer.TensorFlowTrainer, "_make_function", make_function)
-    repairs.put(trainer.TensorFlowTrainer, "_maybe_symbolic_build", symbolic_build)
-
-
-_step_wrapper: list[Callable[[str], Any]] = []
-
-
-def wrap_steps(wrapper: Callable[[str], Any]) -> None:
-    """Wraps each call of a training or test function that runs on several workers in a context manager.
-
-    Args:
-        wrapper: Creates the context manager, given the name of Keras's method: `train_step` or `test_step`.
-    """
-    _step_wrapper[:] = [wrapper]
-
-
-def _wrapped(made: Callable[[Any], Any], step: str) -> Callable[[Any], Any]:
     def function(iterator: Any) -> Any:
-        with _step_wrapper[0](step):
+        with counted(step_function.__name__):
             return made(iterator)
 
     return function
+
+
+def mentions(function: Any, word: str) -> bool:
+    """Whether the code of a function, or of a function nested in it, uses a name that contains a word.
+
+    Args:
+        function: The function; the result is False for None and for objects without Python code.
+        word: A part of a name.
+    """
+    code = getattr(function, "__code__", None)
+    codes: list[CodeType] = [code] if code is not None else []
+    for one in codes:
+        codes += [inner for inner in one.co_consts if isinstance(inner, CodeType)]
+    return any(word in name for one in codes for name in one.co_names)
 
 
 def _spans_workers(strategy: Any) -> bool:

@@ -14,7 +14,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvkeras.compat import graphs, repairs
+from hvkeras.compat import graphs
+from hvkeras.compat.strategies import mentions
 
 _STATE = "_hvkeras"  # where an optimizer's `__dict__` holds its `OptimizerState`
 
@@ -42,44 +43,28 @@ class OptimizerState:
         return self.applying.get(number_of_replica()) if self.applying else None
 
 
-def patch(module: Any) -> None:
-    """Installs the repairs of Keras's own methods.
-
-    Args:
-        module: Keras's module `keras.src.backend.tensorflow.optimizer`.
-    """
-
-    def sum_last(original: Callable[..., Any], self: Any, pairs: Any) -> Any:
-        return list(pairs) if is_summed(self) else original(self, pairs)
-
-    def apply(original: Callable[..., Any], self: Any, grads: Any, trainable_variables: Any = None) -> Any:
-        steps = (original, *(getattr(type(self), name, None) for name in ("_backend_apply_gradients",
-                                                                        "_clip_gradients")))
-        if is_summed(self) or not _clips(self) or not _has_replicas() or any(map(_sums, steps)):
-            return original(self, grads, trainable_variables)
-        with summed(self):
-            return original(self, sum_over_replicas(list(grads)), trainable_variables)
-
-    repairs.put(module.TFOptimizer, "_all_reduce_sum_gradients", sum_last)
-    repairs.put(module.TFOptimizer, "apply", apply)
+def sum_last(original: Callable[..., Any], self: Any, pairs: Any) -> Any:
+    """Leaves gradients alone that are already summed."""
+    return list(pairs) if is_summed(self) else original(self, pairs)
 
 
-def patch_loss_scale(module: Any) -> None:
-    """Installs the repair of the method of `LossScaleOptimizer`.
+def apply_sums(original: Callable[..., Any], self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+    """Applies gradients that are summed before they are clipped."""
+    steps = (original, *(getattr(type(self), name, None) for name in ("_backend_apply_gradients", "_clip_gradients")))
+    if is_summed(self) or not _clips(self) or not _has_replicas() or any(map(_sums, steps)):
+        return original(self, grads, trainable_variables)
+    with summed(self):
+        return original(self, sum_over_replicas(list(grads)), trainable_variables)
 
-    Args:
-        module: Keras's module `keras.src.optimizers.loss_scale_optimizer`.
-    """
 
-    def apply(original: Callable[..., Any], self: Any, grads: Any, trainable_variables: Any = None) -> Any:
-        inner = self.inner_optimizer
-        if is_summed(inner) or not _has_replicas() or _sums(original) or _sums(getattr(self, "_tf_apply", None)):
-            return original(self, grads, trainable_variables)
-        whole = list(grads) if is_summed(self) else sum_over_replicas(list(grads))
-        with summed(inner):
-            return original(self, whole, trainable_variables)
-
-    repairs.put(module.LossScaleOptimizer, "apply", apply)
+def apply_scaled_sums(original: Callable[..., Any], self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+    """Has a `LossScaleOptimizer` apply gradients that are summed before it looks for infinities."""
+    inner = self.inner_optimizer
+    if is_summed(inner) or not _has_replicas() or _sums(original) or _sums(getattr(self, "_tf_apply", None)):
+        return original(self, grads, trainable_variables)
+    whole = list(grads) if is_summed(self) else sum_over_replicas(list(grads))
+    with summed(inner):
+        return original(self, whole, trainable_variables)
 
 
 def sums_once(optimizer: Any) -> bool:
@@ -145,4 +130,4 @@ def _clips(optimizer: Any) -> bool:
 
 def _sums(function: Any) -> bool:
     """Whether a function of Keras itself sums over the replicas."""
-    return repairs.mentions(function, "all_reduce")
+    return mentions(function, "all_reduce")

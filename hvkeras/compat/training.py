@@ -1,44 +1,12 @@
-"""Training: hooks for `fit` and `evaluate`, their arguments and their logs."""
+"""Training: the arguments of `fit` and `evaluate`, their callbacks, and what a model keeps of its steps."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
-from hvkeras.compat.families import KERAS, loaded_families
-from hvkeras.compat.fit_data import KerasData, TfKerasData
-from hvkeras.compat.hooks import hook, hook_stop_training
-
-
-@dataclass(frozen=True)
-class TrainingHooks:
-    """Wrappers of a Keras model's training methods; each gets the original method as its first argument and calls it.
-
-    Attributes:
-        fit: Wraps `fit`.
-        evaluate: Wraps `evaluate`.
-        predict: Wraps `predict`.
-        reset_metrics: Wraps `reset_metrics`.
-        logs: Wraps the method that computes the logs of an epoch or an evaluation from the metrics, outside of graphs.
-        data: Called with a `KerasData` or `TfKerasData` whenever data are prepared for iteration.
-        stop_training: Called with a model and the value that this rank set; returns the value of `model.stop_training`.
-        callbacks: Takes the name of a hook of all callbacks, such as `on_epoch_end`; returns the wrapper of the hook.
-        step: Called with a model and its function of a batch, which is traced later; returns the function to use
-            instead. In a Keras that is too old for this hook, only explanations in messages are missing.
-    """
-
-    fit: Callable[..., Any]
-    evaluate: Callable[..., Any]
-    predict: Callable[..., Any]
-    reset_metrics: Callable[..., Any]
-    logs: Callable[..., Any]
-    data: Callable[[Any], None]
-    stop_training: Callable[[Any, bool], bool]
-    callbacks: Callable[[str], Callable[..., Any]]
-    step: Callable[[Any, Callable[[Any], Any]], Callable[[Any], Any]]
-
+from hvkeras.compat.families import loaded_families
 
 # The parameters of `fit` with their defaults, in the order that all versions of Keras 3 and tf_keras share.
 _FIT: dict[str, Any] = {
@@ -47,44 +15,6 @@ _FIT: dict[str, Any] = {
     "sample_weight": None, "initial_epoch": 0, "steps_per_epoch": None, "validation_steps": None,
     "validation_batch_size": None, "validation_freq": 1,
 }
-
-_CALLBACKS = ("on_epoch_begin", "on_epoch_end", *(f"on_{kind}_{when}" for kind in ("train", "test", "predict")
-                                                  for when in ("begin", "end", "batch_begin", "batch_end")))
-
-
-def hook_training(family: str, hooks: TrainingHooks) -> list[str]:
-    """Installs the hooks for the models of one Keras.
-
-    Returns:
-        Descriptions of what this version of Keras lacks; usually empty.
-    """
-    model = sys.modules[family].Model
-    if family == KERAS:
-        from keras.src.backend.tensorflow import trainer
-
-        hook(trainer.TensorFlowTrainer, "_autoconvert_optionals", lambda original, self, step: hooks.step(
-            self, original(self, step)))
-        source, method = getattr(trainer, "TFEpochIterator", object), "__init__"
-        seen_as: Any = KerasData
-        logs = "_get_metrics_result_or_logs"
-    else:
-        from tf_keras.src.engine import data_adapter
-
-        source, method = data_adapter.DataHandler, "_configure_dataset_and_inferred_steps"
-        seen_as = TfKerasData
-        logs = "_validate_and_get_metrics_result"
-
-    def ready(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        hooks.data(seen_as(self))
-
-    hook_stop_training(family, hooks.stop_training)
-    for name in _CALLBACKS:
-        hook(sys.modules[family].callbacks.CallbackList, name, hooks.callbacks(name))
-    found = {name: hook(model, name, getattr(hooks, name)) for name in ("fit", "evaluate", "predict", "reset_metrics")}
-    found["the logs of fit"] = hook(model, logs, hooks.logs)
-    found["the data of fit"] = source is not object and hook(source, method, ready)
-    return [what for what, there in found.items() if not there]
 
 
 def fit_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,21 +31,10 @@ def local_parts(variable: Any) -> tuple[Any, ...]:
     return tuple(variable.values) if isinstance(variable, tf.distribute.DistributedValues) else (variable,)
 
 
-@contextlib.contextmanager
-def assigning_locally() -> Iterator[None]:
-    """A scope in which Keras 3 assigns to this process's variables, where a strategy would involve other workers."""
-    import keras
-
-    def assign(self: Any, value: Any) -> None:
-        for part in local_parts(self):
-            part.assign(tf.cast(value, part.dtype))
-
-    original = keras.Variable._direct_assign
-    keras.Variable._direct_assign = assign
-    try:
-        yield
-    finally:
-        keras.Variable._direct_assign = original
+def assign_locally(variable: Any, value: Any) -> None:
+    """Assigns to this process's own variables, where a strategy would involve other workers."""
+    for part in local_parts(variable):
+        part.assign(tf.cast(value, part.dtype))
 
 
 def variable_key(variable: Any) -> Any:

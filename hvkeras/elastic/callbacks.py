@@ -85,7 +85,7 @@ class UpdateBatchStateCallback(KerasCallback):
     def set_model(self, model: ModelLike) -> None:
         """Stores the model, and installs the hooks for skipping batches before training begins."""
         super().set_model(model)
-        compat.hook_skipping()
+        compat.passes()
 
     def on_train_begin(self, logs: Logs | None = None) -> None:  # noqa: ARG002 - Keras's signature
         """Reads the position from the state."""
@@ -95,7 +95,7 @@ class UpdateBatchStateCallback(KerasCallback):
         """Makes the first epoch resume at the position of the state."""
         done, self._before = self._before, 0
         if done and not keeps_accounts():  # else the data of fit begin by themselves where the commit was made
-            compat.at_next_pass(lambda _: compat.Done(0, done, _nothing, _nothing))
+            compat.passes().at_next(lambda _: compat.Done(0, done, _nothing, _nothing))
 
     def on_batch_begin(self, batch: int, logs: Logs | None = None) -> None:  # noqa: ARG002 - Keras's signature
         """Records the batch number; the number that Keras passes at a batch's end differs between versions."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from hvkeras import compat
 from hvkeras.backends.capabilities import objection_to_xla
+from hvkeras.compat import patches
 from hvkeras.errors import UnsupportedError, UsageError, explain
 from hvkeras.gradients.options import Options
 from hvkeras.gradients.sharded_state import ShardedState
@@ -240,9 +241,9 @@ def distribute(optimizer: Any, options: Options) -> Any:
     mixin: type = ((_ShardedKeras if options.shard_kind else DistributedKeras) if is_keras_3
                    else _ShardedTfKeras if options.shard_kind else DistributedTfKeras)
     compat.adopt_class(optimizer, compat.subclass_like(options.plain, mixin, {"_hvkeras": options}))
-    install_hooks(options.family)
+    install_hooks()
     if not is_keras_3:
-        compat.hook_scaled_gradients()
+        patches.install(patches.SCALED)
     if options.shard_kind:
         _sharding_of(optimizer).share_if_built()
     return optimizer
@@ -288,18 +289,12 @@ def apply_alone(optimizer: Any, gradients: Sequence[Any], variables: Sequence[An
 # Hooks into Keras beyond the optimizer itself.
 
 
-def install_hooks(family: str) -> None:
-    """Installs the hooks that distributed optimizers need in Keras; single-rank jobs need them only for recording.
-
-    Args:
-        family: The Keras family (Keras 3, tf_keras or legacy tf_keras).
-    """
+def install_hooks() -> None:
+    """Changes in Keras what distributed optimizers need; single-rank jobs need it only for recording."""
     session = current_session() if is_initialized() else None
     if session is not None and (session.topology.size > 1 or session.settings.record or session.settings.report):
-        compat.hook_loss_scale(family, _reduce_before_loss_scale)
-        if family == compat.KERAS:
-            compat.hook_jit_compile(refuses_xla)
-            compat.hook_averages_of_weights(_swap_averages, _begin_averages)
+        patches.install(patches.OPTIMIZERS, patches.OptimizerBehaviour(
+            _reduce_before_loss_scale, refuses_xla, _swap_averages, _begin_averages))
 
 
 def _reduce_before_loss_scale(finish: Callable[[list[Any]], Any], optimizer: Any, gradients: Sequence[Any],

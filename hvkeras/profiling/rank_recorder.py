@@ -7,6 +7,7 @@ import dataclasses
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,6 +69,7 @@ class Recorder:
         self._training_began = self._last_loss = 0.0
         self._depth = threading.local()
         self._eager_models: set[int] = set()
+        self._models: weakref.WeakKeyDictionary[Any, set[int]] = weakref.WeakKeyDictionary()  # by function
         # Of this job, where an earlier one of this process wrote before.
         self.first_rows: dict[str, int] = counts({**spans.store().collectives(), **spans.store().updates()})
         self._wrote = 0.0  # seconds of CPU time that the thread has used
@@ -125,10 +127,7 @@ class Recorder:
         graph = graphs.function_graph()
         if graph is None:
             return self._eager_models
-        if not hasattr(graph, "_hvkeras_models"):
-            graph._hvkeras_models = set()
-        models: set[int] = graph._hvkeras_models
-        return models
+        return self._models.setdefault(graph, set())
 
     def note_call(self, began: float, ended: float, logs: Any) -> None:
         """Records when a call of fit's train function began and ended, and from time to time its loss."""

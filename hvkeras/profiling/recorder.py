@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hvkeras import compat
+from hvkeras.compat import patches
 from hvkeras.host.error_text import summary
 from hvkeras.host.forks import at_exit, detach_in_children
 from hvkeras.job.session import Session, this_process
@@ -78,9 +78,8 @@ class Recording:
             stalls.listeners.append(self.note_stall)
         if session.hooks is not None and self.finish not in session.hooks.before_last_line:
             session.hooks.before_last_line.append(self.finish)
-        compat.hook_model_calls(recorder.around_call)
-        compat.hook_train_calls(recorder.note_call)
-        compat.hook_jit_compile(self.is_on)
+        patches.install(patches.RECORDING, patches.RecordingBehaviour(
+            recorder.around_call, recorder.note_call, self.is_on, recorder.input_waits.around))
         spans.store().start(_USER)
         recorder.begin()
         if settings.trace_steps is not None and all(one.tracer is None for one in self._recorders):

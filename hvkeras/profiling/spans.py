@@ -40,7 +40,6 @@ COLLECTIVES = 1024  # maximum number of collectives that are recorded
 STEPS, CALLS, INPUT_WAITS, OUTSIDE = "steps", "train function", "input waits", "outside of steps"
 UPDATE = "update"  # the operation of the tracks of updates
 
-_NEXT_BATCH = ("__next__", "get_next", "get_next_as_optional")  # methods of the iterator of a dataset
 
 
 @dataclass(frozen=True)
@@ -309,8 +308,6 @@ class InputWaits:
         self._in_functions: Ring | NativeRing | None = None
         self._on = True
         self._pauses = 0
-        for method in _NEXT_BATCH:
-            compat.hook(graphs.iterator_class(), method, self._around)
 
     def stop(self) -> None:
         """Stops recording in eager mode and in functions traced from now on."""
@@ -330,7 +327,8 @@ class InputWaits:
         found: dict[str, Track] = {INPUT_WAITS: self._eager}
         return found if self._in_functions is None else {**found, f"{INPUT_WAITS} in functions": self._in_functions}
 
-    def _around(self, original: Callable[..., Any], iterator: Any, *args: Any, **kwargs: Any) -> Any:
+    def around(self, original: Callable[..., Any], iterator: Any, *args: Any, **kwargs: Any) -> Any:
+        """Fetches the next batch from an iterator."""
         if not self._on or self._pauses or graphs.compiled_by_xla() or not graphs.of_functions():
             return original(iterator, *args, **kwargs)
         if tf.executing_eagerly():

@@ -1,9 +1,9 @@
 """Tracks what this rank is doing (its phase, step and callback), and whether it makes progress.
 
-The hooks around Keras's `fit`, `evaluate` and `predict` keep this up to date (`hvkeras.training.fit_hooks`), at a cost
-of one or two microseconds per step; everything else is looked up on request. Keras fetches a step's batch inside its
-compiled function, which counts the batches that have arrived: while the calls outnumber the batches, the running call
-waits for its input.
+A callback before all others keeps this up to date in `fit`, `evaluate` and `predict` (`hvkeras.training.fit_hooks`), at
+a cost of less than a microsecond per step; everything else, such as which callback runs, is looked up on request. Keras
+fetches a step's batch inside its compiled function, which counts the batches that have arrived: while the calls
+outnumber the batches, the running call waits for its input.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 from hvkeras.host.forks import detach_in_children
@@ -55,16 +55,17 @@ class Loop:
         kind: `TRAIN`, `TEST` or `PREDICT`.
         model: The model.
         outer: The loop in which it was called, or None.
+        code: The code of the function that makes the call.
     """
 
-    def __init__(self, kind: str, model: Any, outer: Loop | None) -> None:
-        self.kind, self.outer = kind, outer
+    def __init__(self, kind: str, model: Any, outer: Loop | None, code: CodeType) -> None:
+        self.kind, self.outer, self.code = kind, outer, code
         self.model = weakref.ref(model)
         self.thread = threading.get_ident()
         self.epoch: int | None = None
         self.step: int | None = None
-        self.hook = ""  # the hook of the callbacks, while they run
-        self.stepping = False  # inside Keras's step function
+        self.ends_epoch = False  # the callbacks of an epoch's end run
+        self.stepping = False  # a step has begun, and the loop has not left its steps since
         self.calls = 0  # calls of that function since the count was last reset
         self.first = True  # no call has completed yet
         self.batches = batches()
@@ -95,7 +96,7 @@ def running(kind: str, model: Any) -> Iterator[None]:
         model: The model.
     """
     outer = _Process.loop
-    _Process.loop = Loop(kind, model, outer)
+    _Process.loop = Loop(kind, model, outer, sys._getframe(2).f_code)  # of the `with` statement
     _Process.moves += 1
     try:
         yield
@@ -106,46 +107,52 @@ def running(kind: str, model: Any) -> Iterator[None]:
             outer.reset_counts()
 
 
-def around_callbacks(name: str) -> Callable[..., Any]:
-    """Makes a wrapper for one hook of Keras's `CallbackList`.
-
-    Args:
-        name: The hook, such as `on_train_batch_begin`.
-
-    Returns:
-        A function that calls the original, which is its first argument.
-    """
-    begins_step, begins_epoch = name.endswith("batch_begin"), name == "on_epoch_begin"
-    begins_loop = name.endswith(("train_begin", "test_begin", "predict_begin"))
-
-    def around(original: Callable[..., Any], callbacks: Any, *args: Any, **kwargs: Any) -> Any:
-        loop = _Process.loop
-        if loop is None:
-            return original(callbacks, *args, **kwargs)
+def begin_steps() -> None:
+    """Notes that the callbacks of a loop's begin run."""
+    if _Process.loop is not None:
+        _Process.loop.reset_counts()
         _Process.moves += 1
-        loop.stepping, loop.hook = False, name
-        if begins_step:
-            loop.step = args[0] if args else kwargs["batch"]
-        elif begins_epoch:
-            loop.epoch, loop.step = args[0] if args else kwargs["epoch"], None
-        result = original(callbacks, *args, **kwargs)
-        loop.hook = ""
-        if begins_step:
-            loop.calls += 1
-            loop.stepping = True
-        elif begins_epoch or begins_loop:
-            loop.reset_counts()
-        else:
+
+
+def begin_epoch(epoch: int) -> None:
+    """Notes that the callbacks of an epoch's begin run."""
+    loop = _Process.loop
+    if loop is not None:
+        loop.epoch, loop.step, loop.stepping, loop.ends_epoch = epoch, None, False, False
+        loop.reset_counts()
+        _Process.moves += 1
+
+
+def begin_step(step: int) -> None:
+    """Notes that the callbacks of a step's begin run, and then the step."""
+    loop = _Process.loop
+    if loop is not None:
+        if loop.step is not None:
             loop.first = False
+        loop.step, loop.stepping = step, True
+        loop.calls += 1
         _Process.moves += 1
-        return result
 
-    return around
+
+def end_steps() -> None:
+    """Notes that the loop has left its steps, for now."""
+    loop = _Process.loop
+    if loop is not None:
+        loop.ends_epoch = loop.stepping = False
+        _Process.moves += 1
+
+
+def end_epoch() -> None:
+    """Notes that the callbacks of an epoch's end run."""
+    loop = _Process.loop
+    if loop is not None:
+        loop.ends_epoch, loop.stepping, loop.first = True, False, False
+        _Process.moves += 1
 
 
 def ends_epoch() -> bool:
     """Whether the callbacks of an epoch's end run now."""
-    return _Process.loop is not None and _Process.loop.hook == "on_epoch_end"
+    return _Process.loop is not None and _Process.loop.ends_epoch
 
 
 def counting(model: Any, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -215,9 +222,9 @@ def doing(steps: str = "") -> Doing:
         phase, where = ("input", "input, outside of fit") if fetching else ("outside", "outside of fit")
         return Doing(phase, where + steps, False, False, fetching)
     where = _step(loop)
-    if loop.hook:
-        name = _callback(frames, loop.hook)
-        return Doing("callback", f"callback {name}, {where}", not tracing)
+    callback = _callback(frames, loop)
+    if callback:
+        return Doing("callback", f"callback {callback}, {where}", not tracing)
     if tracing:
         return Doing(_phase(loop), f"{where}, being traced", False)
     waits = fetching or (loop.stepping and _waits_for_batch(loop))
@@ -315,12 +322,18 @@ def _step(loop: Loop) -> str:
     return f"{phase} step {loop.step + 1}{epoch}"
 
 
-def _callback(frames: list[FrameType], hook: str) -> str:
-    """The running callback, such as `Checkpoint.on_epoch_end`; only the hook if the callback cannot be identified."""
-    for frame in frames:
+def _callback(frames: list[FrameType], loop: Loop) -> str:
+    """The callback that runs in a loop, such as `Checkpoint.on_epoch_end`; "" if none does.
+
+    If the callback cannot be identified, that is the hook alone.
+    """
+    found = ""
+    for frame in itertools.takewhile(lambda frame: frame.f_code is not loop.code, frames):
         code = frame.f_code
         if code.co_name.startswith("on_") and code.co_varnames:
             owner = type(frame.f_locals.get(code.co_varnames[0]))
-            if hasattr(owner, "set_model") and all(base.__name__ != "CallbackList" for base in owner.__mro__):
-                return f"{owner.__name__}.{code.co_name}"
-    return hook
+            if any(base.__name__ == "CallbackList" for base in owner.__mro__):
+                return found or code.co_name
+            if hasattr(owner, "set_model"):
+                found = found or f"{owner.__name__}.{code.co_name}"
+    return ""

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from hvkeras import compat
+from hvkeras.compat import patches
 from hvkeras.errors import UsageError, explain
 from hvkeras.host.console import prints_at, say
 from hvkeras.job.process_sets import ProcessSet
@@ -57,9 +58,10 @@ def shard_sequence(
     else:
         comparable = require_same_data("shard", describe, lambda: map_leaves(with_rows, list(_ends(data, count, seed))),
                                        HINTS, process_set)
-    if not compat.hook_shuffle_of_batches(compat.batches_base(data), _who_shuffles) and prints_at(
-            current_session().settings, "WARNING"):
-        say("sharded batches cannot be shuffled with this version of Keras; pass shuffle=False to model.fit")
+    patches.install(patches.ORDER, _who_shuffles)
+    for sentence in patches.newly_hidden():
+        if prints_at(current_session().settings, "WARNING"):
+            say(sentence)
     end = EpochEnd(data, seed, process_set)
     if whole:
         share, coverage = split_whole(data, partition, count, seed, end)

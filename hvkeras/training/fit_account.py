@@ -45,37 +45,20 @@ class FitAccount:
             data.change(lambda dataset: dataset, steps)
             data.batches = steps
 
-    def end_pass(self) -> None:
-        """Ends a pass over the data."""
-        self._data.end_pass()
-
     def begin_epoch(self) -> None:
         """Makes the pass begin where the account says."""
         first = self.account.begin(self._data.batch, self._data.drops)
         done = compat.Done(0, first, _nothing, _nothing, reads=False)
-        compat.at_next_pass(lambda _: done if first else None)
+        compat.passes().at_next(lambda _: done if first else None)
 
-    def callback(self) -> Any:
-        """Returns the callback that counts; other callbacks run before it."""
-        base: Any = compat.callback_class(self.model)
-        of_fit = self
+    def begin_step(self, step: int) -> None:
+        """Counts a step, which is given by its number within the epoch."""
+        self.account.note(step + compat.steps_per_execution(self.model))
 
-        class Counts(base):  # type: ignore[misc]  # Keras ships no types
-            def __init__(self) -> None:
-                super().__init__()
-                self._supports_tf_logs = True
-
-            def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
-                of_fit.begin_epoch()
-
-            def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
-                of_fit.account.note(batch + compat.steps_per_execution(of_fit.model))
-
-            def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
-                of_fit.account.end()
-                of_fit.end_pass()
-
-        return Counts()
+    def end_epoch(self) -> None:
+        """Ends an epoch, and the pass over the data."""
+        self.account.end()
+        self._data.end_pass()
 
 
 def account_for(model: Any, given: dict[str, Any]) -> FitAccount | None:
@@ -96,7 +79,7 @@ def account_for(model: Any, given: dict[str, Any]) -> FitAccount | None:
             say("when the ranks change within an epoch, samples of it will be repeated or left out, as "
                 + (why or "hvd.shard has not dealt the data of fit, or they are shuffled or filtered after it"))
         return None
-    compat.hook_skipping()
+    compat.passes()
     return FitAccount(model, data)
 
 

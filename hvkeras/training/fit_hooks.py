@@ -1,45 +1,141 @@
-"""Hooks that wrap Keras `fit` and `evaluate` in multi-rank jobs.
+"""What Keras's `fit` and `evaluate` do in multi-rank jobs.
 
-`init()` installs the hooks, and `shutdown()` removes them. In `fit`, the ranks agree on steps, compare their weights
-and stop together (`hvkeras.training.fit_run`). The logs of `fit` and `evaluate` cover the data of all ranks
-(`hvkeras.training.metrics`).
+`init()` has Keras call these functions, and `shutdown()` undoes that (`hvkeras.compat.patches`). In `fit`, the ranks
+agree on steps, compare their weights and stop together (`hvkeras.training.fit_run`). The logs of `fit` and `evaluate`
+cover the data of all ranks (`hvkeras.training.metrics`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from hvkeras import as_horovod, compat
 from hvkeras.collectives.broadcasts import allgather_object
 from hvkeras.collectives.operations import Average
-from hvkeras.compat import graphs, strategies
+from hvkeras.compat import graphs, patches, strategies
 from hvkeras.errors import UnsupportedError, explain
-from hvkeras.gradients import distributed
-from hvkeras.gradients.distributed import distributed_part
+from hvkeras.gradients.distributed import distributed_part, install_hooks
 from hvkeras.host.console import prints_at, say
 from hvkeras.host.forks import call_in_children
 from hvkeras.job.process_sets import ProcessSet, global_process_set
-from hvkeras.job.state import current_job, is_initialized, job_number
-from hvkeras.profiling import recorder, timeline
+from hvkeras.job.session import current_session, is_initialized
+from hvkeras.profiling import timeline
+from hvkeras.profiling.recorder import recording
 from hvkeras.progress import activity
 from hvkeras.training import losses, metrics, moving_statistics
 from hvkeras.training.fit_account import FitAccount, account_for, present_share
-from hvkeras.training.fit_run import FitRun, flat, with_callback
+from hvkeras.training.fit_callbacks import followed
+from hvkeras.training.fit_run import FitRun, flat
 from hvkeras.training.sync_batch_norm import moments_over_ranks
 
+# The parameters of these methods, in the order that all versions of Keras 3 and tf_keras share.
+_EVALUATE = ("x", "y", "batch_size", "verbose", "sample_weight", "steps", "callbacks")
+_PREDICT = ("x", "batch_size", "verbose", "steps", "callbacks")
 
-class _Calls:
-    """The calls that are running."""
 
-    alone = 0
-    # Whether Keras's own training step is being traced or run.
-    in_train_step = False
-    # The running calls of fit (with None if ranks do not share it), of evaluate, and of fit's own validation; the
-    # innermost call is last.
-    stack: list[tuple[str, FitRun | None]] = []  # noqa: RUF012 - one per process on purpose
-    accounts: list[FitAccount | None] = []  # noqa: RUF012 - of the running calls of fit
+@dataclass(frozen=True)
+class _Call:
+    """A running call: `fit`, its own `validation`, or `evaluate`; with what follows it, where ranks share it."""
+
+    kind: str
+    run: FitRun | None = None
+    account: FitAccount | None = None
+
+
+class RunningCalls:
+    """The calls of `fit` and `evaluate` that are running in this process."""
+
+    def __init__(self) -> None:
+        self._stack: list[_Call] = []  # the innermost is last
+        self._alone = 0
+        self._in_train_step = False  # whether Keras's own training step is being traced or run
+        self._ranks: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # with whom models were traced
+
+    @property
+    def alone(self) -> bool:
+        """Whether this rank makes its calls alone."""
+        return self._alone > 0
+
+    @contextlib.contextmanager
+    def made_alone(self) -> Iterator[None]:
+        """A scope in which this rank makes its calls alone."""
+        self._alone += 1
+        try:
+            yield
+        finally:
+            self._alone -= 1
+
+    def in_child(self) -> None:
+        """Lets a process that a rank has forked make its calls alone; one forked before may become a rank."""
+        if is_initialized() and current_session().topology.size > 1:
+            self._alone += 1
+
+    @contextlib.contextmanager
+    def running(self, call: _Call) -> Iterator[None]:
+        """A scope in which a call runs."""
+        self._stack.append(call)
+        try:
+            yield
+        finally:
+            self._stack.pop()
+
+    @contextlib.contextmanager
+    def in_train_step(self) -> Iterator[None]:
+        """A scope in which Keras's own training step is traced or run."""
+        before, self._in_train_step = self._in_train_step, True
+        try:
+            yield
+        finally:
+            self._in_train_step = before
+
+    @property
+    def innermost(self) -> _Call | None:
+        """The innermost call; None if none is running."""
+        return self._stack[-1] if self._stack else None
+
+    @property
+    def trains(self) -> bool:
+        """Whether a loss that is computed now is one of training."""
+        return self._in_train_step or bool(self._stack and self._stack[-1].kind == "fit")
+
+    def run_of(self, model: Any) -> FitRun | None:
+        """Returns the innermost running `fit` of a model that ranks share; None if there is none."""
+        return next((call.run for call in reversed(self._stack) if call.run is not None and call.run.model is model),
+                    None)
+
+    def ranks(self) -> ProcessSet | None:
+        """Returns the ranks of the innermost `fit`, or of the job in a custom loop; None if this rank trains alone."""
+        if self.alone or not _has_ranks() or current_session().topology.size == 1:
+            return None
+        fit = self._innermost_fit()
+        return global_process_set if fit is None else None if fit.run is None else fit.run.process_set
+
+    def data_ready(self, data: Any) -> None:
+        """Hands data that were prepared for iteration to what follows the calls."""
+        fit = self._innermost_fit()
+        if fit is not None and fit.account is not None:
+            fit.account.data_ready(data)
+        if fit is not None and fit is self.innermost and fit.run is not None:
+            fit.run.data_ready(data)
+
+    def forget_other_ranks(self, model: Any, process_set: ProcessSet | None) -> None:
+        """Makes Keras trace a step again that was traced with other ranks, or before this worker had joined."""
+        ranks = (current_session().number, None if process_set is None else process_set.ranks)
+        known = self._ranks.get(model)
+        if known != ranks and (known is not None or getattr(model, "train_function", None) is not None):
+            compat.forget_train_function(model)
+        self._ranks[model] = ranks
+
+    def _innermost_fit(self) -> _Call | None:
+        return next((call for call in reversed(self._stack) if call.kind == "fit"), None)
+
+
+calls = RunningCalls()
+call_in_children(calls.in_child)
 
 
 @contextlib.contextmanager
@@ -54,41 +150,27 @@ def alone() -> Iterator[None]:
             with hvd.alone():
                 print(model.evaluate(x_test, y_test))
     """
-    _Calls.alone += 1
-    try:
+    with calls.made_alone():
         yield
-    finally:
-        _Calls.alone -= 1
-
-
-def _in_child() -> None:
-    """Lets a process that a rank has forked call `fit` and `evaluate` alone; one forked before may become a rank."""
-    if is_initialized() and current_job().topology.size > 1:
-        _Calls.alone += 1
-
-
-call_in_children(_in_child)
 
 
 def install() -> None:
-    """Hooks every Keras loaded in this process; called by `init()` in multi-rank jobs, or when recording."""
-    hooks = compat.TrainingHooks(_around_fit, _around_evaluate, _around_predict, _around_reset, _around_logs,
-                                 _around_data, _stops, activity.around_callbacks, activity.counting)
-    for family in compat.loaded_families():
-        distributed.install_hooks(family)
-        compat.hook_losses(family, _around_train_step, _around_compute_loss, losses.weigh_by_mask, losses.combine)
-        compat.hook_moments(family, _around_moments)
-        if family == compat.KERAS:
-            compat.hook_orbax(_around_orbax)
-        missing = compat.hook_training(family, hooks)
-        job = current_job()
-        if missing and job.topology.rank == 0 and prints_at(job.settings, "WARNING"):
-            say(f"this version of {family} hides {', '.join(missing)}: hvkeras cannot handle that part")
+    """Changes every Keras loaded in this process; called by `init()` in multi-rank jobs, or when recording."""
+    install_hooks()
+    patches.install(patches.TRAINING, patches.TrainingBehaviour(
+        fit=_around_fit, evaluate=_around_evaluate, predict=_around_predict, reset_metrics=_around_reset,
+        logs=_around_logs, data=calls.data_ready, stop_training=_stops, step=activity.counting,
+        train_step=_around_train_step, compute_loss=_around_compute_loss, weigh=losses.weigh_by_mask,
+        combine=losses.combine, moments=_around_moments, orbax=_around_orbax))
+    for sentence in patches.newly_hidden():
+        job = current_session()
+        if job.topology.rank == 0 and prints_at(job.settings, "WARNING"):
+            say(sentence)
 
 
 def shared_by(model: Any) -> ProcessSet | None:
     """Returns the ranks that use this model together; None if this rank uses it alone."""
-    if _Calls.alone or not _has_ranks() or current_job().topology.size == 1:
+    if calls.alone or not _has_ranks() or current_session().topology.size == 1:
         return None
     if graphs.spans_workers(graphs.reducing_strategy(model)):
         return None
@@ -99,7 +181,7 @@ def shared_by(model: Any) -> ProcessSet | None:
 
 def _has_ranks() -> bool:
     """Whether this process is a rank: not before `init()`, and not while it waits to join an elastic job."""
-    return is_initialized() and current_job().backend.has_ranks
+    return is_initialized() and current_session().backend.has_ranks
 
 
 def _around_fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -117,92 +199,72 @@ def _around_fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: 
 def _fit(original: Callable[..., Any], model: Any, given: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
     """Runs `fit` with arguments that are also `given` by name."""
     process_set = shared_by(model)
-    _forget_other_ranks(model, process_set)
-    run = None
-    account = account_for(model, given) if _has_ranks() and not _Calls.alone else None
+    calls.forget_other_ranks(model, process_set)
+    account = account_for(model, given) if _has_ranks() and not calls.alone else None
     changed = present_share({"validation_data": given["validation_data"]})
-    callbacks = given["callbacks"]
     if account is not None:
         changed |= account.arguments()
-        callbacks = with_callback(callbacks, account.callback())
-    given |= {**changed, "callbacks": callbacks}
+    run = None
     if process_set is not None:
         if graphs.reducing_strategy(model) is not None:
             strategies.require_scaled_loss()
-        run = FitRun(model, process_set, given)
-        callbacks = run.callbacks(callbacks)
-    if changed or run is not None or account is not None:
-        args, kwargs = compat.with_arguments(args, kwargs, {**changed, "callbacks": callbacks})
-    _Calls.accounts.append(account)
-    _Calls.stack.append(("fit", run))
+        run = FitRun(model, process_set, given | changed)
+    args, kwargs = compat.with_arguments(
+        args, kwargs, {**changed, "callbacks": followed(model, given["callbacks"], run, account)})
     timed = timeline.is_on()
     if timed:
         compat.forget_train_function(model)
     try:
-        with activity.running(activity.TRAIN, model):
+        with calls.running(_Call("fit", run, account)), activity.running(activity.TRAIN, model):
             history = original(model, *args, **kwargs)
     finally:
-        _Calls.stack.pop()
-        _Calls.accounts.pop()
         if run is not None:
             run.end()
         if timed:
             compat.forget_train_function(model)
-    if not _Calls.alone:
-        recorder.recording().note_logs("fit", {name: values[-1] for name, values in history.history.items() if values})
+    if not calls.alone:
+        recording().note_logs("fit", {name: values[-1] for name, values in history.history.items() if values})
     return history
 
 
-def _forget_other_ranks(model: Any, process_set: ProcessSet | None) -> None:
-    """Makes Keras trace the training step again if it was traced with other ranks, or before this worker had joined."""
-    ranks = (job_number(), None if process_set is None else process_set.ranks)
-    if model.__dict__.get("_hvkeras_ranks", ranks) != ranks or (
-            "_hvkeras_ranks" not in model.__dict__ and getattr(model, "train_function", None) is not None):
-        compat.forget_train_function(model)
-    model.__dict__["_hvkeras_ranks"] = ranks
-
-
 def _around_evaluate(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
-    run = None if _Calls.alone else _run_of(model)
-    if not _Calls.alone:
-        given = dict(zip(("x", "y"), args, strict=False))
-        given |= {name: kwargs[name] for name in ("x", "y") if name in kwargs}
-        args, kwargs = compat.with_arguments(args, kwargs, present_share(given))
+    run = None if calls.alone else calls.run_of(model)
+    given = {**dict.fromkeys(_EVALUATE), **dict(zip(_EVALUATE, args, strict=False)), **kwargs}
+    changed = {"callbacks": followed(model, given["callbacks"])}
+    if not calls.alone:
+        changed |= present_share({name: given[name] for name in ("x", "y") if given[name] is not None})
+    args, kwargs = compat.with_arguments(args, kwargs, changed, _EVALUATE)
     # For its own validation within fit, Keras asks to cache the dataset.
     kind = "validation" if "_use_cached_eval_dataset" in kwargs else "evaluate"
     if run is not None:
         run.average_statistics(kind)
     elif (process_set := shared_by(model)) is not None:
         _average_renewed_statistics(model, process_set)
-    _Calls.stack.append((kind, None))
-    try:
-        # An evaluation by one rank alone, during a fit that ranks share, must not enter that fit's metrics.
-        is_apart = _Calls.alone and _run_of(model) is not None
-        untouched_metrics = metrics.untouched(model) if is_apart else contextlib.nullcontext()
-        with untouched_metrics, recorder.recording().evaluating(), activity.running(activity.TEST, model):
-            return original(model, *args, **kwargs)
-    finally:
-        _Calls.stack.pop()
+    # An evaluation by one rank alone, during a fit that ranks share, must not enter that fit's metrics.
+    is_apart = calls.alone and calls.run_of(model) is not None
+    untouched_metrics = metrics.untouched(model) if is_apart else contextlib.nullcontext()
+    with (calls.running(_Call(kind)), untouched_metrics, recording().evaluating(),
+          activity.running(activity.TEST, model)):
+        return original(model, *args, **kwargs)
 
 
 def _average_renewed_statistics(model: Any, process_set: ProcessSet) -> None:
     """Averages moving statistics that the ranks have computed again since they trained a model together."""
-    part, settings = distributed_part(getattr(model, "optimizer", None)), current_job().settings
+    part, settings = distributed_part(getattr(model, "optimizer", None)), current_session().settings
     if part is not None and settings.guard and settings.average_statistics and compat.step_counter(part.optimizer) > 0:
         moving_statistics.average_if_renewed(model, process_set, part.local_keys(), "evaluate")
 
 
 def _around_predict(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
-    with recorder.recording().evaluating(), activity.running(activity.PREDICT, model):
+    given = {"callbacks": None, **dict(zip(_PREDICT, args, strict=False)), **kwargs}
+    args, kwargs = compat.with_arguments(args, kwargs, {"callbacks": followed(model, given["callbacks"])}, _PREDICT)
+    with recording().evaluating(), activity.running(activity.PREDICT, model):
         return original(model, *args, **kwargs)
 
 
 def _around_train_step(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
-    before, _Calls.in_train_step = _Calls.in_train_step, True
-    try:
+    with calls.in_train_step():
         return original(model, *args, **kwargs)
-    finally:
-        _Calls.in_train_step = before
 
 
 def _around_compute_loss(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -212,10 +274,9 @@ def _around_compute_loss(original: Callable[..., Any], model: Any, *args: Any, *
     """
     if as_horovod.is_installed():
         return original(model, *args, **kwargs)
-    trains = _Calls.in_train_step or bool(_Calls.stack and _Calls.stack[-1][0] == "fit")
-    part = distributed_part(getattr(model, "optimizer", None)) if trains else None
+    part = distributed_part(getattr(model, "optimizer", None)) if calls.trains else None
     averages = part is not None and part.exchange.op == Average
-    run = _run_of(model)
+    run = calls.run_of(model)
     with losses.averaged_over(shared_by(model) if averages else None, run is not None and run.by_rows):
         return original(model, *args, **kwargs)
 
@@ -225,18 +286,10 @@ def _around_moments(own: Callable[[], Any], inputs: Any, axes: Any, keep_dims: b
 
     A strategy over several processes reduces over all of them by itself.
     """
-    process_set = _ranks_of_training()
+    process_set = calls.ranks()
     if process_set is None or graphs.spans_workers(graphs.reducing_strategy()):
         return own()
     return moments_over_ranks(inputs, axes, keep_dims, mask, process_set)
-
-
-def _ranks_of_training() -> ProcessSet | None:
-    """Returns the ranks of the innermost `fit`, or of the job in a training loop; None if this rank trains alone."""
-    if _Calls.alone or not _has_ranks() or current_job().topology.size == 1:
-        return None
-    fits = [run for kind, run in _Calls.stack if kind == "fit"]
-    return global_process_set if not fits else None if fits[-1] is None else fits[-1].process_set
 
 
 def _around_orbax(original: Callable[..., Any], callback: Any, *args: Any, **kwargs: Any) -> None:
@@ -251,24 +304,25 @@ def _around_orbax(original: Callable[..., Any], callback: Any, *args: Any, **kwa
         raise UnsupportedError(explain("OrbaxCheckpoint cannot save a model of a strategy over several processes",
                                        "use hvd.callbacks.ModelCheckpoint", directory=callback.directory))
     process_set = shared_by(model)
-    if process_set is None or current_job().topology.rank == process_set.ranks[0]:
+    if process_set is None or current_session().topology.rank == process_set.ranks[0]:
         original(callback, *args, **kwargs)
 
 
 def _around_reset(original: Callable[..., Any], model: Any) -> None:
     original(model)
     metrics.forget_merged(model)
-    run = _run_of(model)
-    if run is not None and not _Calls.alone:
+    run = calls.run_of(model)
+    if run is not None and not calls.alone:
         run.frozen = None
 
 
 def _around_logs(original: Callable[..., Any], model: Any, logs: Any) -> Any:
     """Computes the logs of an epoch or an evaluation from the metrics of all ranks."""
-    if not _Calls.stack:
+    call = calls.innermost
+    if call is None:
         return original(model, logs)
-    kind, run = _Calls.stack[-1]
-    outer = _run_of(model)
+    activity.end_steps()
+    kind, run, outer = call.kind, call.run, calls.run_of(model)
     what = "fit" if kind == "fit" else "evaluate" if outer is None else "validation"
     process_set = shared_by(model)
     if process_set is None:
@@ -279,10 +333,10 @@ def _around_logs(original: Callable[..., Any], model: Any, logs: Any) -> Any:
         result = _shared_logs(lambda: original(model, logs), logs, model, process_set, kind, run)
         if outer is not None and isinstance(result, dict):
             outer.exact |= {f"val_{name}" if what == "validation" else name for name in result}
-    if what == "evaluate" and not _Calls.alone and isinstance(result, dict):
-        recorder.recording().note_logs(what, result)
+    if what == "evaluate" and not calls.alone and isinstance(result, dict):
+        recording().note_logs(what, result)
     if what == "fit":
-        recorder.recording().note_epoch(result)
+        recording().note_epoch(result)
     return result
 
 
@@ -305,25 +359,13 @@ def _shared_logs(make: Callable[[], Any], logs: Any, model: Any, process_set: Pr
     return metrics.average([logs for logs, _ in found]) if found[0][1] else found[0][0]
 
 
-def _around_data(data: Any) -> None:
-    if _Calls.accounts and _Calls.accounts[-1] is not None:
-        _Calls.accounts[-1].data_ready(data)
-    if _Calls.stack and _Calls.stack[-1][1] is not None:
-        _Calls.stack[-1][1].data_ready(data)
-
-
 def _stops(model: Any, own: bool) -> bool:
     """Returns the value of `model.stop_training`; in a `fit` that ranks share, the one that all agreed on."""
-    run = _run_of(model)
+    run = calls.run_of(model)
     return own if run is None else run.stops_now(own)
 
 
 def exact_logs(model: Any) -> set[str]:
     """Returns the names of logs in the running `fit` that cover all ranks' data; automatic names vary by rank."""
-    run = _run_of(model)
+    run = calls.run_of(model)
     return set() if run is None else run.exact
-
-
-def _run_of(model: Any) -> FitRun | None:
-    """Returns the innermost running `fit` of this model that ranks share; None if there is none."""
-    return next((run for _, run in reversed(_Calls.stack) if run is not None and run.model is model), None)

@@ -82,11 +82,6 @@ class FitRun:
         self._divergence_check = (DivergenceCheck(model, process_set, self._local, self._broadcasts(), self._averages)
                                   if settings.guard else None)
 
-    def callbacks(self, given: Any) -> Any:
-        """Returns the user's callbacks, with ours before and after them."""
-        watched = with_callback(given, _watch(self))
-        return with_first(watched, _gatherer(self)) if shares_update(self.model) else watched
-
     def data_ready(self, data: Any) -> None:
         """Agrees on the number of steps per epoch once the data is known, and adjusts the data to it."""
         if self._decision is not None:  # this is validation data
@@ -360,25 +355,6 @@ class FitRun:
         return any(hasattr(callback, "broadcast_done") for callback in flat(self._arguments["callbacks"]))
 
 
-def with_callback(given: Any, last: Any) -> Any:
-    """Returns callbacks as `fit` takes them, with one more at the end."""
-    if hasattr(given, "append") and hasattr(given, "set_model"):  # a CallbackList
-        given.append(last)
-        return given
-    if given is None:
-        return [last]
-    return [*given, last] if isinstance(given, (list, tuple)) else [given, last]
-
-
-def with_first(given: Any, first: Any) -> Any:
-    """Returns callbacks as `fit` takes them, with one more at the beginning."""
-    if hasattr(given, "append") and hasattr(given, "set_model"):  # a CallbackList
-        given.append(first)
-        given.callbacks.insert(0, given.callbacks.pop())
-        return given
-    return [first, *given]
-
-
 def state_of_model(model: Any) -> Any:
     """Returns the state of a model's optimizer that ranks share; None if they share none."""
     return state_of(getattr(model, "optimizer", None))
@@ -388,53 +364,6 @@ def shares_update(model: Any) -> bool:
     """Whether ranks share the update of a model's optimizer, once that is built."""
     part = distributed_part(getattr(model, "optimizer", None))
     return part is not None and bool(part.options.shard_kind)
-
-
-def _gatherer(run: FitRun) -> Any:
-    """Returns the callback that gathers the optimizer's state before the callbacks that save it."""
-    base: Any = compat.callback_class(run.model)
-
-    class Gatherer(base):  # type: ignore[misc]  # Keras ships no types
-        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
-            run.gather_state(at_end=False)
-
-        def on_train_end(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
-            run.gather_state(at_end=True)
-
-    return Gatherer()
-
-
-def _watch(run: FitRun) -> Any:
-    """Returns the callback through which a run follows `fit`.
-
-    It has no hook for the end of a batch: with one, Keras would wait for each step's logs.
-    """
-    base: Any = compat.callback_class(run.model)
-
-    class Watch(base):  # type: ignore[misc]  # Keras ships no types
-        def __init__(self) -> None:
-            super().__init__()
-            self._supports_tf_logs = True
-            self._last = 0
-
-        def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
-            run.begin()
-
-        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
-            run.begin_epoch()
-
-        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
-            self._last = batch
-            run.before_step(batch)
-
-        def on_train_end(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
-            run.average_renewed_statistics("the end of fit")
-            run.end()
-
-        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
-            run.epoch_end(epoch, self._last + compat.steps_per_execution(run.model))
-
-    return Watch()
 
 
 def _cause_of(error: Exception) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 from hvkeras import compat
 from hvkeras.collectives.join import ProxyCollectives
 from hvkeras.collectives.mismatch import Refusals
+from hvkeras.compat import patches
 from hvkeras.host.console import prints_at, say
 from hvkeras.job.process_sets import ProcessSet, add_process_set, registered_process_sets
 from hvkeras.job.session import Session
@@ -46,13 +47,13 @@ def install_hooks(session: Session) -> None:
     """Puts hvkeras around `fit`, and makes TensorFlow trace functions again whenever the ranks have changed."""
     fit_hooks.install()
     if session.settings.run_membership:
-        compat.hook_traces(anew=session.number > 1)
+        compat.renew_traces(anew=session.number > 1)
 
 
 def stop_services() -> None:
     """Stops what accompanies the present session."""
     recording().finish()
-    compat.unhook_all()
+    patches.uninstall_job()
 
 
 def restart_with_services(session: Session) -> None:

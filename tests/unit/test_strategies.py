@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hvkeras.compat import repairs, seeds, strategies, summing
+from hvkeras.compat import patches, strategies, summing
 from hvkeras.errors import UnsupportedError
 
 
@@ -24,12 +24,18 @@ class Whole:
         return strategy.reduce("MEAN", values, axis=None), reduction
 
 
+TRAINER = "keras.src.backend.tensorflow.trainer"
+
+
+def repaired(module: Any) -> Any:
+    patches.Installer(patches.TABLE).install(patches.STRATEGIES, modules={TRAINER: module})
+    return module
+
+
 @pytest.fixture
 def patched() -> Any:
-    module = SimpleNamespace(reduce_per_replica=Whole.reduce_per_replica,
-                             TensorFlowTrainer=type("TensorFlowTrainer", (Whole.TensorFlowTrainer,), {}))
-    strategies.patch(module)
-    return module
+    return repaired(SimpleNamespace(reduce_per_replica=Whole.reduce_per_replica,
+                                    TensorFlowTrainer=type("TensorFlowTrainer", (Whole.TensorFlowTrainer,), {})))
 
 
 def test_a_keras_that_is_whole_runs_its_own_code(patched: Any) -> None:
@@ -44,24 +50,21 @@ def test_a_keras_that_would_add_gradients_up_is_refused() -> None:
     def averages_rows(values: Any, strategy: Any, reduction: str) -> Any:
         return strategy.reduce("MEAN", values, axis=0)
 
-    old = SimpleNamespace(reduce_per_replica=averages_rows, TensorFlowTrainer=object)
-    strategies.patch(old)
+    old = repaired(SimpleNamespace(reduce_per_replica=averages_rows, TensorFlowTrainer=object))
     with pytest.raises(UnsupportedError, match=r"divides the loss by their number.*HINT: pip install"):
         old.reduce_per_replica(1.0, strategies._Probe(), "auto")
 
 
 def test_the_keras_at_hand_is_looked_at_and_given_back() -> None:
-    trainer = pytest.importorskip("keras.src.backend.tensorflow.trainer")
+    trainer = pytest.importorskip(TRAINER)
     broken = trainer.reduce_per_replica
     assert broken.__wrapped__.__module__ == trainer.__name__  # `import hvkeras` has patched it
-    repairs.restore()
+    patches.uninstall(patches.STRATEGIES)
     try:
         assert trainer.reduce_per_replica is broken.__wrapped__
         assert not hasattr(trainer.TensorFlowTrainer._maybe_symbolic_build, "__wrapped__")
         optimizer = sys.modules["keras.src.backend.tensorflow.optimizer"]
         assert not summing.sums_once(optimizer.TFOptimizer.__new__(optimizer.TFOptimizer))
     finally:
-        strategies.patch(trainer)
-        summing.patch(optimizer)
-        summing.patch_loss_scale(sys.modules["keras.src.optimizers.loss_scale_optimizer"])
-        seeds.patch(sys.modules["keras.src.random.seed_generator"])
+        patches.install(patches.STRATEGIES)
+    assert trainer.reduce_per_replica.__wrapped__ is broken.__wrapped__

@@ -16,35 +16,21 @@ import pytest
 import tensorflow as tf
 
 from harness.processes import run_python
-from hvkeras import compat
+from hvkeras.compat import patches
 from hvkeras.control.heartbeat import Watch
 from hvkeras.profiling import recorder
 from hvkeras.profiling.rank_recorder import Recorder
 from hvkeras.progress import activity, location
 from hvkeras.records.record import Record
+from hvkeras.training import fit_hooks
 
 
 @pytest.fixture(autouse=True)
-def hooks() -> Iterator[None]:
-    """Those that `init()` sets on several ranks, as far as they matter here."""
-    names = [f"on_{kind}_{when}" for kind in ("train", "test", "predict") for when in ("begin", "end")]
-    names += [f"on_{kind}_batch_{when}" for kind in ("train", "test", "predict") for when in ("begin", "end")]
-    for name in ("on_epoch_begin", "on_epoch_end", *names):
-        compat.hook(keras.callbacks.CallbackList, name, activity.around_callbacks(name))
-    for method, kind in (("fit", activity.TRAIN), ("evaluate", activity.TEST), ("predict", activity.PREDICT)):
-        compat.hook(keras.Model, method, within(kind))
-    compat.hook(keras.Model, "_autoconvert_optionals",
-                lambda original, model, step: activity.counting(model, original(model, step)))
+def followed() -> Iterator[None]:
+    """Keras as `init()` changes it on several ranks."""
+    fit_hooks.install()
     yield
-    compat.unhook_all()
-
-
-def within(kind: str) -> Callable[..., Any]:
-    def around(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
-        with activity.running(kind, model):
-            return original(model, *args, **kwargs)
-
-    return around
+    patches.uninstall_job()
 
 
 def asked() -> tuple[str, str, bool]:
@@ -92,7 +78,7 @@ def test_a_callback_is_named_with_its_hook_step_and_epoch() -> None:
     assert asked() == ("outside", "outside of fit, 3 steps", False)
 
 
-def test_a_list_of_callbacks_may_be_called_by_name() -> None:
+def test_a_list_of_callbacks_that_a_callback_calls_does_not_move_fit() -> None:
     asking, model = Asking(), compiled()
     callbacks = keras.callbacks.CallbackList([asking], model=model)
 
@@ -103,7 +89,8 @@ def test_a_list_of_callbacks_may_be_called_by_name() -> None:
             callbacks.on_train_batch_end(batch=7, logs=logs)
 
     model.fit(X, Y, batch_size=4, verbose=0, callbacks=[Nested()])
-    assert asking.answers["batch end 7"][1].endswith("train step 8 of epoch 6")
+    assert asking.answers["batch end 7"][1] == (
+        "callback Asking.on_train_batch_end, train, before the first step of epoch 1")
 
 
 def test_an_evaluation_and_a_prediction_are_no_validation() -> None:

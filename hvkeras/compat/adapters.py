@@ -1,0 +1,225 @@
+"""How calls of changed functions reach the behaviour of their group: what the rows of `hvkeras.compat.patches` make."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from typing import Any
+
+from hvkeras.compat.models import is_synchronized
+from hvkeras.compat.optimizers import reduces_elsewhere
+from hvkeras.compat.summing import summed
+
+# Takes what is there (None where a row adds it), the group's behaviour and the attribute's name; returns what replaces
+# it.
+Make = Callable[[Any, Any, str], Any]
+
+
+def calls(adapted: Callable[..., Any], name: str = "") -> Make:
+    """Calls a function that adapts the call.
+
+    Args:
+        adapted: Takes the function to adapt, the original and the arguments.
+        name: Which of the behaviour's functions that is; "" if the behaviour is the function.
+    """
+
+    def make(original: Any, behaviour: Any, _: str) -> Any:
+        function = getattr(behaviour, name) if name else behaviour
+
+        @functools.wraps(original)
+        def patched(*args: Any, **kwargs: Any) -> Any:
+            return adapted(function, original, *args, **kwargs)
+
+        return patched
+
+    return make
+
+
+def around(name: str) -> Make:
+    """Calls one of the behaviour's functions with the original and the arguments."""
+    return lambda original, behaviour, _: _calling(original, getattr(behaviour, name))
+
+
+def repaired(function: Callable[..., Any]) -> Make:
+    """Calls a function with the original and the arguments."""
+    return lambda original, *_: _calling(original, function)
+
+
+def _calling(original: Any, function: Callable[..., Any]) -> Any:
+    @functools.wraps(original)
+    def patched(*args: Any, **kwargs: Any) -> Any:
+        return function(original, *args, **kwargs)
+
+    return patched
+
+
+def given(_: Any, behaviour: Any, __: str) -> Any:
+    """Takes the behaviour itself."""
+    return behaviour
+
+
+def always(value: Any) -> Make:
+    """Puts a value in, whatever is there."""
+    return lambda *_: value
+
+
+def data(seen_as: type) -> Make:
+    """Hands data on, once Keras has prepared them.
+
+    Args:
+        seen_as: Makes what the behaviour takes of what Keras has prepared.
+    """
+
+    def ready(data: Any, original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        data(seen_as(self))
+
+    return calls(ready, "data")
+
+
+def stop_training(_: Any, behaviour: Any, name: str) -> Any:
+    """A property: TensorFlow skips assignments that do not change an attribute's value, so that models may lack it."""
+
+    def read(model: Any) -> bool:
+        agreed: bool = behaviour.stop_training(model, bool(model.__dict__.get(name, False)))
+        return agreed
+
+    def write(model: Any, value: bool) -> None:
+        model.__dict__[name] = value
+
+    return property(read, write)
+
+
+def stepped(step: Any, original: Any, self: Any, function: Any) -> Any:
+    """Makes a function of a batch."""
+    return step(self, original(self, function))
+
+
+def reduced(combine: Any, original: Any, values: Any, *args: Any, **kwargs: Any) -> Any:
+    """Reduces a loss, and lets the behaviour combine it with those of other ranks."""
+    loss = original(values, *args, **kwargs)
+    if values.shape.rank == 0:
+        return loss
+    reduction = kwargs.get("reduction", args[-1] if args else "sum_over_batch_size")
+    weights = kwargs.get("sample_weight", args[0] if len(args) > 1 else None)
+    return combine(loss, "none" if reduction is None else str(reduction), weights, values)
+
+
+_MEANS = ("auto", "mean", "sum_over_batch_size")
+
+
+def masked(weigh: Any, original: Any, sample_weight: Any, mask: Any, dtype: Any, reduction: Any) -> Any:
+    """Applies a mask to the weights of a loss in Keras 3."""
+    weights = original(sample_weight, mask, dtype, reduction)
+    return weights if mask is None or reduction not in _MEANS else weigh(weights, mask)
+
+
+def masked_by_tf_keras(weigh: Any, original: Any, losses: Any, sw: Any, mask: Any, reduction: Any) -> Any:
+    """Applies a mask to the weights of a loss in tf_keras."""
+    weights = original(losses, sw, mask, reduction)
+    return weights if mask is None or reduction not in _MEANS else weigh(weights, mask)
+
+
+def moments_of_operation(moments: Any, original: Any, x: Any, axes: Any, keepdims: bool) -> Any:
+    """Computes the moments of `keras.ops.moments`."""
+    return moments(lambda: original(x, axes, keepdims), x, axes, keepdims, None)
+
+
+def moments_of_layer(moments: Any, original: Any, self: Any, inputs: Any, mask: Any = None) -> Any:
+    """Computes the moments of a layer of Keras 3."""
+
+    def own() -> Any:
+        return original(self, inputs, mask)
+
+    return moments(own, inputs, self._reduction_axes, False, mask) if is_synchronized(self) else own()
+
+
+def moments_of_tf_keras(moments: Any, original: Any, self: Any, inputs: Any, reduction_axes: Any, keep_dims: bool,
+                        mask: Any = None) -> Any:
+    """Computes the moments of a layer of tf_keras."""
+
+    def own() -> Any:
+        return original(self, inputs, reduction_axes, keep_dims, mask=mask)
+
+    return moments(own, inputs, reduction_axes, keep_dims, mask) if is_synchronized(self) else own()
+
+
+def with_flag(original: Callable[..., Any], self: Any) -> Any:
+    """Returns the configuration of a BatchNormalization of tf_keras with its flag `synchronized`."""
+    config = original(self)
+    its_own = type(self).__name__ == "BatchNormalization" and type(self).__module__.startswith("tf_keras.")
+    return {**config, "synchronized": True} if its_own and self.synchronized else config
+
+
+def scaled_step(around: Any, original: Any, self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+    """Runs a step of Keras 3's `LossScaleOptimizer`."""
+    variables = self._trainable_variables if trainable_variables is None else trainable_variables
+    return around(lambda reduced, over=trainable_variables: original(self, reduced, over), self, grads, variables)
+
+
+def scaled_step_of_tf_keras(around: Any, original: Any, self: Any, grads_and_vars: Any, *args: Any,
+                            **kwargs: Any) -> Any:
+    """Runs a step of a `LossScaleOptimizer` of tf_keras."""
+    pairs = list(grads_and_vars)
+    variables = [variable for _, variable in pairs]
+    if reduces_elsewhere(kwargs):
+        return original(self, pairs, *args, **kwargs)
+
+    def finish(reduced: Any, over: Any = variables) -> Any:
+        return original(self, list(zip(reduced, over, strict=True)), *args, **kwargs)
+
+    return around(finish, self, [gradient for gradient, _ in pairs], variables)
+
+
+def unreduced(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Computes gradients that the inner optimizer does not reduce."""
+    with summed(self.inner_optimizer):
+        return original(self, *args, **kwargs)
+
+
+def xla(refuses: Callable[[], bool], original: Any, self: Any) -> Any:
+    """Resolves `jit_compile="auto"`."""
+    resolved = original(self)
+    return False if resolved and refuses() else resolved
+
+
+def timed(on_call: Any, original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Makes a train function that reports its calls."""
+    made = original(self, *args, **kwargs)
+    if self.train_function is not None and not isinstance(self.train_function, TimedFunction):
+        self.train_function = TimedFunction(self.train_function, on_call)
+    return made if made is None else self.train_function  # tf_keras uses the return value
+
+
+class TimedFunction:
+    """A train function that reports its calls; all other attributes are those of the wrapped function.
+
+    Args:
+        function: The train function.
+        on_call: Takes the begin and the end of a call, and its return value.
+    """
+
+    def __init__(self, function: Any, on_call: Callable[[float, float, Any], None]) -> None:
+        self._function, self._on_call = function, on_call
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the function."""
+        began = time.time()
+        logs = self._function(*args, **kwargs)
+        self._on_call(began, time.time(), logs)
+        return logs
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name in ("_function", "_on_call"):  # not set yet in a copy
+            raise AttributeError(name)
+        return getattr(self._function, name)
+
+
+def shuffled(decide: Any, original: Any, self: Any, x: Any, *args: Any, shuffle: bool = False, **kwargs: Any) -> Any:
+    """Makes a data adapter, which shuffles batches if the behaviour says so."""
+    return original(self, x, *args, shuffle=decide(x, shuffle), **kwargs)
+
+
+def nothing(*_: Any, **__: Any) -> None:
+    """Does nothing."""
