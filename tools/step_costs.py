@@ -83,7 +83,7 @@ class Probe(keras.callbacks.Callback):  # type: ignore[misc]
         if epoch == 0:
             return
         self.step = 1e6 * seconds / STEPS
-        run = fit_hooks.calls.run_of(self.model)
+        run = fit_hooks.running_calls().run_of(self.model)
         assert isinstance(run, FitRun)
         (follower,) = fit_callbacks.followed(self.model, None)
         self.costs["progress, by a callback"] = microseconds(lambda: follower.on_train_batch_begin(0, logs={}))

@@ -116,6 +116,10 @@ class MembershipClient:
         """Ends this end in a forked process, whose connection has been closed."""
         self._changed, self._ended = threading.Condition(), True
 
+    def close(self) -> None:
+        """Closes the connection; whoever waits learns that the job has ended."""
+        self._connection.close()
+
     @property
     def hosts_changed(self) -> bool:
         """Whether workers wait to join, or must leave, at the next commit."""

@@ -108,8 +108,8 @@ class GradientReducer:
         gradients = [of_tensors(gradient) for gradient in gradients]
         overwritten = [index for index, (gradient, variable) in enumerate(zip(gradients, variables, strict=True))
                        if gradient is not None and compat.is_overwritten(variable)]
-        if joining.active:
-            gradients = joining.apply_weights(gradients, exchange.op, exchange.process_set, overwritten)
+        if joining().active:
+            gradients = joining().apply_weights(gradients, exchange.op, exchange.process_set, overwritten)
         results = [
             gradient if gradient is None or (isinstance(gradient, tf.IndexedSlices) and not exchange.sparse_as_dense)
             else tf.convert_to_tensor(gradient) for gradient in gradients

@@ -10,6 +10,7 @@ import tensorflow as tf
 from hvkeras.collectives.operations import Average, Sum
 from hvkeras.collectives.reductions import allreduce
 from hvkeras.job.process_sets import ProcessSet
+from hvkeras.job.session import this_process
 
 
 class Joining:
@@ -59,7 +60,9 @@ class Joining:
                 for place, gradient in enumerate(gradients)]
 
 
-joining = Joining()
+def joining() -> Joining:
+    """Returns this rank's weight."""
+    return this_process().part(Joining)
 
 
 def _times(gradient: Any, factor: Any) -> Any:

@@ -16,8 +16,6 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
-_libc = ctypes.CDLL(None)
-
 
 class Inherited(Protocol):
     """An object that a forked process must not use as it is."""
@@ -31,7 +29,6 @@ class _Forks:
 
     generation = 0
     inherited: weakref.WeakSet[Inherited] = weakref.WeakSet()  # noqa: RUF012 - one per process
-    functions: list[Callable[[], None]] = []  # noqa: RUF012 - one per process
     mask: Any = ()
 
     @classmethod
@@ -47,9 +44,9 @@ class _Forks:
     def after_in_child(cls) -> None:
         cls.generation += 1
         try:
-            for detach in (*cls.functions, *(each.in_child for each in list(cls.inherited))):
+            for each in list(cls.inherited):
                 with contextlib.suppress(OSError):  # no descriptor is left for one of them; the others do without
-                    detach()
+                    each.in_child()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, cls.mask)
 
@@ -88,15 +85,6 @@ def detach_in_children(inherited: Inherited) -> None:
     _Forks.inherited.add(inherited)
 
 
-def call_in_children(function: Callable[[], None]) -> None:
-    """Makes every forked process call a function, before the objects of `detach_in_children`.
-
-    Args:
-        function: The function; with the lock of a module, it makes that a new one.
-    """
-    _Forks.functions.append(function)
-
-
 def at_exit(function: Callable[..., None], *arguments: Any) -> Callable[[], None]:
     """Calls a function when this process exits, as `atexit` does, and not when one exits that was forked from it.
 
@@ -129,8 +117,9 @@ def end_without_libraries() -> None:
     They would wait for threads that are not in it, and give up sockets and memory that the rank still uses. The cleanup
     begins when Python is done, with what was registered last. Not all C libraries have the call.
     """
+    libc = ctypes.CDLL(None)
     with contextlib.suppress(AttributeError):
-        _libc.on_exit(_libc._exit, None)  # which is called with the exit code
+        libc.on_exit(libc._exit, None)  # which is called with the exit code
 
 
 def _only_here(function: Callable[..., None], arguments: tuple[Any, ...]) -> Callable[[], None]:

@@ -13,7 +13,7 @@ from hvkeras.autograph import exclude_from_autograph
 from hvkeras.backends import backend_class
 from hvkeras.backends.refusing import ForkedBackend
 from hvkeras.errors import NotInitializedError, UsageError, explain
-from hvkeras.host.forks import at_exit, at_script_end, call_in_children, end_without_libraries
+from hvkeras.host.forks import at_exit, at_script_end, detach_in_children, end_without_libraries
 from hvkeras.host.program import Program
 from hvkeras.host.topology import Topology, topology_from_hosts
 from hvkeras.job.failure import FailureHooks, FailurePolicy
@@ -122,7 +122,7 @@ class Process:
         self._parts: dict[Any, Any] = {}
         self._has_exit_functions = False
         self._inherited: Any = None  # in a process forked from a rank: what must not be freed
-        call_in_children(self._in_child)
+        detach_in_children(self)
 
     def part(self, kind: Callable[[], Part]) -> Part:
         """Returns what a class keeps for this process: its one object, which is made when it is first asked for."""
@@ -198,7 +198,7 @@ class Process:
             raise UsageError(explain("Only a rank's own process can join a job, not one that it has forked",
                                      "call init() and what communicates in the rank's own process"))
 
-    def _in_child(self) -> None:
+    def in_child(self) -> None:
         """Makes a process that was forked from a rank none: it knows its rank, and takes no part in the job."""
         session = self.session
         waits_to_join = session is not None and session.is_standby

@@ -20,9 +20,9 @@ from hvkeras.compat import graphs, patches, strategies
 from hvkeras.errors import UnsupportedError, explain
 from hvkeras.gradients.distributed import distributed_part, install_hooks
 from hvkeras.host.console import prints_at, say
-from hvkeras.host.forks import call_in_children
+from hvkeras.host.forks import detach_in_children
 from hvkeras.job.process_sets import ProcessSet, global_process_set
-from hvkeras.job.session import current_session, is_initialized
+from hvkeras.job.session import current_session, is_initialized, this_process
 from hvkeras.profiling import timeline
 from hvkeras.profiling.recorder import recording
 from hvkeras.progress import activity
@@ -54,6 +54,7 @@ class RunningCalls:
         self._alone = 0
         self._in_train_step = False  # whether Keras's own training step is being traced or run
         self._ranks: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # with whom models were traced
+        detach_in_children(self)
 
     @property
     def alone(self) -> bool:
@@ -124,7 +125,8 @@ class RunningCalls:
 
     def forget_other_ranks(self, model: Any, process_set: ProcessSet | None) -> None:
         """Makes Keras trace a step again that was traced with other ranks, or before this worker had joined."""
-        ranks = (current_session().number, None if process_set is None else process_set.ranks)
+        number = current_session().number if is_initialized() else 0
+        ranks = (number, None if process_set is None else process_set.ranks)
         known = self._ranks.get(model)
         if known != ranks and (known is not None or getattr(model, "train_function", None) is not None):
             compat.forget_train_function(model)
@@ -134,8 +136,9 @@ class RunningCalls:
         return next((call for call in reversed(self._stack) if call.kind == "fit"), None)
 
 
-calls = RunningCalls()
-call_in_children(calls.in_child)
+def running_calls() -> RunningCalls:
+    """Returns the calls that are running in this process."""
+    return this_process().part(RunningCalls)
 
 
 @contextlib.contextmanager
@@ -150,7 +153,7 @@ def alone() -> Iterator[None]:
             with hvd.alone():
                 print(model.evaluate(x_test, y_test))
     """
-    with calls.made_alone():
+    with running_calls().made_alone():
         yield
 
 
@@ -159,7 +162,7 @@ def install() -> None:
     install_hooks()
     patches.install(patches.TRAINING, patches.TrainingBehaviour(
         fit=_around_fit, evaluate=_around_evaluate, predict=_around_predict, reset_metrics=_around_reset,
-        logs=_around_logs, data=calls.data_ready, stop_training=_stops, step=activity.counting,
+        logs=_around_logs, data=running_calls().data_ready, stop_training=_stops, step=activity.counting,
         train_step=_around_train_step, compute_loss=_around_compute_loss, weigh=losses.weigh_by_mask,
         combine=losses.combine, moments=_around_moments, orbax=_around_orbax))
     for sentence in patches.newly_hidden():
@@ -170,7 +173,7 @@ def install() -> None:
 
 def shared_by(model: Any) -> ProcessSet | None:
     """Returns the ranks that use this model together; None if this rank uses it alone."""
-    if calls.alone or not _has_ranks() or current_session().topology.size == 1:
+    if running_calls().alone or not _has_ranks() or current_session().topology.size == 1:
         return None
     if graphs.spans_workers(graphs.reducing_strategy(model)):
         return None
@@ -199,8 +202,8 @@ def _around_fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: 
 def _fit(original: Callable[..., Any], model: Any, given: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
     """Runs `fit` with arguments that are also `given` by name."""
     process_set = shared_by(model)
-    calls.forget_other_ranks(model, process_set)
-    account = account_for(model, given) if _has_ranks() and not calls.alone else None
+    running_calls().forget_other_ranks(model, process_set)
+    account = account_for(model, given) if _has_ranks() and not running_calls().alone else None
     changed = present_share({"validation_data": given["validation_data"]})
     if account is not None:
         changed |= account.arguments()
@@ -215,23 +218,23 @@ def _fit(original: Callable[..., Any], model: Any, given: dict[str, Any], *args:
     if timed:
         compat.forget_train_function(model)
     try:
-        with calls.running(_Call("fit", run, account)), activity.running(activity.TRAIN, model):
+        with running_calls().running(_Call("fit", run, account)), activity.running(activity.TRAIN, model):
             history = original(model, *args, **kwargs)
     finally:
         if run is not None:
             run.end()
         if timed:
             compat.forget_train_function(model)
-    if not calls.alone:
+    if not running_calls().alone:
         recording().note_logs("fit", {name: values[-1] for name, values in history.history.items() if values})
     return history
 
 
 def _around_evaluate(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
-    run = None if calls.alone else calls.run_of(model)
+    run = None if running_calls().alone else running_calls().run_of(model)
     given = {**dict.fromkeys(_EVALUATE), **dict(zip(_EVALUATE, args, strict=False)), **kwargs}
     changed = {"callbacks": followed(model, given["callbacks"])}
-    if not calls.alone:
+    if not running_calls().alone:
         changed |= present_share({name: given[name] for name in ("x", "y") if given[name] is not None})
     args, kwargs = compat.with_arguments(args, kwargs, changed, _EVALUATE)
     # For its own validation within fit, Keras asks to cache the dataset.
@@ -241,9 +244,9 @@ def _around_evaluate(original: Callable[..., Any], model: Any, *args: Any, **kwa
     elif (process_set := shared_by(model)) is not None:
         _average_renewed_statistics(model, process_set)
     # An evaluation by one rank alone, during a fit that ranks share, must not enter that fit's metrics.
-    is_apart = calls.alone and calls.run_of(model) is not None
+    is_apart = running_calls().alone and running_calls().run_of(model) is not None
     untouched_metrics = metrics.untouched(model) if is_apart else contextlib.nullcontext()
-    with (calls.running(_Call(kind)), untouched_metrics, recording().evaluating(),
+    with (running_calls().running(_Call(kind)), untouched_metrics, recording().evaluating(),
           activity.running(activity.TEST, model)):
         return original(model, *args, **kwargs)
 
@@ -263,7 +266,7 @@ def _around_predict(original: Callable[..., Any], model: Any, *args: Any, **kwar
 
 
 def _around_train_step(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
-    with calls.in_train_step():
+    with running_calls().in_train_step():
         return original(model, *args, **kwargs)
 
 
@@ -274,9 +277,9 @@ def _around_compute_loss(original: Callable[..., Any], model: Any, *args: Any, *
     """
     if as_horovod.is_installed():
         return original(model, *args, **kwargs)
-    part = distributed_part(getattr(model, "optimizer", None)) if calls.trains else None
+    part = distributed_part(getattr(model, "optimizer", None)) if running_calls().trains else None
     averages = part is not None and part.exchange.op == Average
-    run = calls.run_of(model)
+    run = running_calls().run_of(model)
     with losses.averaged_over(shared_by(model) if averages else None, run is not None and run.by_rows):
         return original(model, *args, **kwargs)
 
@@ -286,7 +289,7 @@ def _around_moments(own: Callable[[], Any], inputs: Any, axes: Any, keep_dims: b
 
     A strategy over several processes reduces over all of them by itself.
     """
-    process_set = calls.ranks()
+    process_set = running_calls().ranks()
     if process_set is None or graphs.spans_workers(graphs.reducing_strategy()):
         return own()
     return moments_over_ranks(inputs, axes, keep_dims, mask, process_set)
@@ -311,18 +314,18 @@ def _around_orbax(original: Callable[..., Any], callback: Any, *args: Any, **kwa
 def _around_reset(original: Callable[..., Any], model: Any) -> None:
     original(model)
     metrics.forget_merged(model)
-    run = calls.run_of(model)
-    if run is not None and not calls.alone:
+    run = running_calls().run_of(model)
+    if run is not None and not running_calls().alone:
         run.frozen = None
 
 
 def _around_logs(original: Callable[..., Any], model: Any, logs: Any) -> Any:
     """Computes the logs of an epoch or an evaluation from the metrics of all ranks."""
-    call = calls.innermost
+    call = running_calls().innermost
     if call is None:
         return original(model, logs)
     activity.end_steps()
-    kind, run, outer = call.kind, call.run, calls.run_of(model)
+    kind, run, outer = call.kind, call.run, running_calls().run_of(model)
     what = "fit" if kind == "fit" else "evaluate" if outer is None else "validation"
     process_set = shared_by(model)
     if process_set is None:
@@ -333,7 +336,7 @@ def _around_logs(original: Callable[..., Any], model: Any, logs: Any) -> Any:
         result = _shared_logs(lambda: original(model, logs), logs, model, process_set, kind, run)
         if outer is not None and isinstance(result, dict):
             outer.exact |= {f"val_{name}" if what == "validation" else name for name in result}
-    if what == "evaluate" and not calls.alone and isinstance(result, dict):
+    if what == "evaluate" and not running_calls().alone and isinstance(result, dict):
         recording().note_logs(what, result)
     if what == "fit":
         recording().note_epoch(result)
@@ -361,11 +364,11 @@ def _shared_logs(make: Callable[[], Any], logs: Any, model: Any, process_set: Pr
 
 def _stops(model: Any, own: bool) -> bool:
     """Returns the value of `model.stop_training`; in a `fit` that ranks share, the one that all agreed on."""
-    run = calls.run_of(model)
+    run = running_calls().run_of(model)
     return own if run is None else run.stops_now(own)
 
 
 def exact_logs(model: Any) -> set[str]:
     """Returns the names of logs in the running `fit` that cover all ranks' data; automatic names vary by rank."""
-    run = calls.run_of(model)
+    run = running_calls().run_of(model)
     return set() if run is None else run.exact

@@ -207,7 +207,7 @@ class FitRun:
         if self._decision is not None and self._decision.joined and self._own_batches is not None:
             if step >= self._own_batches and self.frozen is None:
                 self.frozen = metrics.own_states(self.model)
-            joining.set_weight(step < self._own_batches)
+            joining().set_weight(step < self._own_batches)
         if step and (self._checked == 0 or self._steps + step - self._checked >= self._every):
             self._check(self._steps + step)
 
@@ -282,7 +282,7 @@ class FitRun:
         if self._common_end is not None:
             self._common_end.armed = False
         if self._decision is not None and self._decision.joined:
-            joining.stop()
+            joining().stop()
         if self.by_rows or (self._decision is not None and self._decision.joined):
             compat.forget_train_function(self.model)
 
@@ -322,7 +322,7 @@ class FitRun:
             raise UsageError(explain("HVKERAS_UNEVEN=join needs one step in each execution", "compile with"
                                      " steps_per_execution=1, or set HVKERAS_UNEVEN=trim",
                                      steps_per_execution=compat.steps_per_execution(self.model)))
-        joining.start()
+        joining().start()
         compat.forget_train_function(self.model)
         if self._begun:
             compat.make_train_function(self.model)

@@ -118,7 +118,7 @@ def _share(own: Any, process_set: ProcessSet) -> Any:
 
 
 def _require_data_on_all_ranks(reduction: str) -> None:
-    if joining.active:
+    if joining().active:
         raise UnsupportedError(explain("HVKERAS_UNEVEN=join needs losses that are means over samples, without masks",
                                        'set HVKERAS_UNEVEN=trim, or write reduction="sum_over_batch_size"',
                                        reduction=reduction))

@@ -90,8 +90,8 @@ def moments_over_ranks(inputs: Any, axes: Sequence[int], keep_dims: bool, mask: 
     ranks = members(process_set, "batch normalization")
     total: Callable[[Any], Any] = functools.partial(allreduce, op=Sum, process_set=process_set)
     counts, *found = _moments(tf.cast(inputs, tf.float64 if inputs.dtype == tf.float64 else tf.float32), axes, mask)
-    if joining.active:
-        weight = tf.cast(joining.weight(), counts.dtype)
+    if joining().active:
+        weight = tf.cast(joining().weight(), counts.dtype)
         counts, total = counts * weight, _weighted(total, weight)
     moments = tf.stack([tf.reshape(one, [-1]) for one in (counts, *found)])
     if (strategy := replicas.strategy_within_rank()) is not None:

@@ -114,6 +114,7 @@ def test_keras_and_tensorflow_are_as_before_once_a_job_is_over() -> None:
         return found
 
     assert tf.keras.Model is keras.Model
+    patches.uninstall_job()  # what another test has left
     before = state()
     fit_hooks.install()
     compat.passes()

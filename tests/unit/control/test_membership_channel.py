@@ -49,7 +49,7 @@ def test_a_worker_is_told_its_place_or_that_there_is_none(launcher):
     heard.get(timeout=5.0)
     server.stop()
     assert "its launcher is gone, or has ended it" in str(answers.get(timeout=5.0))
-    client._connection.close()
+    client.close()
 
 
 def test_a_change_is_known_until_the_next_generation(launcher):
@@ -70,7 +70,7 @@ def test_a_change_is_known_until_the_next_generation(launcher):
     assert not (client.hosts_changed or client.must_leave_soon or client.must_leave)
     server.send(0, FunctionDone())
     answers.get(timeout=5.0)
-    client._connection.close()
+    client.close()
 
 
 def test_a_second_process_with_a_workers_number_is_rejected(launcher):
@@ -78,4 +78,4 @@ def test_a_second_process_with_a_workers_number_is_rejected(launcher):
     client = MembershipClient(server.address, SECRET, 0, 15.0)
     with pytest.raises(UsageError, match="worker 0 is connected already"):
         MembershipClient(server.address, SECRET, 0, 15.0)
-    client._connection.close()
+    client.close()

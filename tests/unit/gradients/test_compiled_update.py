@@ -18,6 +18,7 @@ import hvkeras as hvd
 from hvkeras.compat import compiling
 from hvkeras.gradients import compiled_update
 from hvkeras.gradients.distributed import distributed_part
+from hvkeras.profiling.recorder import recording
 
 TOLERANCE = 1e-6  # of the largest weight
 STEPS, BATCH = 40, 4
@@ -204,7 +205,7 @@ def test_long_compiling_is_shown_and_recorded(
 ) -> None:
     noted: list[float] = []
     monkeypatch.setattr(compiled_update, "SLOW", 0.0)
-    monkeypatch.setattr(compiled_update.recorder, "note_compilation", noted.append)
+    monkeypatch.setattr(recording(), "note_compilation", noted.append)
     trained(compiled(keras.optimizers.SGD(0.01)))
     printed = capsys.readouterr().err
     assert len(noted) == 1 and noted[0] > 0

@@ -210,7 +210,7 @@ def test_a_worker_learns_its_rank_over_the_membership_channel(serving: Callable[
         launcher.take_from_thread()
         waiting.join(WITHIN)
     finally:
-        client._connection.close()
+        client.close()
     assert membership.ranks == [1]
     (answer,) = answers
     assert answer.commit == 5

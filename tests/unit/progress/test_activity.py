@@ -18,9 +18,8 @@ import tensorflow as tf
 from harness.processes import run_python
 from hvkeras.compat import patches
 from hvkeras.control.heartbeat import Watch
-from hvkeras.profiling import recorder
 from hvkeras.profiling.rank_recorder import Recorder
-from hvkeras.progress import activity, location
+from hvkeras.progress import activity, location, stalls
 from hvkeras.records.record import Record
 from hvkeras.training import fit_hooks
 
@@ -215,7 +214,7 @@ def test_what_was_said_of_a_late_rank_is_recorded(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     kept_by = Recorder(tmp_path, Record(1, 2, "native", pid=os.getpid()))
-    monkeypatch.setattr(recorder, "_recording", kept_by)
+    monkeypatch.setattr(stalls, "listeners", [kept_by.note_stall])
     asker = threading.Thread(target=location.report, args=(1, "node", "", 61.0, "rank 0 has waited 60 s for rank 1"))
     asker.start()
     asker.join(10)
