@@ -31,8 +31,9 @@ from hvkeras.job.session import Session, current_session, is_initialized, this_p
 from hvkeras.job.start import open_session
 from hvkeras.launch_environments import Launch, detect_launch, hvkeras_run
 from hvkeras.launch_environments.hvkeras_run import JOINS_AT_COMMIT, JOINS_AT_START
+from hvkeras.profiling.recorder import recording
 from hvkeras.settings import Settings
-from hvkeras.training.session_services import install_hooks, start_services, stop_services
+from hvkeras.training.session_services import install_hooks, start_services
 
 RETRY = 0.1  # seconds between two attempts to reach an elastic job's launcher
 
@@ -204,7 +205,7 @@ class Membership:
     def _leave_generation(self) -> None:
         if is_initialized():
             self._requested = current_session().requested
-            stop_services()
+            recording().finish()
         this_process().disconnect()
 
     def _open_generation(self, place: Mapping[str, str]) -> Session:

@@ -57,8 +57,8 @@ def stop_services() -> None:
 
 
 def restart_with_services(session: Session) -> None:
-    """Closes a session, and opens another one of the same ranks."""
-    stop_services()
+    """Closes a session, and opens another one of the same ranks; Keras stays as it is changed."""
+    recording().finish()
     start_services(restart_session(session))
 
 
