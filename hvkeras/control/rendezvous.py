@@ -12,7 +12,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from hvkeras.control.announcements import (
     announcement_path,
@@ -23,7 +23,6 @@ from hvkeras.control.announcements import (
     write_privately,
 )
 from hvkeras.control.cause import Cause
-from hvkeras.control.channel import ControlChannel
 from hvkeras.control.client import ControlClient
 from hvkeras.control.connection import Introduction
 from hvkeras.control.messages import Deadlines
@@ -114,7 +113,21 @@ def join_parameter_servers(launch: Launch, settings: Settings, on_end: Callable[
     return client
 
 
-def connect(launch: Launch, settings: Settings, on_end: Callable[[Cause], None]) -> ControlChannel:
+class Connected(NamedTuple):
+    """What connects this process to the other ranks.
+
+    Attributes:
+        client: This rank's end of the control channel.
+        server: The server, if this process runs it.
+        claim: What reserves the port of TF_CONFIG, if there is one.
+    """
+
+    client: ControlClient
+    server: ControlServer | None
+    claim: socket.socket | None
+
+
+def connect(launch: Launch, settings: Settings, on_end: Callable[[Cause], None]) -> Connected:
     """Connects this rank to its job's control channel; except under `hvkeras run`, rank 0 starts the server.
 
     Args:
@@ -123,7 +136,7 @@ def connect(launch: Launch, settings: Settings, on_end: Callable[[Cause], None])
         on_end: Called with the cause when the job ends early.
 
     Returns:
-        The connected channel. The other ranks need not be connected yet.
+        The client, and the server if this process runs it. The other ranks need not be connected yet.
 
     Raises:
         HvkerasError: Rank 0 cannot be found or reached in time, or its port is taken.
@@ -145,7 +158,7 @@ def connect(launch: Launch, settings: Settings, on_end: Callable[[Cause], None])
     assert server is None or isinstance(server, ControlServer)
     client.server_is_rank = launch.rendezvous.kind != "run"
     client.server_host = address[0]
-    return ControlChannel(client, server, claim)
+    return Connected(client, server, claim)
 
 
 Address = tuple[str, int]

@@ -7,7 +7,6 @@ import socket
 from collections.abc import Callable
 
 from hvkeras.control.cause import Cause
-from hvkeras.control.channel import ControlChannel
 from hvkeras.control.client import ControlClient
 from hvkeras.control.messages import Deadlines
 from hvkeras.control.process_exit import ExitWatch
@@ -19,6 +18,7 @@ from hvkeras.launch_environments import Launch, describe_cluster
 from hvkeras.launch_environments.starter import open_starter
 from hvkeras.settings import Settings
 
+CAUSE_TIMEOUT = 2.0  # seconds to wait for a message from the server in the same process
 ABORT_WITHIN = 2.0  # seconds for engines to be aborted, once another rank has failed
 
 
@@ -32,7 +32,7 @@ class JobLink:
 
     Attributes:
         launch: How this process was launched.
-        channel: The control channel.
+        client: This rank's end of the control channel.
         hooks: The hooks for exceptions, exits, signals, and failures of other ranks.
         starts: How many engines have started on this link.
 
@@ -47,7 +47,9 @@ class JobLink:
         self._on_end: Callable[[Cause], None] = lambda _: None  # until there are hooks
         if launch.rank == 0 and launch.cluster and prints_at(settings, "WARNING"):
             say(describe_cluster(launch))
-        self.channel: ControlChannel = connect(launch, settings, self._job_ended)
+        connected = connect(launch, settings, self._job_ended)
+        self.client: ControlClient = connected.client
+        self._server, self._claim = connected.server, connected.claim
         if launch.rendezvous.kind != "run" and (starter := open_starter()) is not None:
             self.client.watch_starter(starter)
         self.hooks: FailureHooks = FailureHooks(
@@ -57,11 +59,6 @@ class JobLink:
         self._on_end = self.hooks.job_ended
         if self.client.cause is not None:
             self.hooks.job_ended(self.client.cause)
-
-    @property
-    def client(self) -> ControlClient:
-        """This rank's end of the control channel."""
-        return self.channel.client
 
     def set_deadlines(self, settings: Settings) -> None:
         """Sets how long this rank waits, and whoever serves the channel, who may have other settings."""
@@ -93,7 +90,15 @@ class JobLink:
         for backend in self.hooks.backends:  # the ranks did not come together
             backend.stop()
         self.hooks.release()
-        self.channel.close()
+        self.release_port()
+        if self._server is not None:
+            self._server.stop()
+        self.client.close()
+
+    def release_port(self) -> None:
+        """Releases the port from TF_CONFIG for the engine; called once all ranks are connected."""
+        if self._claim is not None:
+            self._claim.close()
 
     def script_ended(self) -> None:
         """Reports that Python has run the script; it may still wait for non-daemon threads."""
@@ -103,9 +108,22 @@ class JobLink:
         """Leaves the job at the end of this process, and reports an exit code other than 0."""
         self.hooks.exiting()
         finalize_mpi()
-        self.channel.wait_for_exits(held=running_mpi() is not None)
+        self._wait_for_exits()
         if self.client.cause is not None:
             self.hooks.exiting()
         self.hooks.uninstall()
-        self.channel.stop_reading()
+        self.release_port()
+        if self._server is not None:
+            self._server.stop()
+        self.client.stop_reading()  # its connection stays open until the process is gone
         self._exit_watch.arm_last_resort()
+
+    def _wait_for_exits(self) -> None:
+        """Waits, if this process serves, until ranks with finished scripts have exited or the job has ended."""
+        if self._server is None or self.client.detached:
+            return
+        self.client.excuse_ending()
+        # MPI's exit holds this process until the others end.
+        self._server.wait_for_exits(self.client.introduction.rank, held=running_mpi() is not None)
+        if self._server.cause is not None:
+            self.client.wait_for_cause(CAUSE_TIMEOUT)

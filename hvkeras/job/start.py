@@ -95,7 +95,7 @@ def _meet(link: JobLink, settings: Settings, requested: str | None, without_engi
     link.starts += 1
     facts = exchange_facts(client, launch, settings, link.starts, own_facts(wanted, launch, settings))
     remove_announcement(launch, settings)
-    link.channel.release_port()
+    link.release_port()
     topology = topology_from_hosts(launch.rank, [fact["host"] for fact in facts],
                                    [fact["identity"] for fact in facts], [fact["cores"] for fact in facts])
     settings = settings_of_rank_0(launch, settings, facts)
