@@ -1,5 +1,7 @@
 """The collective engines, one folder each, behind the interface `hvkeras.backends.interface.Backend`.
 
+This folder is installed as `hvkeras.backends`.
+
 Third parties add backends through the entry-point group `hvkeras.backends`: entry-point names are backend names, and
 the values are `Backend` subclasses.
 """

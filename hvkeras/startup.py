@@ -63,7 +63,7 @@ def init(
         backend_class(requested)
     launch = _launch(settings, comm)
     if launch.rendezvous.kind == "standby":
-        from hvkeras.elastic.membership import join_running_job  # noqa: PLC0415 - imports TensorFlow
+        from hvkeras.elastic.worker_membership import join_running_job  # noqa: PLC0415 - imports TensorFlow
 
         join_running_job(launch, settings, backend, process_sets)
         return
@@ -139,7 +139,11 @@ def init_without_engine() -> Session:
 
 
 def shutdown() -> None:
-    """Leaves the job in good order; all ranks may then call `init()` again."""
+    """Leaves the job in good order; all ranks may then call `init()` again.
+
+    The record is written and Keras restored first (`stop_services`), then the session closes: what it holds, the latest
+    first, then its engine and its hooks (`Session.close`). The control channel stays open until the process exits.
+    """
     if not is_initialized():
         return
     from hvkeras.training.session_services import stop_services  # noqa: PLC0415 - imports TensorFlow

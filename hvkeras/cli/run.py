@@ -22,7 +22,7 @@ from hvkeras.launcher import pods
 from hvkeras.launcher.horovod_flags import tuning_variables
 from hvkeras.launcher.host_agents import Ssh
 from hvkeras.launcher.host_pool import FAILURES, HostPool, discovered
-from hvkeras.launcher.job import JobSpec
+from hvkeras.launcher.job_spec import JobSpec
 from hvkeras.launcher.placement import THIS_HOST, HostRanks, place, slots_in
 from hvkeras.launcher.printer import Printer
 from hvkeras.launcher.reporting_hosts import ReportingHosts

@@ -1,9 +1,10 @@
 """Mismatched collectives: how each rank raises `MismatchError`.
 
-The control server detects the mismatch, tells each rank that its plan is refused, and has all ranks participate in
-each other's collectives so that no engine is left waiting (`hvkeras.control.join`). Then every rank raises: in eager
-mode, this module raises; in a graph, an operation of the C++ library raises after the collectives. It raises only after
-it has participated for the others: what catches the exception may end the process, or enter their collectives itself.
+The control server detects the mismatch (`hvkeras.control.deadlocks`), tells each rank that its plan is refused, and
+has all ranks participate in each other's collectives so that no engine is left waiting (`hvkeras.control.join`). Then
+every rank raises: in eager mode, this module raises; in a graph, an operation of the C++ library raises after the
+collectives. It raises only after it has participated for the others: what catches the exception may end the process,
+or enter their collectives itself.
 """
 
 from __future__ import annotations

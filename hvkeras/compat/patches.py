@@ -2,8 +2,8 @@
 
 A row of `TABLE` names what it changes, why that takes a change, and what would make it go. Rows are installed in
 groups. What a changed function does lies with its subject, such as `hvkeras.training`: whoever installs a group passes
-it as the group's behaviour, and the row adapts the call. `tools/foreign_changes.py`, a part of `make lint`, finds
-changes that are made elsewhere.
+it as the group's behaviour, and the row adapts the call (`hvkeras.compat.adapters`). `tools/foreign_changes.py`, a part
+of `make lint`, finds changes that are made elsewhere.
 
 The changes are plain functions and not wrapt's proxies, which take twice as long to call, cannot be pickled, and cannot
 be undone by the versions of wrapt that TensorFlow accepts; nor would they cover attributes that are no functions.

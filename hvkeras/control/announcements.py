@@ -11,7 +11,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from hvkeras.control.waiting import Waiting
+from hvkeras.control.start_deadline import Waiting
 from hvkeras.errors import MachineError, explain
 from hvkeras.host.network import (
     LOOPBACK,

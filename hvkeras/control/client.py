@@ -90,7 +90,7 @@ class ControlClient:
         self.server_host = ""
         self.liveness = liveness_timeout
         self.on_participation: Callable[[Participate | AllJoined], None] | None = None  # see `hvkeras.collectives.join`
-        self.on_refusal: Callable[[str, str], None] | None = None  # see `hvkeras.collectives.mismatch.refuse`
+        self.on_refusal: Callable[[str, str], None] | None = None  # see `Refusals` in `hvkeras.collectives.mismatch`
         self.on_terminate: Callable[[Cause], None] = self.fail  # called when the launcher is told to end the job
         self._on_end = on_end
         self._starter: int | None = None

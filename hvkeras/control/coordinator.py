@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Iterator
 
 from hvkeras.control.cause import Cause, CauseKind
+from hvkeras.control.deadlocks import Finding, Waits
 from hvkeras.control.handler import Members
 from hvkeras.control.join import Participation
 from hvkeras.control.messages import (
@@ -27,7 +28,6 @@ from hvkeras.control.messages import (
 from hvkeras.control.ranks import Ranks, RankState
 from hvkeras.control.stalls import Stalls
 from hvkeras.control.stop_agreement import Stops
-from hvkeras.control.waits import Finding, Waits
 
 
 class Coordinator:

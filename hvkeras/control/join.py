@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from hvkeras.control.deadlocks import Finding, Waits
 from hvkeras.control.messages import CallDescriptions, Message, Participate, PlanRefused
-from hvkeras.control.waits import Finding, Waits
 
 REFUSED_WITHIN = 20.0  # seconds for a refusal to complete
 Request = tuple[int, Message]

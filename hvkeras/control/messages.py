@@ -1,7 +1,8 @@
 """The messages of all channels: between ranks and control server, workers and launcher, hosts and launcher.
 
 A message is a frozen dataclass. On the wire it is a JSON array of the class's name and the fields that differ from
-their defaults. Receivers dispatch on the class.
+their defaults. Receivers dispatch on the class: of what ranks send, `ControlHandler` (server.py) and `Coordinator`; of
+what they receive, `ControlClient`; of an elastic job's workers, `ElasticMembership` of the launcher.
 """
 
 from __future__ import annotations
@@ -451,7 +452,7 @@ class JobFinished(Message):
     code: int
 
 
-# RankOutput of ranks on Spark, and the calls of hosts that `hvkeras doctor` checks.
+# Output of ranks on Spark, and the calls of hosts that `hvkeras doctor` checks.
 
 
 @dataclass(frozen=True)

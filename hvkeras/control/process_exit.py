@@ -13,7 +13,7 @@ import sys
 import time
 
 from hvkeras.host.console import say
-from hvkeras.progress import location, stalls
+from hvkeras.progress import location, stall_listeners
 
 LAST_RESORT = 5.0  # seconds from when the server should have ended a process until the kernel ends it
 BACKOFF = 2.0  # the next report is due after this multiple of the time waited so far
@@ -68,7 +68,7 @@ class ExitWatch:
             place, stacks = location.blocking_exit()
             text = f"{self._who} has not ended, {waited:.0f} s after its script did: {place}"
             say(f"{text}; the innermost call last:\n" + "\n".join(stacks))
-            stalls.note(text)
+            stall_listeners.note(text)
         return ""
 
     def arm_last_resort(self) -> None:

@@ -27,7 +27,7 @@ from hvkeras.control.client import ControlClient
 from hvkeras.control.connection import Introduction
 from hvkeras.control.messages import Deadlines
 from hvkeras.control.server import ControlServer
-from hvkeras.control.waiting import Waiting, task_name
+from hvkeras.control.start_deadline import Waiting, task_name
 from hvkeras.control.wire import ProofError
 from hvkeras.errors import MachineError, UsageError, explain
 from hvkeras.host.console import say
@@ -42,7 +42,7 @@ from hvkeras.host.network import (
 )
 from hvkeras.host.private_files import read_private
 from hvkeras.launch_environments import Launch
-from hvkeras.progress import stalls
+from hvkeras.progress import stall_listeners
 from hvkeras.settings import Settings
 
 RECORD_BYTES = 1024  # size of what each rank sends over MPI: its host name and addresses, as JSON
@@ -75,7 +75,7 @@ def _serve(launch: Launch, settings: Settings, secret: bytes, host: str, port: i
 def _warn(text: str) -> None:
     """Prints a warning about a long wait, and adds it to the record."""
     say(text)
-    stalls.note(text)
+    stall_listeners.note(text)
 
 
 def serve_parameter_servers(launch: Launch, settings: Settings, serve: Serve) -> None:

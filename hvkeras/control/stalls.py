@@ -1,7 +1,7 @@
 """Ranks that make no progress though they wait for no other rank, due to a dead data source or a hung callback.
 
 Each rank measures how long it has made no progress, and where (`hvkeras.control.heartbeat.Watch`).
-`hvkeras.control.waits` handles ranks that wait for others or that others wait for.
+`hvkeras.control.deadlocks` handles ranks that wait for others or that others wait for.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from hvkeras.control.cause import CauseKind
+from hvkeras.control.deadlocks import Finding
 from hvkeras.control.messages import Standstill
-from hvkeras.control.waits import Finding
 
 MAX_WARNINGS = 8  # how many ranks are asked for their location at the same time
 BACKOFF = 2.0  # the next report of the same stall is due after this multiple of its duration so far

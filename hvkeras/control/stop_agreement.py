@@ -1,6 +1,7 @@
 """How one rank's request to stop training takes effect after the same execution on all ranks.
 
-An execution is one call of Keras's train function. A rank that wants to stop tells the server, which asks all ranks
+`model.stop_training = True` on one rank is such a request (`FitRun.stops_now`). An execution is one call of Keras's
+train function. A rank that wants to stop tells the server, which asks all ranks
 that train together which execution they have reached; their channel threads answer. All ranks stop after the latest
 of these executions: no rank has started a later one, and ranks that finish an execution in the meantime wait for the
 decision. Steps in which no rank wants to stop exchange nothing.

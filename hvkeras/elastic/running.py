@@ -17,9 +17,9 @@ from hvkeras.compat import graphs
 from hvkeras.control.cause import Cause
 from hvkeras.elastic.commit_folder import commit_file, remove_commits_at_exit, say_on_rank_0
 from hvkeras.elastic.commits import CommitFile
-from hvkeras.elastic.membership import Membership, membership
 from hvkeras.elastic.shared_slots import LostPartsError
 from hvkeras.elastic.state import State
+from hvkeras.elastic.worker_membership import Membership, membership
 from hvkeras.errors import HorovodInternalError, HostsUpdatedInterrupt, UsageError, explain
 from hvkeras.job.changes import Change, changes
 from hvkeras.job.failure import STUCK_AFTER

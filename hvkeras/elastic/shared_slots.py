@@ -20,7 +20,7 @@ from hvkeras.collectives.scattering import alltoall
 from hvkeras.compat import graphs
 from hvkeras.elastic.snapshot import Reader, Snapshot
 from hvkeras.errors import CommitError, explain
-from hvkeras.gradients.step import DistributedPart
+from hvkeras.gradients.distributed_part import DistributedPart
 from hvkeras.job.session import current_session
 
 Range = tuple[int, int, int]  # the rank whose part it is, the first of its elements in the whole, and the one after it

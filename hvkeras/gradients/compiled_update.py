@@ -3,7 +3,7 @@
 On a CPU, an optimizer of Keras is a chain of small operations, each of which walks through all weights. XLA fuses them
 into one pass, with the same results but for the last bits. Whether an update is compiled depends only on what is equal
 on all ranks, and it is a part of the plan of the gradients, so that ranks that differ in it get an error
-(docs/decisions/compiled-update.md).
+(docs/decisions/compiled-update.md). `UpdateCompiler` decides it, asked by `choose_update` of each step.
 """
 
 from __future__ import annotations

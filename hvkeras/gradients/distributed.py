@@ -11,10 +11,11 @@ from hvkeras import compat
 from hvkeras.backends.capabilities import objection_to_xla
 from hvkeras.compat import patches
 from hvkeras.errors import UnsupportedError, UsageError, explain
+from hvkeras.gradients.distributed_part import DistributedPart, Reducing, part_of
 from hvkeras.gradients.options import Options
 from hvkeras.gradients.sharded_state import ShardedState
 from hvkeras.gradients.sharding import Sharding
-from hvkeras.gradients.step import DistributedPart, GradientStep, Reducing, part_of
+from hvkeras.gradients.step import GradientStep
 from hvkeras.host.console import say
 from hvkeras.job.session import current_session, is_initialized
 from hvkeras.typing import GradientTapeLike, VariableLike

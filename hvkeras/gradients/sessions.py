@@ -9,9 +9,9 @@ import tensorflow as tf
 from hvkeras import compat
 from hvkeras.collectives.broadcasts import broadcast_global_variables
 from hvkeras.errors import UnsupportedError, UsageError, explain
+from hvkeras.gradients.distributed_part import Reducing, part_of
 from hvkeras.gradients.options import Exchange, Options
 from hvkeras.gradients.reducer import GradientReducer
-from hvkeras.gradients.step import Reducing, part_of
 from hvkeras.job.session import current_session
 from hvkeras.typing import Operation, OptimizerT
 

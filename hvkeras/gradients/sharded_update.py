@@ -18,9 +18,9 @@ from hvkeras.collectives.operations import Sum, number_in_graph, shaped
 from hvkeras.collectives.reductions import allreduce
 from hvkeras.compat import graphs
 from hvkeras.errors import UsageError, explain
+from hvkeras.gradients.buckets import pack
 from hvkeras.gradients.compiled_update import UpdateCompiler
 from hvkeras.gradients.options import Exchange
-from hvkeras.gradients.reducer import pack
 from hvkeras.gradients.shards import Bounds, Shards
 from hvkeras.gradients.update import PlainUpdate
 from hvkeras.job.session import current_session

@@ -1,4 +1,7 @@
-"""Selects a job's backend: the requested one, or the first in order of preference that serves all ranks."""
+"""Selects a job's backend: the requested one, or the first in order of preference that serves all ranks.
+
+A job of one process takes `local`, unless a plug-in was requested (`hvkeras.job.start`).
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,11 @@
-"""Failure handling: when a rank fails, every rank learns of it, prints an exit report, and ends.
+"""Failure handling: when a rank fails, every rank learns of it, and ends with an exit report, or goes on.
+
+A rank goes on if its `FailurePolicy` says so, as in an elastic function (`FailureHooks.outlives`). Otherwise:
 
 The failing rank prints its traceback and notifies the control server. On the surviving ranks, pending collectives are
 aborted so that the main thread unwinds. Each survivor then prints its exit report, one line that names the failed
 rank, its host and its exception. No rank exits before all have printed theirs (launchers end the other ranks as soon
-as one exits), and no rank outlives the grace period.
+as one exits), and none outlives the grace period.
 """
 
 from __future__ import annotations

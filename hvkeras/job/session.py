@@ -91,7 +91,10 @@ class Session:
             _process.session = before
 
     def close(self) -> None:
-        """Ends what is kept for this session, the last made first; then stops the engine, and leaves the ranks."""
+        """Ends what is kept for this session, the last made first; then stops the engine, and leaves the ranks.
+
+        `startup.shutdown` first stops what accompanies the session.
+        """
         for kept in reversed(list(self._parts.values())):
             if hasattr(kept, "close"):
                 kept.close()

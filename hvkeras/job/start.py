@@ -10,7 +10,7 @@ from hvkeras.backends import BUILT_IN, ONE_PROCESS, backend_class
 from hvkeras.backends.interface import Backend, Start
 from hvkeras.control.announcements import remove_announcement
 from hvkeras.control.client import ControlClient
-from hvkeras.control.waiting import REPORT_EVERY, task_name
+from hvkeras.control.start_deadline import REPORT_EVERY, task_name
 from hvkeras.errors import MachineError, explain
 from hvkeras.host.console import prints_at, say
 from hvkeras.host.cores import fair_share, limit_threads, usable_cores

@@ -10,7 +10,7 @@ from hvkeras.host.console import quiet_variables
 from hvkeras.launch_environments import hvkeras_run, tf_config
 from hvkeras.launch_environments.horovod_variables import rank_variables, with_launcher
 from hvkeras.launcher.host_agents import exported
-from hvkeras.launcher.job import JobSpec
+from hvkeras.launcher.job_spec import JobSpec
 from hvkeras.launcher.placement import HostRanks, WorkerId
 from hvkeras.settings import Settings
 

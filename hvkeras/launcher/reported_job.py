@@ -26,7 +26,7 @@ from hvkeras.host.network import split_address
 from hvkeras.launcher.functions import BOOT_SOURCE, CALL, command_in, result_file
 from hvkeras.launcher.host_pool import HostPool
 from hvkeras.launcher.host_reporter import OnHost, report
-from hvkeras.launcher.job import JobSpec
+from hvkeras.launcher.job_spec import JobSpec
 from hvkeras.launcher.parent import ends_with_parent
 from hvkeras.launcher.printer import Printer
 from hvkeras.launcher.reporting_hosts import ReportingHosts

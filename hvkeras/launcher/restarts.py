@@ -12,9 +12,10 @@ from pathlib import Path
 
 from hvkeras.errors import MachineError
 from hvkeras.launcher.elastic_membership import ElasticMembership
-from hvkeras.launcher.job import JobSpec
+from hvkeras.launcher.fixed_membership import FixedMembership
+from hvkeras.launcher.job_spec import JobSpec
 from hvkeras.launcher.limits import require_open_files
-from hvkeras.launcher.membership import FixedMembership, Membership, Workers
+from hvkeras.launcher.membership import Membership, Workers
 from hvkeras.launcher.printer import Printer
 from hvkeras.launcher.run import Launcher
 from hvkeras.launcher.traces import forget_traces, merged_after, trace_of

@@ -18,7 +18,7 @@ from hvkeras.host.error_text import summary
 from hvkeras.host.network import LOOPBACK, address_towards, split_address
 from hvkeras.launcher import exit_report as reports
 from hvkeras.launcher.host_agents import AgentProcess, AgentTransport, Event, HostAgent
-from hvkeras.launcher.job import JobSpec
+from hvkeras.launcher.job_spec import JobSpec
 from hvkeras.launcher.membership import UNWIND, Exit, Membership, Workers
 from hvkeras.launcher.orders import Order
 from hvkeras.launcher.placement import THIS_HOST, HostRanks, WorkerId

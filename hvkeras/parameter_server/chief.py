@@ -26,7 +26,7 @@ from hvkeras.host.grpc_ports import held_port
 from hvkeras.host.network import split_address
 from hvkeras.job.signals import SignalWatch
 from hvkeras.launch_environments import Launch
-from hvkeras.parameter_server.membership import Membership
+from hvkeras.parameter_server.cluster_membership import Membership
 from hvkeras.parameter_server.placement import balanced_over
 from hvkeras.settings import Settings
 

@@ -2,7 +2,7 @@
 
 A rank counts each entry to a plan just before the collective runs. It sends the counts with the heartbeats of the
 control channel, so that the server sees which rank waits for which other rank, and in which plan. The server names
-ranks that run different plans, ranks that are late, and ranks that have left (`hvkeras.control.waits`).
+ranks that run different plans, ranks that are late, and ranks that have left (`hvkeras.control.deadlocks`).
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from hvkeras.launch_environments import hvkeras_run
 from hvkeras.profiling import spans
 from hvkeras.profiling.rank_recorder import Recorder
 from hvkeras.profiling.tracer import Tracer
-from hvkeras.progress import stalls
+from hvkeras.progress import stall_listeners
 from hvkeras.records.record import WELL, Record, remove
 from hvkeras.report.after_run import reports_to
 
@@ -74,8 +74,8 @@ class Recording:
             recorder.report = reports_to(settings)
         recorder.is_on = lambda: self._active is recorder
         self._recorders.append(recorder)
-        if self.note_stall not in stalls.listeners:
-            stalls.listeners.append(self.note_stall)
+        if self.note_stall not in stall_listeners.listeners:
+            stall_listeners.listeners.append(self.note_stall)
         if session.hooks is not None and self.finish not in session.hooks.before_last_line:
             session.hooks.before_last_line.append(self.finish)
         patches.install(patches.RECORDING, patches.RecordingBehaviour(

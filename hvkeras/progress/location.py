@@ -8,7 +8,7 @@ import threading
 from types import FrameType
 
 from hvkeras.host.console import say
-from hvkeras.progress import activity, stalls
+from hvkeras.progress import activity, stall_listeners
 from hvkeras.progress.user_code import folders_of, innermost, is_library, place
 
 MAX_LINES = 12  # lines of a stack
@@ -50,7 +50,7 @@ def report(rank: int, host: str, steps: str, still: float, stall: str | None) ->
         lines += ["  a thread that makes data:", *_lines(maker)]
     say(f"{line}; the innermost call last:\n" + "\n".join(lines))
     if stall is not None:
-        stalls.note(stall if text in stall else "; ".join(filter(None, (stall, line))))
+        stall_listeners.note(stall if text in stall else "; ".join(filter(None, (stall, line))))
     return text
 
 

@@ -3,6 +3,7 @@
 Every step contains collectives, so a rank with more batches than the others would wait forever. Each rank reports facts
 about its data, and `decide` derives the same decision from them on every rank. Data of unknown length ends on all ranks
 together: before each step, the ranks ask each other over the control channel whether all have a batch.
+`FitRun.data_ready` exchanges the facts.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from harness.launchers import BIN, clean_environment
 from harness.processes import MARK, end_marked
 from hvkeras.control.cause import Cause
 from hvkeras.control.server import ControlServer
-from hvkeras.launcher.job import JobSpec
+from hvkeras.launcher.job_spec import JobSpec
 from hvkeras.launcher.placement import place
 from hvkeras.launcher.printer import Printer
 from launch.hvkeras_run import Started, python, run, warm_ranks

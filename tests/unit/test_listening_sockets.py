@@ -26,7 +26,7 @@ from hvkeras.host.network import LOOPBACK
 from hvkeras.launch_environments import Launch
 from hvkeras.launcher.printer import Printer
 from hvkeras.launcher.reporting_hosts import ReportingHosts
-from hvkeras.parameter_server.membership import Membership
+from hvkeras.parameter_server.cluster_membership import Membership
 from hvkeras.settings import Settings
 from hvkeras.spark.output import OutputServer
 
@@ -117,7 +117,7 @@ OPEN: dict[str, Callable[[], contextlib.AbstractContextManager[Address]]] = {
     "control/rendezvous.py": claim,
     "launcher/reporting_hosts.py": lambda: serving(ReportingHosts(SECRET.decode(), LOOPBACK)),
     "spark/output.py": lambda: serving(OutputServer(2, SECRET, LOOPBACK, Printer(2, BytesIO(), BytesIO())).server),
-    "parameter_server/membership.py": lambda: serving(Membership(
+    "parameter_server/cluster_membership.py": lambda: serving(Membership(
         Launch("TF_CONFIG", size=2), Settings(), SECRET, LOOPBACK, 0, lambda cause: None)),
     "doctor/hosts.py": lambda: serving(CallServer(LOOPBACK).server),
     "bench/streams.py": stream,

@@ -21,7 +21,7 @@ from hvkeras.control.client import ControlClient
 from hvkeras.control.connection import Introduction
 from hvkeras.control.messages import AllJoined, Deadlines
 from hvkeras.control.server import ControlServer
-from hvkeras.control.waiting import Waiting
+from hvkeras.control.start_deadline import Waiting
 from hvkeras.errors import MachineError, PeerError, UsageError
 from hvkeras.launch_environments import Launch, Rendezvous
 from hvkeras.settings import Settings

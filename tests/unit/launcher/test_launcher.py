@@ -12,7 +12,7 @@ from typing import Any
 
 from hvkeras.control.cause import Cause, CauseKind
 from hvkeras.control.messages import Deadlines
-from hvkeras.launcher.job import JobSpec
+from hvkeras.launcher.job_spec import JobSpec
 from hvkeras.launcher.membership import Exit, Workers
 from hvkeras.launcher.placement import HostRanks
 from hvkeras.launcher.printer import Printer

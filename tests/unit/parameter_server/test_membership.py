@@ -8,7 +8,7 @@ from harness.handlers import Channel
 from hvkeras.control.cause import Cause, CauseKind
 from hvkeras.control.messages import ExitReported, Failed, Heartbeat, JobEnded, LeftJob, MayExit
 from hvkeras.launch_environments import parameter_server_launch
-from hvkeras.parameter_server.membership import ClusterHandler
+from hvkeras.parameter_server.cluster_membership import ClusterHandler
 from hvkeras.settings import Settings
 
 CLUSTER = ('{"cluster": {"chief": ["c:1"], "worker": ["w:1", "w:2"], "ps": ["p:1"]},'

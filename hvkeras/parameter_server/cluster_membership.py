@@ -11,7 +11,7 @@ from hvkeras.control.message_server import MessageServer
 from hvkeras.control.messages import ExitReported, Failed, Heartbeat, LeftJob, Message
 from hvkeras.control.ranks import Ranks, RankState
 from hvkeras.control.server import BEAT
-from hvkeras.control.waiting import Waiting, task_name
+from hvkeras.control.start_deadline import Waiting, task_name
 from hvkeras.errors import PeerError
 from hvkeras.host.console import say
 from hvkeras.host.error_text import summary

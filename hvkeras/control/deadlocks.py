@@ -285,7 +285,7 @@ class Waits:
         return findings
 
     def _difference(self, circle: list[Wait]) -> str:
-        """PlanDescriptions the first difference between plans, and where the ranks entered them."""
+        """Describes the first difference between plans, and where the ranks entered them."""
         sites = [f"rank {wait.waiter} at {self._site(wait)}" for wait in circle if self._site(wait)]
         end = "; " + ", ".join(sites) if sites else ""
         hints = [hint for wait in circle if (hint := self._hint(wait))]
@@ -306,7 +306,7 @@ class Waits:
         return _UNLIKE_MODELS if differ else ""
 
     def _first_difference(self, one: Wait, other: Wait) -> str:
-        """PlanDescriptions the first difference between two plans: in kind, then tensors, then options, then names."""
+        """Describes the first difference between two plans: in kind, then tensors, then options, then names."""
         mine, theirs = self._plans[one.key], self._plans[other.key]
         start = f"ranks {one.waiter} and {other.waiter} communicate different things and wait for each other: "
         whole = (f"rank {one.waiter} is in {mine['label']} ({mine['operation']}, ranks {mine['ranks']}), rank"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hvkeras.control.cause import CauseKind
-from hvkeras.control.waits import IDLE, MAX_PLANS, Waits
+from hvkeras.control.deadlocks import IDLE, MAX_PLANS, Waits
 
 
 def plan(label="gradients", tensors=("kernel float32[2, 3]",), ranks=(0, 1), operation="allreduce sum"):
