@@ -7,8 +7,8 @@ a frame that ran on the way, in the order of their first one, on one rank:
 
 - gradient: from the optimizer's `apply` in the first step of `fit` until it returns, with everything it calls
 - start: `hvd.init()` of rank 0
-- killed: rank 0, from the cause of the job's end until its last line
-- elastic: rank 0, from the failure in the elastic function until the function runs again
+- killed: rank 0, whose main thread sleeps, from the cause of the job's end until its last line
+- elastic: rank 0, from the exception in the elastic function until the function runs again
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -113,7 +114,7 @@ def killed(way: Way) -> None:
     if hvd.rank() == 1:
         raise RuntimeError("one rank fails")
     way.begin()
-    hvd.allreduce(tf.ones(4), name="second")
+    time.sleep(60)
 
 
 def elastic(way: Way) -> None:
@@ -134,8 +135,11 @@ def elastic(way: Way) -> None:
             if hvd.rank() == 2:
                 os._exit(1)
             way.watch()
-            way.begin()
-            hvd.allreduce(tf.ones(4), name="after")
+            try:
+                hvd.allreduce(tf.ones(4), name="after")
+            except Exception:
+                way.begin()
+                raise
 
     train(state)
 
