@@ -405,7 +405,7 @@ def killed(self, name, create):
     if create:
         open("name", "w").write(name)
         launcher = [one for one in psutil.Process().parents() if "run" in one.cmdline()][-1]
-        for one in [*launcher.children(recursive=True), launcher]:
+        for one in [launcher, *launcher.children(recursive=True)]:  # the end of an agent ends this rank as well
             if one.pid != os.getpid():
                 one.kill()
         os.kill(os.getpid(), signal.SIGKILL)
