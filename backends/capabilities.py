@@ -30,7 +30,7 @@ class CompiledByXla(Backend):
         XLA compiles.
 
         Args:
-            key: The key of the plan, see `hvkeras.plans.plan`.
+            key: The key of the plan, see `hvkeras.plans`.
         """
 
     @abc.abstractmethod

@@ -81,7 +81,7 @@ class Backend(abc.ABC):
     outside an engine's folder depends on its name.
 
     Collectives take a `key`: a name that is the same on all ranks for the same collective and different for any other
-    collective (it is a hash of what is communicated, see `hvkeras.plans.plan`). The same key recurs in every step, and
+    collective (it is a hash of what is communicated, see `hvkeras.plans`). The same key recurs in every step, and
     a rank never has two runs of one key in flight. `ranks` holds the participating global ranks in ascending order;
     only these ranks make the call.
 

@@ -85,7 +85,9 @@ def _prepared() -> Settings:
 def _launch(settings: Settings, comm: object = None) -> Launch:
     """Returns how this process was launched; a generation of an elastic job is that which it has joined last."""
     link = this_process().link
-    return link.launch if link is not None and settings.run_membership else launch_of(detect_launch(), comm)
+    if link is not None and settings.run_membership:
+        return link.launch
+    return detect_launch() if comm is None else launch_of(detect_launch(), comm)
 
 
 def _begin(session: Session, process_sets: str | Sequence[ProcessSet | Sequence[int]] | None = None) -> None:

@@ -84,14 +84,14 @@ def _multi_worker_mirrored(communication_options: Any = None) -> Any:
 @contextlib.contextmanager
 def _counted(step: str) -> Iterator[None]:
     """Reports a Keras step of this rank to the control channel, so that it can name a rank that does not reach it."""
-    from hvkeras.plans.plan import Plan  # noqa: PLC0415 - imports TensorFlow
+    from hvkeras.plans import Plan  # noqa: PLC0415 - imports TensorFlow
 
     session = current_session() if is_initialized() else None
     if session is None or session.control is None:
         yield
         return
     label = f"{step} of fit" if step == "train_step" else f"{step} of an evaluation"
-    plan = Plan(f"strategy {step}", (), (), (), tuple(range(session.topology.size)), label)
+    plan = Plan("strategy", (), (), (), tuple(range(session.topology.size)), label, how=step)
     with session.entries.entering(plan, [], can_raise=False):
         yield
 

@@ -27,7 +27,7 @@ import tensorflow as tf
 import hvkeras as hvd
 from hvkeras.bench.models import MODELS, Model
 from hvkeras.gradients.reducer import GradientReducer
-from hvkeras.plans.plan import Plan
+from hvkeras.plans import Plan
 from hvkeras.profiling import recorder, spans
 
 
@@ -45,7 +45,7 @@ def train_step(model: Model) -> Callable[[], None]:
 def copy_gradients(_: GradientReducer, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
     """What one process does instead of an exchange of gradients, with its timestamps."""
     recorder.recording().step(gradients, variables)
-    plan = Plan.of("gradients average", gradients, (0,), "copies of the gradients")
+    plan = Plan.of("gradients", gradients, (0,), "copies of the gradients")
     with spans.store().in_step():
         engine = spans.store().timed(Copies(), plan) if recorder.recording().is_on() else Copies()
     half = len(gradients) // 2

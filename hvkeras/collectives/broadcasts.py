@@ -156,7 +156,8 @@ def _broadcast_into(targets: Sequence[Any], variables: Sequence[Any], root_rank:
     names = [compat.variable_name(variable) for variable in variables]
     for places in _chunks(targets, current_session().settings.bucket_size):
         flat = [tf.reshape(targets[place].read_value(), [-1]) for place in places]
-        fused = broadcast_raw(flat, root_rank, ranks, "variables", [names[place] for place in places])
+        fused = broadcast_raw(flat, root_rank, ranks, "variables", [names[place] for place in places],
+                              is_of_model=True)
         for place, values in zip(places, fused, strict=True):
             assigned.append(targets[place].assign(tf.reshape(values, targets[place].shape)))
     return assigned
@@ -265,14 +266,19 @@ def allgather_object(
         NotInitializedError: `init()` was not called.
         UsageError: This rank is not in `process_set`, or a `tf.function` is being traced.
     """
+    return gather_objects(obj, process_set, name or "object")
+
+
+def gather_objects(obj: ObjectT, process_set: ProcessSet, name: str, hint: str = "") -> list[ObjectT]:
+    """Gathers objects as `allgather_object` does; `hint` says what to write instead if a rank is alone by mistake."""
     ranks = members(process_set, "allgather_object")
-    return list(_eagerly(lambda: _allgather_object(obj, ranks, name or "object")))
+    return list(_eagerly(lambda: _gather_objects(obj, ranks, name, hint)))
 
 
-def _allgather_object(obj: Any, ranks: Sequence[int], called: str) -> list[Any]:
+def _gather_objects(obj: Any, ranks: Sequence[int], called: str, hint: str) -> list[Any]:
     data = np.frombuffer(pickle.dumps(obj), np.uint8)
-    lengths = allgather_raw(tf.constant([data.size], tf.int64), ranks, f"{called} (length)").numpy()
-    everything = allgather_raw(tf.constant(data), ranks, called).numpy()
+    lengths = allgather_raw(tf.constant([data.size], tf.int64), ranks, f"{called} (length)", hint).numpy()
+    everything = allgather_raw(tf.constant(data), ranks, called, hint).numpy()
     ends = np.cumsum(lengths)
     return [pickle.loads(everything[end - length : end].tobytes()) for end, length in zip(ends, lengths, strict=True)]
 

@@ -1,6 +1,6 @@
 """Planned collectives without gradients: the layer between the public collectives and the backend.
 
-Each collective is described by a `hvkeras.plans.plan.Plan`, so a mismatch between ranks raises an error.
+Each collective is described by a `hvkeras.plans.Plan`, so a mismatch between ranks raises an error.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hvkeras.collectives.mismatch import refusable
 from hvkeras.collectives.operations import plan_of, require_kernels, shaped
 from hvkeras.collectives.run_time_shapes import compared
 from hvkeras.job.session import Session, current_session
-from hvkeras.plans.plan import Call, Plan
+from hvkeras.plans import Call, Plan
 from hvkeras.profiling import spans
 
 
@@ -45,7 +45,7 @@ def allreduce_raw(tensors: Sequence[Any], reduction: Reduction, ranks: Sequence[
     if len(ranks) == 1:
         return [tf.identity(tensor) for tensor in tensors]
     require_kernels(session.backend)
-    plan = plan_of(f"{operation} {how or reduction.value}", specs or tensors, ranks, name, label_of(operation, name))
+    plan = plan_of(operation, specs or tensors, ranks, name, label_of(operation, name), how=how or reduction.value)
     results: list[Any] = list(tensors)
     kinds = [(tensor.dtype, factors[place] if factors else None) for place, tensor in enumerate(tensors)]
     groups = {kind: [place for place, found in enumerate(kinds) if found == kind] for kind in dict.fromkeys(kinds)}
@@ -57,14 +57,15 @@ def allreduce_raw(tensors: Sequence[Any], reduction: Reduction, ranks: Sequence[
     return results
 
 
-def allgather_raw(tensor: Any, ranks: Sequence[int], name: str | None) -> Any:
-    """Gathers a tensor without a gradient."""
+def allgather_raw(tensor: Any, ranks: Sequence[int], name: str | None, hint: str = "") -> Any:
+    """Gathers a tensor without a gradient; `hint` says what to write instead if one rank does so alone by mistake."""
     session = current_session()
     if len(ranks) == 1:
         return tf.identity(tensor)
     require_kernels(session.backend)
     shape = _of_any_rows(tensor.shape)
-    plan = plan_of("allgather", [tf.TensorSpec(shape, tensor.dtype)], ranks, name, label_of("allgather", name))
+    plan = plan_of("allgather", [tf.TensorSpec(shape, tensor.dtype)], ranks, name, label_of("allgather", name),
+                   hint=hint)
     call = Call("allgather", tensor, plan.key, tuple(ranks))
     [gathered] = run(session, plan, [call])
     if not tf.executing_eagerly():
@@ -73,13 +74,14 @@ def allgather_raw(tensor: Any, ranks: Sequence[int], name: str | None) -> Any:
 
 
 def broadcast_raw(tensors: Sequence[Any], root_rank: int, ranks: Sequence[int], name: str | None,
-                  names: Sequence[str] | None = None) -> list[Any]:
+                  names: Sequence[str] | None = None, is_of_model: bool = False) -> list[Any]:
     """Broadcasts tensors without gradients, each in a separate collective, under one plan."""
     session = current_session()
     if len(ranks) == 1:
         return [tf.identity(tensor) for tensor in tensors]
     require_kernels(session.backend)
-    plan = plan_of(f"broadcast from {root_rank}", tensors, ranks, name, label_of("broadcast", name), names)
+    plan = plan_of("broadcast", tensors, ranks, name, label_of("broadcast", name), names, f"from {root_rank}",
+                   is_of_model=is_of_model)
     calls = [Call("broadcast", tensor, root_rank, f"{plan.key}.{number}", tuple(ranks))
              for number, tensor in enumerate(tensors)]
     return [shaped(result, call.data) for result, call in zip(run(session, plan, calls), calls, strict=True)]
@@ -112,7 +114,7 @@ def reducescatter_raw(tensor: Any, ranks: Sequence[int], name: str | None, how: 
         return tf.identity(tensor)
     require_kernels(session.backend)
     described = tensor if spec is None else spec
-    plan = plan_of(f"reducescatter {how}", [described], ranks, name, label_of("reducescatter", name))
+    plan = plan_of("reducescatter", [described], ranks, name, label_of("reducescatter", name), how=how)
     call = Call("reducescatter", tensor, plan.key, tuple(ranks), *(factors or ()))
     [scattered] = run(session, plan, [call])
     if not tf.executing_eagerly():

@@ -22,11 +22,10 @@ from hvkeras.cpp_library import loading
 from hvkeras.errors import MachineError
 from hvkeras.host.console import prints_at, say
 from hvkeras.job.session import Session, current_session
-from hvkeras.plans.entry_counts import OWED_WITHIN
+from hvkeras.plans import OWED_WITHIN
 
 if TYPE_CHECKING:
-    from hvkeras.plans.entry_counts import EntryCounts
-    from hvkeras.plans.plan import Plan
+    from hvkeras.plans import EntryCounts, Plan
 
 
 class Refusals:

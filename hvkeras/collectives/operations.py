@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,7 @@ from hvkeras.compat.tensorflow_errors import ArgumentError
 from hvkeras.errors import UnsupportedError, UsageError, explain
 from hvkeras.job.process_sets import ProcessSet
 from hvkeras.job.session import current_session
-from hvkeras.plans.plan import Plan
+from hvkeras.plans import Plan
 
 Average: int = 0
 Sum: int = 1
@@ -105,20 +106,17 @@ def require_root(root_rank: int, ranks: Sequence[int]) -> None:
 
 def plan_of(
     operation: str, tensors: Sequence[Any], ranks: Sequence[int], name: str | None, label: str,
-    names: Sequence[str] | None = None,
+    names: Sequence[str] | None = None, how: str = "", hint: str = "", is_of_model: bool = False,
 ) -> Plan:
     """Describes a collective. Equal ones within a graph are numbered, because they may be in flight concurrently."""
-    first = Plan.of(operation, tensors, ranks, label, names, identity=f"{name or ''}#0")
+    first = Plan.of(operation, tensors, ranks, label, names, f"{name or ''}#0", how, hint, is_of_model)
     return number_in_graph(first, name)
 
 
 def number_in_graph(plan: Plan, name: str | None) -> Plan:
     """Numbers a plan to distinguish it from equal plans in the graph under construction."""
     number = graphs.count_in_graph(plan.key)
-    if number == 0:
-        return plan
-    return Plan(plan.operation, plan.names, plan.dtypes, plan.shapes, plan.ranks, plan.label,
-                f"{name or ''}#{number}")
+    return plan if number == 0 else dataclasses.replace(plan, identity=f"{name or ''}#{number}")
 
 
 @dataclass(frozen=True)

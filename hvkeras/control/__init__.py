@@ -9,6 +9,6 @@ Once all ranks are connected, the server stops listening, so nobody else can joi
 - The server of a job: `server` (its handler: who is there, lost, at fault), `ranks`, and what ranks agree on:
   `coordinator`, with `deadlocks` (mismatched collectives, late ranks), `stalls`, `join` and `stop_agreement`.
 - A rank: `client`, with `heartbeat`, `exchange` (values of all ranks), `clock` and `process_exit`.
-- How they find each other: `rendezvous`, `announcements`, `start_deadline`. `cause` is why a job ends.
+- How they find each other: `rendezvous` (who is missing, until when), `announcements`. `cause` is why a job ends.
 - An elastic job's launcher and workers: `membership_channel`.
 """

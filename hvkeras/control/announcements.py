@@ -1,4 +1,4 @@
-"""How rank 0 announces the control channel: notes in folders and stores, and the choice of its address."""
+"""How rank 0 announces the control channel: its note in a private folder, and the choice of its address."""
 
 from __future__ import annotations
 
@@ -6,12 +6,8 @@ import contextlib
 import os
 import socket
 import tempfile
-import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 
-from hvkeras.control.start_deadline import Waiting
 from hvkeras.errors import MachineError, explain
 from hvkeras.host.network import (
     LOOPBACK,
@@ -26,8 +22,6 @@ from hvkeras.host.network import (
 from hvkeras.host.private_files import create_private, why_not_private
 from hvkeras.launch_environments import Launch
 from hvkeras.settings import Settings
-
-_LONGEST_ANSWER = 64 * 1024  # bytes of horovodrun's store, which anybody may write to
 
 
 def remove_announcement(launch: Launch, settings: Settings) -> None:
@@ -101,23 +95,3 @@ def own_address(settings: Settings, hosts: dict[str, list[str]]) -> str:
 def own_address_towards(settings: Settings, host: str) -> str:
     """This host's address for connections from another host: on the chosen interfaces, or on the route to that host."""
     return interface_address(settings.network_interfaces) if settings.network_interfaces else address_towards(host)
-
-
-def ask_store(method: str, url: str, body: bytes | None, waiting: Waiting) -> bytes:
-    """Sends a request to horovodrun's store, bypassing proxies; a key that does not exist yet reads as empty."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    request = urllib.request.Request(url, data=body, method=method)
-    while True:
-        try:
-            with opener.open(request, timeout=5.0) as answer:
-                text = bytes(answer.read(_LONGEST_ANSWER + 1))
-            if len(text) <= _LONGEST_ANSWER:
-                return text
-            waiting.check("horovodrun's store", f"its answer is longer than {_LONGEST_ANSWER} bytes")
-        except urllib.error.HTTPError as error:
-            if error.code == 404:
-                return b""
-            waiting.check("horovodrun's store", str(error))
-        except OSError as error:
-            waiting.check("horovodrun's store", str(error))
-        time.sleep(0.1)

@@ -1,6 +1,6 @@
 """Detects deadlocks and stalls from the ranks' counts of entered plans.
 
-A rank enters a plan just before the collective runs (`hvkeras.plans.plan`), and leaves it only when all other ranks
+A rank enters a plan just before the collective runs (`hvkeras.plans`), and leaves it only when all other ranks
 have entered it equally often. A rank with a higher count of a plan than another rank is therefore waiting for that
 rank. So is a rank that waits in an exchange over this channel. Ranks that wait for each other, two of them or several
 in a circle, would wait forever: that is a mismatch. A rank that waits for one that has left is stuck as well. A rank
@@ -22,15 +22,6 @@ MAX_PLANS = 256  # how many plans are remembered even if no rank enters them
 IDLE = 2.0  # seconds after which a plan that all ranks have entered equally often may be forgotten
 PATIENCE = 3  # how many times as long a mismatch waits if some of its ranks have not arrived yet
 
-# What to write instead of calls that one rank may make alone by mistake, by how their first collective's name begins.
-_ALONE = "put what only one rank does into `with hvd.alone():`"
-_FOR_ALL = {
-    "the metrics of evaluate": f"all ranks must call evaluate; {_ALONE}",
-    "the start of fit": f"all ranks must call fit; {_ALONE}",
-    "predict (": "all ranks must call hvd.predict; one rank by itself calls model.predict",
-}
-# Collectives of a whole model, by how their labels begin: if their tensors differ, so do the models.
-_OF_MODELS = ("the gradients of ", 'broadcast "variables"')
 _UNLIKE_MODELS = (" (the models themselves differ: build the same model on every rank; a tuner must give all ranks the"
                   " same trial)")
 
@@ -217,8 +208,8 @@ class Waits:
 
     def _hint(self, wait: Wait) -> str:
         """What to write instead if a rank waits in a call that it may have made alone by mistake; else ""."""
-        label = self._label(wait)
-        return next((f" ({hint})" for begin, hint in _FOR_ALL.items() if f'"{begin}' in label), "")
+        hint = self._plans[wait.key]["hint"] if wait.key in self._plans else ""
+        return f" ({hint})" if hint else ""
 
     def _site(self, wait: Wait) -> str:
         return self._sites.get(wait.waiter, {}).get(wait.key, "")
@@ -298,7 +289,7 @@ class Waits:
     def _hint_of_models(self, one: Wait, other: Wait) -> str:
         """Says that the models differ if two ranks send different shapes for a whole model; else ""."""
         mine, theirs = self._plans[one.key], self._plans[other.key]
-        if not all(plan["label"].startswith(_OF_MODELS) for plan in (mine, theirs)):
+        if not (mine["is_of_model"] and theirs["is_of_model"]):
             return ""
         pairs = list(zip(mine["kinds"], theirs["kinds"], strict=False))
         of_one_dtype = [pair for pair in pairs if pair[0].partition("[")[0] == pair[1].partition("[")[0]]
@@ -309,9 +300,10 @@ class Waits:
         """Describes the first difference between two plans: in kind, then tensors, then options, then names."""
         mine, theirs = self._plans[one.key], self._plans[other.key]
         start = f"ranks {one.waiter} and {other.waiter} communicate different things and wait for each other: "
-        whole = (f"rank {one.waiter} is in {mine['label']} ({mine['operation']}, ranks {mine['ranks']}), rank"
-                 f" {other.waiter} in {theirs['label']} ({theirs['operation']}, ranks {theirs['ranks']})")
-        if mine["operation"].split()[0] != theirs["operation"].split()[0] or mine["ranks"] != theirs["ranks"]:
+        mine_does, theirs_does = (f"{plan['operation']} {plan['how']}".rstrip() for plan in (mine, theirs))
+        whole = (f"rank {one.waiter} is in {mine['label']} ({mine_does}, ranks {mine['ranks']}), rank"
+                 f" {other.waiter} in {theirs['label']} ({theirs_does}, ranks {theirs['ranks']})")
+        if mine["operation"] != theirs["operation"] or mine["ranks"] != theirs["ranks"]:
             return start + whole
         where = f"in {mine['label']}" + ("" if mine["label"] == theirs["label"]
                                          else f" (rank {other.waiter}: {theirs['label']})")

@@ -9,16 +9,17 @@ from typing import Any, Protocol
 
 from hvkeras.control.messages import CallDescriptions, Heartbeat, Message, PlanDescription, PlansForgotten, Standstill
 from hvkeras.progress import activity, location
+from hvkeras.records.record import GRADIENTS
 
 CHECK_INTERVAL = 0.4  # minimum seconds between two checks of whether this rank makes progress
 
 
 class PlanLike(Protocol):
-    """A plan; see `hvkeras.plans.plan`."""
+    """A plan; see `hvkeras.plans`."""
 
     @property
     def operation(self) -> str:
-        """What is done, with qualifiers."""
+        """What it does."""
 
     @property
     def label(self) -> str:
@@ -29,7 +30,7 @@ class PlanLike(Protocol):
 
 
 class Entries(Protocol):
-    """How often this rank has entered each plan; see `hvkeras.plans.entry_counts`."""
+    """How often this rank has entered each plan; see `hvkeras.plans`."""
 
     def snapshot(self) -> Mapping[str, tuple[int, PlanLike]]:
         """Reads every count."""
@@ -180,7 +181,7 @@ class Heartbeats:
         """Describes what a custom training loop has done; "" if it has not exchanged gradients yet."""
         steps = {} if self.entries is None else self.entries.snapshot()
         count, label = max(((count, plan.label) for count, plan in steps.values()
-                            if count and plan.operation.startswith("gradients")), default=(0, ""))
+                            if count and plan.operation == GRADIENTS), default=(0, ""))
         return f", {label} exchanged {count} time{'s' * (count > 1)}" if count else ""
 
     def _next(self) -> Heartbeat:

@@ -11,12 +11,13 @@ import json
 import secrets
 import socket
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from hvkeras.control.announcements import (
     announcement_path,
-    ask_store,
     is_one_host,
     own_address,
     own_address_towards,
@@ -27,9 +28,8 @@ from hvkeras.control.client import ControlClient
 from hvkeras.control.connection import Introduction
 from hvkeras.control.messages import Deadlines
 from hvkeras.control.server import ControlServer
-from hvkeras.control.start_deadline import Waiting, task_name
 from hvkeras.control.wire import ProofError
-from hvkeras.errors import MachineError, UsageError, explain
+from hvkeras.errors import MachineError, PeerError, UsageError, explain
 from hvkeras.host.console import say
 from hvkeras.host.mpi import mpi_world, wait_for
 from hvkeras.host.network import (
@@ -47,6 +47,41 @@ from hvkeras.settings import Settings
 
 RECORD_BYTES = 1024  # size of what each rank sends over MPI: its host name and addresses, as JSON
 STORE_KEY = "/hvkeras/control"
+_LONGEST_ANSWER = 64 * 1024  # bytes of horovodrun's store, which anybody may write to
+REPORT_EVERY = 3.0  # seconds between two reports of a missing rank
+
+
+class Waiting:
+    """A deadline that reports, every few seconds, who is being waited for.
+
+    Args:
+        timeout: Seconds until `check` raises.
+    """
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
+        self._start = time.monotonic()
+        self._reported = 0.0
+
+    @property
+    def left(self) -> float:
+        """Seconds until the deadline."""
+        return max(0.0, self._timeout - (time.monotonic() - self._start))
+
+    def check(self, whom: str, why: str) -> None:
+        """Reports the wait if a report is due.
+
+        Raises:
+            PeerError: The deadline has passed.
+        """
+        waited = time.monotonic() - self._start
+        if waited >= self._timeout:
+            raise PeerError(explain(f"All ranks must connect within {self._timeout:g} s, but there is no answer from"
+                                    f" {whom} ({why})",
+                                    "start it, check its output, or raise HVKERAS_START_TIMEOUT"))
+        if waited - self._reported >= REPORT_EVERY:
+            self._reported = waited
+            say(f"waiting for {whom}: {why}, {waited:.0f} s of {self._timeout:g} s")
 
 
 class Served(Protocol):
@@ -175,7 +210,7 @@ def _connect_client(
         try:
             connection = socket.create_connection(address, timeout=min(5.0, waiting.left + 0.1))
         except OSError as error:
-            waiting.check(f"{task_name(launch, 0)}, which serves the control channel at {address[0]}:{address[1]}",
+            waiting.check(f"{launch.task_name(0)}, which serves the control channel at {address[0]}:{address[1]}",
                           _why_unreachable(error))
         else:
             try:
@@ -184,7 +219,7 @@ def _connect_client(
                 connection.close()
                 if refresh is None and isinstance(error, ProofError):
                     raise
-                waiting.check(f"{task_name(launch, 0)}, which serves the control channel at {address[0]}:{address[1]}",
+                waiting.check(f"{launch.task_name(0)}, which serves the control channel at {address[0]}:{address[1]}",
                               str(error))
             except BaseException:
                 connection.close()
@@ -262,6 +297,26 @@ def _by_horovod_store(launch: Launch, settings: Settings, waiting: Waiting) -> F
     return None, address, secret, read_announcement
 
 
+def ask_store(method: str, url: str, body: bytes | None, waiting: Waiting) -> bytes:
+    """Sends a request to horovodrun's store, bypassing proxies; a key that does not exist yet reads as empty."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    request = urllib.request.Request(url, data=body, method=method)
+    while True:
+        try:
+            with opener.open(request, timeout=5.0) as answer:
+                text = bytes(answer.read(_LONGEST_ANSWER + 1))
+            if len(text) <= _LONGEST_ANSWER:
+                return text
+            waiting.check("horovodrun's store", f"its answer is longer than {_LONGEST_ANSWER} bytes")
+        except urllib.error.HTTPError as error:
+            if error.code == 404:
+                return b""
+            waiting.check("horovodrun's store", str(error))
+        except OSError as error:
+            waiting.check("horovodrun's store", str(error))
+        time.sleep(0.1)
+
+
 def _by_address(launch: Launch, settings: Settings, waiting: Waiting, serve: Serve = _serve) -> Found:
     """Meets at the address of rank 0 that the launch environment gives to all ranks."""
     if not uses_announced_port(launch, settings):
@@ -313,7 +368,7 @@ def _by_folder(launch: Launch, settings: Settings, waiting: Waiting, serve: Serv
             with contextlib.suppress(OSError, ValueError):
                 host, port, secret_hex = json.loads(read_private(announcement))
                 return (host, port), bytes.fromhex(secret_hex)
-            waiting.check(task_name(launch, 0), "it has not announced itself")
+            waiting.check(launch.task_name(0), "it has not announced itself")
             time.sleep(0.05)
 
     address, secret = read_announcement()
@@ -334,6 +389,6 @@ def claim_port(launch: Launch) -> socket.socket:
     except OSError as error:
         claim.close()
         raise MachineError(explain(
-            f"The port that TF_CONFIG gives to {task_name(launch, launch.rank)} must be free ({error.strerror})",
+            f"The port that TF_CONFIG gives to {launch.task_name(launch.rank)} must be free ({error.strerror})",
             "stop the program that uses it, or give this task another index or port", port=port)) from None
     return claim

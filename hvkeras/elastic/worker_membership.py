@@ -18,7 +18,7 @@ from hvkeras.backends.refusing import StandbyBackend
 from hvkeras.control.cause import Cause
 from hvkeras.control.membership_channel import ANY_FUNCTION, MembershipClient
 from hvkeras.control.messages import FunctionEntered, GenerationJoined, RanksChanged, WorkerLeaving
-from hvkeras.control.start_deadline import Waiting
+from hvkeras.control.rendezvous import Waiting
 from hvkeras.elastic import handover
 from hvkeras.errors import PeerError
 from hvkeras.host.cores import limit_threads, usable_cores

@@ -37,8 +37,9 @@ from hvkeras.gradients.buckets import by_dtype, pack
 from hvkeras.gradients.options import Exchange
 from hvkeras.gradients.weighting import joining
 from hvkeras.job.session import current_session
-from hvkeras.plans.plan import Call, Plan
+from hvkeras.plans import Call, Plan
 from hvkeras.profiling import recorder, spans
+from hvkeras.records.record import GRADIENTS
 
 
 class Shares(Protocol):
@@ -238,11 +239,11 @@ class GradientReducer:
             dtypes.append(f"sparse {one.spec.dtype.name}" if is_sparse else one.spec.dtype.name)
             # The number of rows of a sparse gradient may differ between ranks.
             shapes.append((None, *shape[1:]) if is_sparse and shape else shape)
-        operation = f"gradients {self._scaling.text}" + (f", {self.update}" if self.update else "")
         name = (f"{self.exchange.name} in buckets {buckets}"
                 + ("" if self.shares is None else f" in parts {self.shares.text}"))
-        plan = Plan(operation, tuple(names), tuple(dtypes), tuple(shapes), ranks,
-                    f"the gradients of {self.exchange.name}", f"{name}#0")
+        plan = Plan(GRADIENTS, tuple(names), tuple(dtypes), tuple(shapes), ranks,
+                    f"the gradients of {self.exchange.name}", f"{name}#0",
+                    self._scaling.text + (f", {self.update}" if self.update else ""), is_of_model=True)
         return number_in_graph(plan, name)
 
     def _buckets(self, dense: Sequence[int], sent: Mapping[int, Sent], variables: Sequence[Any],

@@ -182,11 +182,6 @@ class ShardedState:
                 found.append(SharedSlot(slot, index, shape, bounds))
         return found
 
-    def bytes_here(self) -> int:
-        """The bytes of the slots on this rank."""
-        return sum(int(np.prod(slot.shape)) * int(tf.as_dtype(slot.dtype).size)
-                   for slot in self._own() if compat.variable_key(slot) in self._numbers)
-
     def _own(self) -> list[Any]:
         return list(self._optimizer._variables)
 

@@ -24,7 +24,7 @@ from hvkeras.gradients.options import Exchange
 from hvkeras.gradients.shards import Bounds, Shards
 from hvkeras.gradients.update import PlainUpdate
 from hvkeras.job.session import current_session
-from hvkeras.plans.plan import Call, Plan
+from hvkeras.plans import Call, Plan
 from hvkeras.profiling import spans
 from hvkeras.records.record import GATHER
 

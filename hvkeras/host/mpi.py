@@ -88,6 +88,12 @@ def running_mpi() -> Any:
     return mpi if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized() else None
 
 
+def world_size() -> int | None:
+    """Returns the number of ranks in the script's MPI.COMM_WORLD; None if the script has not started MPI."""
+    mpi = running_mpi()
+    return None if mpi is None else int(mpi.COMM_WORLD.Get_size())
+
+
 def crashes_at_exit() -> bool:
     """Whether Open MPI may crash when it ends, as it was loaded before TensorFlow; see `mpi_world`."""
     modules = list(sys.modules)

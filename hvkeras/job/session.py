@@ -24,7 +24,7 @@ from hvkeras.settings import Settings
 if TYPE_CHECKING:
     from hvkeras.backends.interface import Backend
     from hvkeras.control.client import ControlClient
-    from hvkeras.plans.entry_counts import EntryCounts
+    from hvkeras.plans import EntryCounts
 
 Part = TypeVar("Part")
 _numbers = itertools.count(1)
@@ -143,7 +143,7 @@ class Process:
     @property
     def entries(self) -> EntryCounts:
         """The counts of entered collectives, of all sessions that have the same link."""
-        from hvkeras.plans.entry_counts import EntryCounts  # noqa: PLC0415 - imports TensorFlow; settings come first
+        from hvkeras.plans import EntryCounts  # noqa: PLC0415 - imports TensorFlow; settings come first
 
         self._entries = self._entries or EntryCounts()
         return self._entries

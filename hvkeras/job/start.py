@@ -10,12 +10,12 @@ from hvkeras.backends import BUILT_IN, ONE_PROCESS, backend_class
 from hvkeras.backends.interface import Backend, Start
 from hvkeras.control.announcements import remove_announcement
 from hvkeras.control.client import ControlClient
-from hvkeras.control.start_deadline import REPORT_EVERY, task_name
+from hvkeras.control.rendezvous import REPORT_EVERY
 from hvkeras.errors import MachineError, explain
 from hvkeras.host.console import prints_at, say
 from hvkeras.host.cores import fair_share, limit_threads, usable_cores
 from hvkeras.host.gpus import GpuPlacement, seen_gpus
-from hvkeras.host.mpi import crashes_at_exit
+from hvkeras.host.mpi import crashes_at_exit, world_size
 from hvkeras.host.network import host_identity
 from hvkeras.host.topology import Topology, topology_from_hosts
 from hvkeras.host.versions import must_agree, own_versions
@@ -24,7 +24,6 @@ from hvkeras.job.failure import END_ALWAYS, FailurePolicy
 from hvkeras.job.link import JobLink
 from hvkeras.job.session import Session, this_process
 from hvkeras.launch_environments import Launch
-from hvkeras.launch_environments.communicator import world_size
 from hvkeras.settings import Settings
 
 
@@ -187,12 +186,12 @@ def exchange_facts(client: ControlClient, launch: Launch, settings: Settings, se
     def on_missing(ranks: list[int], waited: float) -> None:
         if waited - reported[0] >= REPORT_EVERY and (launch.rank == 0 or launch.cluster):
             reported[0] = waited
-            names = ", ".join(task_name(launch, rank) for rank in ranks)
+            names = ", ".join(launch.task_name(rank) for rank in ranks)
             say(f"waiting for {names}, {waited:.0f} s of {settings.start_timeout:g} s")
 
     key = f"facts {session}"
     found = client.gather(key, facts, settings.start_timeout, on_missing,
-                          describe=lambda ranks: ", ".join(task_name(launch, rank) for rank in ranks))
+                          describe=lambda ranks: ", ".join(launch.task_name(rank) for rank in ranks))
     check_versions(launch, settings, found)
     return found
 

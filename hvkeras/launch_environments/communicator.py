@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from hvkeras.errors import UnsupportedError, UsageError, explain
-from hvkeras.host.mpi import is_communicator, ranks_within, running_mpi
+from hvkeras.host.mpi import is_communicator, ranks_within, world_size
 from hvkeras.launch_environments.launch import Launch, Rendezvous
 
 
@@ -42,9 +42,3 @@ def launch_of(launch: Launch, comm: Any) -> Launch:
             f" {world}", "launch with mpirun, or leave comm out", comm_size=comm.Get_size()))
     return dataclasses.replace(launch, rank=comm.Get_rank(), size=comm.Get_size(), local_rank=None, local_size=None,
                                rendezvous=Rendezvous("mpi", communicator=comm))
-
-
-def world_size() -> int | None:
-    """Returns the number of ranks in the script's MPI.COMM_WORLD; None if the script has not started MPI."""
-    mpi = running_mpi()
-    return None if mpi is None else int(mpi.COMM_WORLD.Get_size())

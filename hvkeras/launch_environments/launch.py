@@ -54,3 +54,9 @@ class Launch:
     cluster: tuple[str, ...] = ()
     tasks: tuple[str, ...] = ()
     mpi: bool = False
+
+    def task_name(self, rank: int) -> str:
+        """The name by which users know a rank: `worker 1 (10.0.0.2:2222)` under TF_CONFIG, a pod, or `rank 1`."""
+        if rank >= len(self.tasks):
+            return f"rank {rank}"
+        return self.tasks[rank] + (f" ({self.cluster[rank]})" if self.cluster else f" (rank {rank})")

@@ -10,8 +10,8 @@ from hvkeras.control.handler import Handler, Member, Members
 from hvkeras.control.message_server import MessageServer
 from hvkeras.control.messages import ExitReported, Failed, Heartbeat, LeftJob, Message
 from hvkeras.control.ranks import Ranks, RankState
+from hvkeras.control.rendezvous import Waiting
 from hvkeras.control.server import BEAT
-from hvkeras.control.start_deadline import Waiting, task_name
 from hvkeras.errors import PeerError
 from hvkeras.host.console import say
 from hvkeras.host.error_text import summary
@@ -185,7 +185,7 @@ class Membership:
         while missing := [number for number in range(1, self._launch.size) if number not in self._handler.members]:
             if self.cause is not None:
                 raise PeerError(f"The job ended: {self.cause.sentence()}")
-            waiting.check(", ".join(task_name(self._launch, number) for number in missing),
+            waiting.check(", ".join(self._launch.task_name(number) for number in missing),
                           "not connected to the chief")
             time.sleep(_POLL_INTERVAL)
         self._handler.all_connected = True

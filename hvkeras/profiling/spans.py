@@ -32,7 +32,7 @@ from hvkeras.profiling.ring_buffer import NativeRing, PythonRing, Ring, Rows, Tr
 
 if TYPE_CHECKING:
     from hvkeras.backends.interface import Backend
-    from hvkeras.plans.plan import Plan
+    from hvkeras.plans import Plan
 
 CAPACITY = 1024  # latest runs of each collective, and latest input waits, that are held: 16 KiB
 COLLECTIVES = 1024  # maximum number of collectives that are recorded
@@ -48,15 +48,17 @@ class Content:
 
     Attributes:
         label: Its name in messages.
-        operation: The operation of its plan: `gradients average`, `allgather`, ...
+        operation: The operation of its plan: `gradients`, `allgather`, ...
         bytes: The size of this rank's tensors; None if their shapes are known only at run time.
         collective: The engine's operation: `allreduce`, ...
+        how: The qualifiers of its plan's operation: `average`, ...
     """
 
     label: str
     operation: str
     bytes: int | None
     collective: str = ""
+    how: str = ""
 
 
 @dataclass(frozen=True)
@@ -256,7 +258,8 @@ class _Timed:
         sizes = [tensor.shape.num_elements() for tensor in inputs]
         known = None if None in sizes else sum(size * tensor.dtype.size
                                                for size, tensor in zip(sizes, inputs, strict=True))
-        return Content(self._plan.label + (f", part {part}" if part else ""), self._plan.operation, known, collective)
+        label = self._plan.label + (f", part {part}" if part else "")
+        return Content(label, self._plan.operation, known, collective, self._plan.how)
 
 
 class Steps:

@@ -171,7 +171,8 @@ def _collectives(record: Record, steps: Sequence[Step], since: float, until: flo
         known = record.buckets.get(key, {})
         label = known.get("label") or key
         for began, ended in _between(runs, since, until):
-            arguments: Event = {"collective": label, "operation": known.get("operation"), "bytes": known.get("bytes")}
+            arguments: Event = {"collective": label, "operation": known.get("operation"), "how": known.get("how"),
+                                "bytes": known.get("bytes")}
             place = bisect.bisect_right(begins, began) - 1
             if place >= 0 and began < steps[place].end:
                 arguments["step"] = steps[place].index

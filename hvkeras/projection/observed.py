@@ -8,11 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from hvkeras.projection.model import Bucket
-from hvkeras.records.record import Array, Record
+from hvkeras.records.record import GRADIENTS, Array, Record
 from hvkeras.records.runs import matched, numbered
 
 WARM_UP = 5  # first runs of each collective to skip (at most half of all)
-GRADIENTS = "gradients "  # prefix of a bucket's operation
 SHORTEST = 1e-6  # minimum seconds of an allreduce, whatever the clocks say
 
 
@@ -70,7 +69,7 @@ def _keys_of_steps(records: Sequence[Record]) -> list[str]:
     """The buckets that every step reduces: those that ran at least half as often as the most frequent one."""
     first = records[0]
     sized = [key for key, bucket in first.buckets.items()
-             if bucket["operation"].startswith(GRADIENTS) and bucket["bytes"]]
+             if bucket["operation"] == GRADIENTS and bucket["bytes"]]
     keys = [key for key in sized if all(key in record.collectives for record in records)]
     most = max((len(first.collectives[key]) for key in keys), default=0)
     return [key for key in keys if 2 * len(first.collectives[key]) >= most]

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 WEIGHTS = "weights.npz"
+GRADIENTS = "gradients"  # the operation of the collectives that reduce gradients
 GATHER = "gather of updated parts"  # the operation of the collectives after an update that the ranks share
 WELL = "well"  # the value of `ended` for a rank that ended well
 
@@ -43,8 +44,8 @@ class Record:
             and last step since the job began; empty for custom training loops.
         collectives: float64, [runs, 2]: start and end of each run of a collective, by its key.
         first_runs: The index of the first of these runs among all runs of the job, by the same key.
-        buckets: `label`, `operation`, and `bytes` of this rank's tensors (None if known only at run time), by the
-            same key.
+        buckets: `label`, `operation`, `how`, and `bytes` of this rank's tensors (None if known only at run time), by
+            the same key.
         peak_memory: The peak resident memory so far, in bytes; 0 if unknown.
         gpu: What users call the GPU that the rank computes on, several separated by commas; "" if it has none.
         losses: float64, [losses, 2]: seconds since training began, and fit's loss at that time.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hvkeras.records.record import Array, Record
+from hvkeras.records.record import GRADIENTS, Array, Record
 from hvkeras.records.runs import Cover, Runs, numbered, shortest
 
 WARM_UP = 5  # first steps to skip (at most half of all): TensorFlow traces graphs and fills caches in them
@@ -106,7 +106,7 @@ def _split(record: Record, compared: Mapping[str, Runs], complete: bool) -> Time
 
 def _of_gradients(record: Record, key: str) -> bool:
     """Whether a collective exchanges gradients; the backward pass does not wait for those."""
-    return str(record.buckets.get(key, {}).get("operation", "")).startswith("gradients")
+    return record.buckets.get(key, {}).get("operation") == GRADIENTS
 
 
 class _Steps:

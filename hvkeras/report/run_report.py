@@ -213,8 +213,9 @@ def _missing(summary: Summary, rank: int) -> str:
 def _collectives_section(summary: Summary) -> Section | None:
     if not summary.collectives:
         return None
-    rows = [[each.label, each.operation, _size(each.bytes), f"{each.runs:,}", _ms(each.seconds),
-             "?" if each.rate is None else f"{each.rate / 1e9:.3g}"] for each in summary.collectives[:SHOWN]]
+    rows = [[each.label, f"{each.operation} {each.how}".rstrip(), _size(each.bytes), f"{each.runs:,}",
+             _ms(each.seconds), "?" if each.rate is None else f"{each.rate / 1e9:.3g}"]
+            for each in summary.collectives[:SHOWN]]
     waits = all(split.wait is not None for split in summary.splits.values())
     note = ("Median over its latest runs of the shortest time that any rank was in the run, thus without waiting for"
             " late ranks" if waits else "Median over its latest runs, with waiting for late ranks")

@@ -24,7 +24,8 @@ class Collective:
 
     Attributes:
         label: Its name in messages.
-        operation: What it does.
+        operation: What it does: `gradients`, `allgather`, ...
+        how: The qualifiers of that: `average`, ...
         bytes: Bytes of this rank's tensors; None if unknown.
         runs: How often it ran, on the rank that recorded the most runs.
         seconds: Its median time, without waiting for late ranks unless records of some ranks are missing.
@@ -32,6 +33,7 @@ class Collective:
 
     label: str
     operation: str
+    how: str
     bytes: int | None
     runs: int
     seconds: float
@@ -164,5 +166,5 @@ def _collectives(records: Sequence[Record | None]) -> list[Collective]:
         content = known[0].buckets.get(key, {})
         runs = max(record.first_runs.get(key, 0) + len(record.collectives[key]) for record in known)
         found.append(Collective(str(content.get("label", key)), str(content.get("operation", "")),
-                                content.get("bytes"), runs, float(np.median(lengths))))
+                                str(content.get("how", "")), content.get("bytes"), runs, float(np.median(lengths))))
     return sorted(found, key=lambda each: -each.runs * each.seconds)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from hvkeras.collectives.broadcasts import allgather_object
+from hvkeras.collectives.broadcasts import gather_objects
 from hvkeras.errors import PeerError, UsageError, explain
 from hvkeras.job.process_sets import ProcessSet
 from hvkeras.job.session import current_session
@@ -23,13 +23,14 @@ SAMPLED_ROWS = 64
 TOLERANCE = 1e-4
 
 
-def exchange(name: str, work: Callable[[], Any], process_set: ProcessSet) -> list[Any]:
+def exchange(name: str, work: Callable[[], Any], process_set: ProcessSet, hint: str = "") -> list[Any]:
     """Exchanges the results of all ranks' work, so that every rank gets them; a failure on one rank fails on all.
 
     Args:
         name: Identifies the exchange across ranks and in messages.
         work: The function that each rank runs first.
         process_set: The participating ranks.
+        hint: What to write instead if one rank is alone in it by mistake.
 
     Returns:
         The results in rank order.
@@ -45,7 +46,7 @@ def exchange(name: str, work: Callable[[], Any], process_set: ProcessSet) -> lis
     except Exception as error:  # noqa: BLE001 - raised below, once the others know
         failure = error
     failure_text = "" if failure is None else f"{type(failure).__name__}: {failure}"
-    gathered = allgather_object((failure_text, result), name=name, process_set=process_set)
+    gathered = gather_objects((failure_text, result), process_set, name, hint)
     if failure is not None:
         raise failure
     for rank, (text, _) in zip(process_set.ranks, gathered, strict=True):
@@ -122,12 +123,13 @@ class Facts:
 
 @dataclass(frozen=True)
 class Hints:
-    """The fixes that messages suggest where ranks differ in one of the `Facts`."""
+    """The fixes that messages suggest where ranks differ in one of the `Facts`, or where one rank is alone."""
 
     call: str
     amount: str
     order: str
     contents: str
+    alone: str = ""
 
 
 def require_same_data(name: str, describe: Callable[[], Facts], read: Callable[[], Any], hints: Hints,
@@ -153,7 +155,7 @@ def require_same_data(name: str, describe: Callable[[], Facts], read: Callable[[
     if current_session().launch.rendezvous.kind == "standby":
         describe()
         return True  # the others have compared theirs, and train
-    facts: list[Facts] = exchange(name, describe, process_set)
+    facts: list[Facts] = exchange(name, describe, process_set, hints.alone)
     ranks = process_set.ranks
     require_equal("All ranks must call hvkeras in the same way", hints.call, [fact.call for fact in facts], ranks)
     require_equal("All ranks must pass the same data, the whole of it", hints.amount, [fact.amount for fact in facts],

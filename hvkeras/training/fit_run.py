@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from hvkeras import compat
-from hvkeras.collectives.broadcasts import allgather_object
+from hvkeras.collectives.broadcasts import allgather_object, gather_objects
 from hvkeras.compat import graphs
 from hvkeras.errors import UsageError, explain
 from hvkeras.gradients.distributed import distributed_part, state_of
@@ -95,7 +95,7 @@ class FitRun:
                       len(self._own_timers()), FitRun._count, unbuilt, compile_arguments.arguments_of(self.model),
                       model_layers.digest_of(layers), any(map(self._may_save, flat(given["callbacks"]))),
                       keeps_elements_whole(given["x"]), data.source is not None)
-        everyone = allgather_object(facts, name="the start of fit", process_set=self.process_set)
+        everyone = gather_objects(facts, self.process_set, "the start of fit", metrics.must_call("fit"))
         self._number = everyone[0].number
         self._fit = f"fit {everyone[0].number} of ranks {list(self.process_set.ranks)}"
         if len({fact.model for fact in everyone}) > 1:

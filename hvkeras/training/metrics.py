@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from hvkeras import compat
-from hvkeras.collectives.broadcasts import allgather_object
+from hvkeras.collectives.broadcasts import allgather_object, gather_objects
 from hvkeras.errors import UsageError, explain
 from hvkeras.job.process_sets import ProcessSet
 
@@ -72,6 +72,11 @@ def own_states(model: Any) -> list[list[State]]:
              for metric in group] for group in compat.metric_groups(model)]
 
 
+def must_call(function: str) -> str:
+    """Returns what to write instead, in messages about a rank that waits alone in a call of Keras."""
+    return f"all ranks must call {function}; put what only one rank does into `with hvd.alone():`"
+
+
 def merge(model: Any, process_set: ProcessSet, what: str, own: list[list[State]] | None) -> list[bool]:
     """Replaces the state of the model's metrics with the merged state of all ranks.
 
@@ -89,7 +94,8 @@ def merge(model: Any, process_set: ProcessSet, what: str, own: list[list[State]]
     """
     check(model)
     everyone = [None if states is None else _flat(states)
-                for states in allgather_object(own, name=f"the metrics of {what}", process_set=process_set)]
+                for states in gather_objects(own, process_set, f"the metrics of {what}",
+                                             must_call(what) if what == "evaluate" else "")]
     present = [(rank, states) for rank, states in zip(process_set.ranks, everyone, strict=True) if states is not None]
     _require_same(present, what)
     kept = _merged[model] = []

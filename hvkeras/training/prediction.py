@@ -26,7 +26,8 @@ from hvkeras.typing import CallbackLike, Data, ModelLike
 
 KERAS_BATCH_SIZE = 32
 WHOLE = "pass the whole data to hvd.predict on every rank, in the same order, and do not shard them before"
-HINTS = Hints("call hvd.predict with the same arguments on every rank", WHOLE, "", WHOLE)
+HINTS = Hints("call hvd.predict with the same arguments on every rank", WHOLE, "", WHOLE,
+              "all ranks must call hvd.predict; one rank by itself calls model.predict")
 
 
 def predict(

@@ -20,7 +20,7 @@ from hvkeras.gradients.step import GradientStep
 from hvkeras.host.topology import topology_from_hosts
 from hvkeras.job.session import Session
 from hvkeras.launch_environments.tf_config import worker_variables
-from hvkeras.plans.entry_counts import EntryCounts
+from hvkeras.plans import EntryCounts
 from hvkeras.training import fit_hooks
 
 SERVERS = {"chief": ["localhost:1"], "worker": ["localhost:2"], "ps": ["localhost:3"]}

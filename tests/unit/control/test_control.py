@@ -15,13 +15,13 @@ import time
 import pytest
 
 from hvkeras.control import wire
-from hvkeras.control.announcements import announcement_path, ask_store
+from hvkeras.control.announcements import announcement_path
 from hvkeras.control.cause import Cause, CauseKind
 from hvkeras.control.client import ControlClient
 from hvkeras.control.connection import Introduction
 from hvkeras.control.messages import AllJoined, Deadlines
+from hvkeras.control.rendezvous import Waiting, ask_store
 from hvkeras.control.server import ControlServer
-from hvkeras.control.start_deadline import Waiting
 from hvkeras.errors import MachineError, PeerError, UsageError
 from hvkeras.launch_environments import Launch, Rendezvous
 from hvkeras.settings import Settings
@@ -152,8 +152,8 @@ class Described:
         self._names = names
 
     def describe(self):
-        return {"label": "gradients", "operation": "allreduce", "ranks": [0, 1], "names": self._names,
-                "kinds": ["float32[1]"] * len(self._names)}
+        return {"label": "gradients", "operation": "allreduce", "how": "", "hint": "", "is_of_model": False,
+                "ranks": [0, 1], "names": self._names, "kinds": ["float32[1]"] * len(self._names)}
 
 
 class Counts:

@@ -11,7 +11,7 @@ from hvkeras.backends.local import LocalBackend
 from hvkeras.errors import NotInitializedError, UsageError
 from hvkeras.host.topology import topology_from_hosts
 from hvkeras.job.session import Session, current_session
-from hvkeras.plans.entry_counts import EntryCounts
+from hvkeras.plans import EntryCounts
 
 
 class FakeBackend(LocalBackend):

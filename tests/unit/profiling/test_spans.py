@@ -11,12 +11,12 @@ import pytest
 import tensorflow as tf
 
 from hvkeras.backends.capabilities import RecordsTimes
-from hvkeras.plans.plan import Plan
+from hvkeras.plans import Plan
 from hvkeras.profiling import spans
 from hvkeras.profiling.ring_buffer import Reader
 from hvkeras.profiling.spans import SpanStore
 
-PLAN = Plan.of("gradients average", [tf.zeros(3)], (0, 1), "the gradients of a test")
+PLAN = Plan.of("gradients", [tf.zeros(3)], (0, 1), "the gradients of a test", how="average")
 IN_MESSAGES = "the gradients of a test, part 0"
 
 
@@ -62,7 +62,7 @@ def test_functions_and_eager_steps_share_a_track(outside_steps: bool, store: Spa
         reduce(store, tf.zeros(3))
     store.stop("test")
     function(tf.zeros(3))  # records for as long as it lives
-    content = spans.Content(IN_MESSAGES, "gradients average", 12, "allreduce")
+    content = spans.Content(IN_MESSAGES, "gradients", 12, "allreduce", "average")
     assert recorded(store, f"{PLAN.key}.0") == [content] * 3
     assert recorded(store, spans.OUTSIDE) == []
 
@@ -74,8 +74,9 @@ def test_what_runs_outside_of_steps_is_recorded_for_those_who_ask(store: SpanSto
     reader = Reader(store.everything)
     np.testing.assert_array_equal(reduce(store, tf.constant([1.0, 2.0])), [1.0, 2.0])
     reduce(store, tf.zeros(3))
-    content = spans.Content(IN_MESSAGES, "gradients average", 8, "allreduce")
-    assert recorded(store, spans.OUTSIDE) == [content, spans.Content(IN_MESSAGES, "gradients average", 12, "allreduce")]
+    content = spans.Content(IN_MESSAGES, "gradients", 8, "allreduce", "average")
+    larger = spans.Content(IN_MESSAGES, "gradients", 12, "allreduce", "average")
+    assert recorded(store, spans.OUTSIDE) == [content, larger]
     assert store.collectives() == {}
     assert [len(rows.table) for rows in reader.new().values()] == [2]
 

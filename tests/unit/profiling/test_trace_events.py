@@ -10,7 +10,7 @@ import numpy as np
 from hvkeras.profiling.trace_events import COMPUTING, INPUT, STEPS, Event, events
 from hvkeras.records.record import Record
 
-KIND = {"operation": "gradients average", "collective": "allreduce"}
+KIND = {"operation": "gradients", "how": "average", "collective": "allreduce"}
 BUCKETS = {"k.0": {"label": "gradients, bucket 0", "bytes": 4000, **KIND},
            "k.1": {"label": "gradients, bucket 1", "bytes": None, **KIND}}
 
@@ -45,8 +45,8 @@ def test_only_the_window_is_shown_with_python_s_idea_of_a_slice() -> None:
     assert of_row(found, "gradients, bucket 0") == [("allreduce", 20.4, 20.7), ("allreduce", 30.4, 30.7)]
     sent = [event["args"] for event in found if event["name"] == "allreduce"]
     assert sent[:2] == [
-        {"collective": "gradients, bucket 0", "operation": "gradients average", "bytes": 4000, "step": 2},
-        {"collective": "gradients, bucket 1", "operation": "gradients average", "bytes": None, "step": 2}]
+        {"collective": "gradients, bucket 0", "operation": "gradients", "how": "average", "bytes": 4000, "step": 2},
+        {"collective": "gradients, bucket 1", "operation": "gradients", "how": "average", "bytes": None, "step": 2}]
     assert {event["pid"] for event in found} == {1}
     assert events(fitted(), 6, 8) == []
 

@@ -215,7 +215,7 @@ def rank(delay: float = 0.0, steps: int = 20, first: int = 0) -> Record:
     spans = {"a": np.stack([begins + 0.3 + delay, begins + 0.5], axis=1),
              "b": np.stack([begins + 0.4 + delay, begins + 0.9], axis=1)}
     spans["rare"], spans["loss"] = spans["a"][:2] + 0.95, spans["a"] + 0.95
-    buckets = {key: {"label": key, "operation": "gradients average", "bytes": size}
+    buckets = {key: {"label": key, "operation": "gradients", "bytes": size}
                for key, size in (("b", 4000), ("a", 1000), ("rare", 8))}
     buckets["loss"] = {"label": "loss", "operation": "allreduce average", "bytes": 9000}
     return Record(0, 2, "native", collectives=spans, buckets=buckets, host="here",

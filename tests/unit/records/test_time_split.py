@@ -17,7 +17,7 @@ Array = np.ndarray[Any, Any]
 
 def record(rank: int, *, size: int = 2, step: float = 1.0, arrived: float | None = 0.5,
            inputs: tuple[float, float] = (),
-           collectives: dict[str, tuple[float, float]] | None = None, operation: str = "gradients average",
+           collectives: dict[str, tuple[float, float]] | None = None, operation: str = "gradients",
            clock: float = 0.0, updates: tuple[float, float] | tuple[()] = ()) -> Record:
     """A rank whose steps are all alike: `ready` at whole steps, the rest in seconds after the step before was ready."""
     begins = clock + 1000.0 + step * np.arange(STEPS)
@@ -62,7 +62,7 @@ def test_the_update_is_what_comes_after_communication() -> None:
 
 
 def test_other_collectives_hold_the_forward_pass_up() -> None:
-    ranks = [record(rank, collectives={"statistics": (-0.3, -0.1)}, operation="allreduce sum") for rank in range(2)]
+    ranks = [record(rank, collectives={"statistics": (-0.3, -0.1)}, operation="allreduce") for rank in range(2)]
     assert parts(time_splits(ranks)[0]) == pytest.approx([1.0, 0.0, 0.8, 0.0, 0.2, 0.0])
 
 

@@ -73,7 +73,7 @@ def record(rank: int, **facts: Any) -> Record:
     stamps = np.column_stack([times, 8.0 * np.arange(40), np.zeros(40), times - 0.05])
     runs = np.column_stack([times, times + 0.01])
     return Record(rank, 2, "native", host="a<b>", pid=7, stamps=stamps, collectives={"k": runs}, first_runs={"k": 0},
-                  buckets={"k": {"label": "the gradients of <Adam>", "operation": "gradients average",
+                  buckets={"k": {"label": "the gradients of <Adam>", "operation": "gradients", "how": "average",
                                  "bytes": 2_000_000}}, peak_memory=2**30, began=1000.0, written=1004.0, **facts)
 
 
@@ -93,7 +93,7 @@ def test_a_report_on_a_run_that_ended_well(tmp_path: Path) -> None:
     assert found["sentences"][-1] == "XLA compiled the optimizer's update in 3.5 s, before the first step."
     assert [rank["compile_seconds"] for rank in found["ranks"]] == [2.5, 3.5]
     assert found["collectives"] == [{
-        "label": "the gradients of <Adam>", "operation": "gradients average", "bytes": 2_000_000, "runs": 40,
+        "label": "the gradients of <Adam>", "operation": "gradients", "how": "average", "bytes": 2_000_000, "runs": 40,
         "seconds": pytest.approx(0.01), "bytes_per_second": pytest.approx(2e8)}]
     assert found["stalls"] == ["rank 1 is late"] and "rank 1 is late" in page
     assert "gradients of &lt;Adam&gt;" in page and "a&lt;b&gt;" in page and "1 GiB" in page

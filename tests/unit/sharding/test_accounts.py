@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from hvkeras.backends.local import LocalBackend
 from hvkeras.host.topology import topology_from_hosts
 from hvkeras.job.session import Session
-from hvkeras.plans.entry_counts import EntryCounts
+from hvkeras.plans import EntryCounts
 from hvkeras.sharding.accounts import Account, Accounts
 
 ROUNDS = 200

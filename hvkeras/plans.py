@@ -1,30 +1,171 @@
-"""Counts how often this rank has entered each plan (`hvkeras.plans.plan`).
+"""Plans describe what ranks are about to communicate, so that a difference is an error and never a hang.
 
-A rank counts each entry to a plan just before the collective runs. It sends the counts with the heartbeats of the
-control channel, so that the server sees which rank waits for which other rank, and in which plan. The server names
-ranks that run different plans, ranks that are late, and ranks that have left (`hvkeras.control.deadlocks`).
+A `Plan` describes what one collective (or one step's gradients) consists of. Its key is a hash of that content, so data
+of different plans can never mix. `EntryCounts` counts how often this rank has entered each plan, just before the
+collective runs. The counts travel with the heartbeats of the control channel, so that the server sees which rank waits
+for which other rank, and in which plan. It names ranks that run different plans, ranks that are late, and ranks that
+have left (`hvkeras.control.deadlocks`).
 """
 
 from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import functools
+import hashlib
+import json
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
 
 from hvkeras.backends.capabilities import CompiledByXla
-from hvkeras.backends.interface import Backend
+from hvkeras.backends.interface import Backend, Reduction
 from hvkeras.compat import graphs
 from hvkeras.compat.tensorflow_errors import DuplicateNameError
 from hvkeras.errors import UsageError, explain
-from hvkeras.plans.plan import Call, Plan
 from hvkeras.progress.user_code import call_site, innermost
 
 OWED_WITHIN = 20.0  # maximum seconds until a refused plan ends (hvkeras.control.join)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The content of one collective.
+
+    Attributes:
+        operation: What it does: `allreduce`, `allgather`, `broadcast`, `gradients`, ...
+        names: The tensors' names, in the order in which they are fused; only for messages, since Keras numbers the
+            names of equal models differently (`dense`, `dense_1`).
+        dtypes: The names of their dtypes.
+        shapes: Their static shapes; an unknown dimension is None, and so is an unknown shape.
+        ranks: The global ranks that participate, ascending.
+        label: Its name in messages: `gradients of Adam`, `allreduce "loss"`.
+        identity: Distinguishes it from collectives with the same content: the name that the user gave it, or its
+            number among the equal collectives of a graph.
+        how: Qualifiers of the operation, on which ranks must agree as well: `sum`, `from 0`.
+        hint: What to write instead if one rank makes it alone by mistake; "" for nothing.
+        is_of_model: Whether its tensors are those of a whole model: if they differ, so do the models.
+    """
+
+    operation: str
+    names: tuple[str, ...] = field(compare=False)
+    dtypes: tuple[str, ...]
+    shapes: tuple[tuple[int | None, ...] | None, ...]
+    ranks: tuple[int, ...]
+    label: str = field(compare=False)
+    identity: str = ""
+    how: str = ""
+    hint: str = field(default="", compare=False)
+    is_of_model: bool = field(default=False, compare=False)
+
+    @classmethod
+    def of(
+        cls, operation: str, tensors: Sequence[Any], ranks: Sequence[int], label: str,
+        names: Sequence[str] | None = None, identity: str = "", how: str = "", hint: str = "",
+        is_of_model: bool = False,
+    ) -> Plan:
+        """Describes tensors that are about to be communicated.
+
+        Args:
+            operation: What it does.
+            tensors: `tf.Tensor`s, eager or symbolic.
+            ranks: The global ranks that participate.
+            label: Its name in messages.
+            names: The tensors' names; `label` alone for a single unnamed tensor.
+            identity: Distinguishes it from collectives with the same content.
+            how: Qualifiers of the operation.
+            hint: What to write instead if one rank makes it alone by mistake.
+            is_of_model: Whether its tensors are those of a whole model.
+        """
+        return cls(
+            operation,
+            tuple(names if names is not None else [label] * len(tensors)),
+            tuple(tensor.dtype.name for tensor in tensors),
+            tuple(None if tensor.shape.rank is None else tuple(tensor.shape.as_list()) for tensor in tensors),
+            tuple(ranks),
+            label, identity, how, hint, is_of_model,
+        )
+
+    @property
+    def text(self) -> str:
+        """The operation with its qualifiers: `allreduce sum`."""
+        return f"{self.operation} {self.how}".rstrip()
+
+    @functools.cached_property
+    def key(self) -> str:
+        """A hash of the content: equal on all ranks exactly when their plans are."""
+        content = json.dumps([self.text, self.identity, self.dtypes, self.shapes, self.ranks])
+        return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+    def describe(self) -> dict[str, Any]:
+        """The plan as plain data for the control channel; `kinds` holds what must be equal about the tensors."""
+        kinds = [f"{dtype}{'[?]' if shape is None else list(shape)}"
+                 for dtype, shape in zip(self.dtypes, self.shapes, strict=True)]
+        return {**dataclasses.asdict(self), "ranks": list(self.ranks), "kinds": kinds}
+
+    @classmethod
+    def described(cls, text: Mapping[str, Any]) -> Plan:
+        """Creates a plan from another rank's description.
+
+        Args:
+            text: What `describe` returned there.
+        """
+        shapes = tuple(None if shape is None else tuple(shape) for shape in text["shapes"])
+        lists = {name: tuple(text[name]) for name in ("names", "dtypes", "ranks")}
+        return cls(**{**{one.name: text[one.name] for one in dataclasses.fields(cls)}, **lists, "shapes": shapes})
+
+
+class Call:
+    """One of the backend calls that a plan consists of; it can be described to another rank.
+
+    Args:
+        operation: The name of a method of `hvkeras.backends.interface.Backend`.
+        data: Its first argument: a tensor, or a list of them.
+        *arguments: Its other arguments.
+    """
+
+    def __init__(self, operation: str, data: Any, *arguments: Any) -> None:
+        self.operation, self.data, self.arguments = operation, data, arguments
+
+    def run(self, engine: Any) -> Any:
+        """Makes the call.
+
+        Args:
+            engine: The backend.
+        """
+        return getattr(engine, self.operation)(self.data, *self.arguments)
+
+    @property
+    def tensors(self) -> list[Any]:
+        """The tensors that are communicated."""
+        return self.data if isinstance(self.data, list) else [self.data]
+
+    def on(self, tensors: list[Any]) -> Call:
+        """The same call on other tensors.
+
+        Args:
+            tensors: The same number of tensors.
+        """
+        return Call(self.operation, tensors if isinstance(self.data, list) else tensors[0], *self.arguments)
+
+    def describe(self) -> dict[str, Any]:
+        """The call as plain data; a tensor is represented by its dtype and static shape."""
+        return {"operation": self.operation, "eager": tf.executing_eagerly(),
+                "arguments": [_plain(argument) for argument in self.arguments],
+                "data": [_plain(tensor) for tensor in self.data] if isinstance(self.data, list) else _plain(self.data)}
+
+
+def _plain(argument: Any) -> Any:
+    if isinstance(argument, Reduction):
+        return {"reduction": argument.value}
+    if hasattr(argument, "dtype"):
+        shape = None if argument.shape.rank is None else argument.shape.as_list()
+        return {"dtype": argument.dtype.name, "shape": shape}
+    return list(argument) if isinstance(argument, tuple) else argument
 
 
 class EntryCounts:

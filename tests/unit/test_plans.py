@@ -11,12 +11,11 @@ import pytest
 import tensorflow as tf
 
 from hvkeras import ArgumentError, DuplicateNameError, MismatchError, UsageError
-from hvkeras.plans.entry_counts import EntryCounts
-from hvkeras.plans.plan import Plan
+from hvkeras.plans import EntryCounts, Plan
 
 
 def plan(name: str) -> Plan:
-    return Plan.of("allreduce sum", [tf.ones([2])], (0, 1), f'allreduce "{name}"', identity=name)
+    return Plan.of("allreduce", [tf.ones([2])], (0, 1), f'allreduce "{name}"', identity=name, how="sum")
 
 
 def test_a_plan_is_entered_by_one_thread_at_a_time_in_eager_mode() -> None:
@@ -101,7 +100,7 @@ def test_a_plan_knows_where_the_user_entered_it_last() -> None:
     first = enter.__code__.co_firstlineno
     assert counts.site(plan("a").key) == ""
     enter()
-    assert counts.site(plan("a").key).endswith(f"test_entry_counts.py:{first + 1} in enter")
+    assert counts.site(plan("a").key).endswith(f"test_plans.py:{first + 1} in enter")
     with counts.entering(plan("a")):  # as a thread does that takes part for others
         pass
     assert f":{first + 1} in enter" in counts.site(plan("a").key)
@@ -119,5 +118,5 @@ def test_a_traced_plan_knows_the_line_that_the_user_wrote() -> None:
 
     step(tf.constant(True))
     path, number = counts.site(plan("a").key).removesuffix(" in step").split(":")
-    assert path.endswith("test_entry_counts.py")
+    assert path.endswith("test_plans.py")
     assert "with counts.entering(" in Path(__file__).read_text().splitlines()[int(number) - 1]
