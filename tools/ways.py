@@ -5,10 +5,14 @@
 Each way is taken by a real job of two or three ranks of the native engine. What is listed are the files of hvkeras with
 a frame that ran on the way, in the order of their first one, on one rank:
 
-- gradient: from the optimizer's `apply` in the first step of `fit` until it returns, with everything it calls
+- gradient: from the optimizer's `apply` in the first step of `fit` until the engine has been called
 - start: `hvd.init()` of rank 0
 - killed: rank 0, whose main thread sleeps, from the cause of the job's end until its last line
 - elastic: rank 0, from the exception in the elastic function until the function runs again
+
+Facts about the machine, settings and loading (`HELPERS`) are answers to questions, and not stations: they are counted
+apart. An elastic change starts the next session and broadcasts the state; what `init()` and a broadcast need anyway is
+counted apart there as well.
 """
 
 from __future__ import annotations
@@ -24,6 +28,8 @@ from types import FrameType
 from typing import Any
 
 WAYS = ("gradient", "start", "killed", "elastic")
+PARTS = {"elastic": ("start", "broadcast")}  # ways that are known already to who reads one
+HELPERS = ("__init__.py", "cpp_library/", "host/", "requirements.py", "settings.py")
 
 
 class Way:
@@ -74,20 +80,24 @@ def gradient(way: Way) -> None:
     import numpy as np
 
     import hvkeras as hvd  # noqa: PLC0415 - a rank of each way imports what it needs
+    from hvkeras.backends.native import NativeBackend  # noqa: PLC0415 - as above
 
     hvd.init()
     model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(3), keras.layers.Dense(1)])
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), loss="mse")
-    plain = type(model.optimizer).apply
+    plain, call = type(model.optimizer).apply, NativeBackend.allreduce
 
     def apply(self: Any, *args: Any, **kwargs: Any) -> Any:
         way.begin()
+        return plain(self, *args, **kwargs)
+
+    def allreduce(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
-            return plain(self, *args, **kwargs)
+            return call(self, *args, **kwargs)
         finally:
             way.end()
 
-    type(model.optimizer).apply = apply
+    type(model.optimizer).apply, NativeBackend.allreduce = apply, allreduce  # type: ignore[method-assign]
     way.watch()
     model.fit(np.ones((8, 4)), np.ones((8, 1)), batch_size=4, verbose=0)
 
@@ -144,6 +154,34 @@ def elastic(way: Way) -> None:
     train(state)
 
 
+def broadcast(way: Way) -> None:
+    """The broadcast of a variable and of an object."""
+    import tensorflow as tf
+
+    import hvkeras as hvd  # noqa: PLC0415 - a rank of each way imports what it needs
+
+    hvd.init()
+    way.begin()
+    way.watch()
+    hvd.broadcast_variables([tf.Variable(0.0)], root_rank=0)
+    hvd.broadcast_object(0)
+    way.end()
+
+
+def taken(name: str) -> list[str]:
+    """Takes a way in a job of its own, and returns its files in order."""
+    with tempfile.TemporaryDirectory() as folder:
+        environment = os.environ | {"HVWAYS_FILE": f"{folder}/way", "TF_CPP_MIN_LOG_LEVEL": "3"}
+        options = ["--min-np", "2", "-np", "3"] if name == "elastic" else ["-np", "2"]
+        command = [sys.executable, "-m", "hvkeras", "run", *options, "--backend", "native", sys.executable, "-I",
+                   str(Path(__file__).resolve()), name]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+        files = sorted(Path(folder).glob("way.*"), key=lambda path: -len(path.read_text().splitlines()))
+        if not files:
+            sys.exit(done.stdout + done.stderr)
+        return files[0].read_text().splitlines()
+
+
 def main() -> None:
     """Runs the jobs, and lists the files."""
     if os.environ.get("HVWAYS_FILE"):
@@ -151,17 +189,14 @@ def main() -> None:
         globals()[sys.argv[1]](Way(os.environ["HVWAYS_FILE"] + f".{os.getpid()}.{rank}"))
         return
     for name in sys.argv[1:] or WAYS:
-        with tempfile.TemporaryDirectory() as folder:
-            environment = os.environ | {"HVWAYS_FILE": f"{folder}/way", "TF_CPP_MIN_LOG_LEVEL": "3"}
-            options = ["--min-np", "2", "-np", "3"] if name == "elastic" else ["-np", "2"]
-            command = [sys.executable, "-m", "hvkeras", "run", *options, "--backend", "native", sys.executable, "-I",
-                       str(Path(__file__).resolve()), name]
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
-            files = sorted(Path(folder).glob("way.*"), key=lambda path: -len(path.read_text().splitlines()))
-            if not files:
-                sys.exit(done.stdout + done.stderr)
-            lines = files[0].read_text().splitlines()
-            print(f"{name}: {len(lines)} files", *lines, sep="\n  ")
+        known = {file for part in PARTS.get(name, ()) for file in taken(part)}
+        files = taken(name)
+        stations = [file for file in files if file not in known and not file.startswith(HELPERS)]
+        print(f"{name}: {len(stations)} files", *stations, sep="\n  ")
+        for title, apart in (("known", [file for file in files if file in known and not file.startswith(HELPERS)]),
+                             ("helpers", [file for file in files if file.startswith(HELPERS)])):
+            if apart:
+                print(f"  {title}, {len(apart)}: {', '.join(apart)}")
 
 
 if __name__ == "__main__":
