@@ -1,4 +1,4 @@
-"""Joins and leaves the job of this process: `init()` and `shutdown()`."""
+"""Joins and leaves the job of this process: `init()` and `shutdown()`; `job.session_start` opens the session."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hvkeras.errors import UsageError, explain
 from hvkeras.host.console import open_closed_streams, quiet_engines
 from hvkeras.job.process_sets import ProcessSet
 from hvkeras.job.session import Session, current_session, is_initialized, this_process
-from hvkeras.job.start import open_session, start_engine
+from hvkeras.job.session_start import open_session, start_engine
 from hvkeras.launch_environments import Launch, detect_launch
 from hvkeras.launch_environments.communicator import launch_of
 from hvkeras.requirements import require_tensorflow

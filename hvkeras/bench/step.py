@@ -22,7 +22,7 @@ from hvkeras.bench.plan import ONE, Plan, Stage, without_rate
 from hvkeras.bench.ranks import Ranks, WrongResultError
 from hvkeras.bench.row import APART, FORWARD_BACKWARD, ONE_PROCESS, PEER, REFERENCE, UPDATE, Row, title_of
 from hvkeras.errors import explain
-from hvkeras.gradients.distributed import apply_alone, distributed_part
+from hvkeras.gradients.optimizer_classes import apply_alone, distributed_part
 
 VERIFIED = 3  # number of steps after which weights are compared
 TOLERANCE = 0.01  # of the distance that weights have moved; a different summation order stays far below it

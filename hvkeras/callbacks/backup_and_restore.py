@@ -15,8 +15,8 @@ from hvkeras.callbacks.base import KerasCallback
 from hvkeras.callbacks.chief import should_print
 from hvkeras.callbacks.training_group import TrainingGroup, group_of
 from hvkeras.errors import HvkerasError, UnsupportedError, UsageError, explain
-from hvkeras.gradients.distributed import distributed_part, state_of
 from hvkeras.gradients.optimizer import gather_optimizer
+from hvkeras.gradients.optimizer_classes import distributed_part, state_of
 from hvkeras.host.console import say
 from hvkeras.job.notice import Notice
 from hvkeras.typing import CallbackLike, Logs, ModelLike, PathLike

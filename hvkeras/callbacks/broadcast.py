@@ -11,7 +11,7 @@ from hvkeras.collectives.broadcasts import broadcast_variables
 from hvkeras.collectives.operations import Min, require_root
 from hvkeras.collectives.reductions import allreduce
 from hvkeras.compat import graphs
-from hvkeras.gradients.distributed import distributed_part
+from hvkeras.gradients.optimizer_classes import distributed_part
 from hvkeras.job.session import current_session
 from hvkeras.training.learned_state import broadcast_learned
 from hvkeras.typing import Logs, VariableLike

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from hvkeras import compat
 from hvkeras.callbacks.chief import is_chief
 from hvkeras.callbacks.model_files import atomic_files, remove_leftovers
-from hvkeras.gradients.distributed import state_of
 from hvkeras.gradients.optimizer import gather_optimizer
+from hvkeras.gradients.optimizer_classes import state_of
 from hvkeras.training.fit_hooks import shared_by
 from hvkeras.typing import Logs, PathLike
 

@@ -1,7 +1,8 @@
-"""Rendezvous: how the ranks of a launch find the control channel, with one method per kind of launch.
+"""Rendezvous: how a rank finds the control channel, with one method per kind of launch.
 
 Rank 0 serves the channel (under `hvkeras run` the launcher does, on Spark rank 0's task). The other ranks learn its
 address and the job's secret from something they share: the environment, MPI, horovodrun's store, or a private folder.
+Once connected, they wait for all others in the exchange of facts (`hvkeras.job.session_start.exchange_facts`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The control channel's server: monitors all ranks, coordinates them, and determines causes of failure."""
+"""The control channel's server: monitors all ranks, coordinates them, and determines causes of failure.
+
+Connections are those of `MessageServer`, which calls `ControlHandler.on_leave` when one has ended.
+"""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from hvkeras.elastic.shared_slots import SharedSlots
 from hvkeras.elastic.snapshot import Reader, Snapshot
 from hvkeras.elastic.state import ObjectState
 from hvkeras.errors import UnsupportedError, UsageError, explain
-from hvkeras.gradients.distributed import distributed_part
+from hvkeras.gradients.optimizer_classes import distributed_part
 from hvkeras.job.process_sets import global_process_set
 from hvkeras.job.queries import rank
 from hvkeras.training.learned_state import broadcast_learned

@@ -28,7 +28,7 @@ from hvkeras.host.topology import Topology
 from hvkeras.job.changes import Change
 from hvkeras.job.failure import END_ALWAYS, FailurePolicy
 from hvkeras.job.session import Session, current_session, is_initialized, this_process
-from hvkeras.job.start import open_session
+from hvkeras.job.session_start import open_session
 from hvkeras.launch_environments import Launch, detect_launch, hvkeras_run
 from hvkeras.launch_environments.hvkeras_run import JOINS_AT_COMMIT, JOINS_AT_START
 from hvkeras.profiling.recorder import recording

@@ -21,7 +21,7 @@ from hvkeras import compat
 from hvkeras.compat import graphs
 from hvkeras.compat.compiling import CompiledFunction
 from hvkeras.gradients.options import Exchange, Options
-from hvkeras.gradients.update import DenseUpdate, PlainUpdate
+from hvkeras.gradients.plain_update import DenseUpdate, PlainUpdate
 from hvkeras.host.console import prints_at, say
 from hvkeras.host.memory import available
 from hvkeras.job.session import current_session

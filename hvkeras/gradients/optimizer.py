@@ -9,7 +9,7 @@ from hvkeras import compat
 from hvkeras.collectives.compression import Compression
 from hvkeras.collectives.operations import Average
 from hvkeras.errors import UnsupportedError, UsageError, explain
-from hvkeras.gradients.distributed import distribute, distributed_part, state_of
+from hvkeras.gradients.optimizer_classes import distribute, distributed_part, state_of
 from hvkeras.gradients.options import Exchange, Options, checked_groups, checked_layers
 from hvkeras.job.process_sets import ProcessSet, global_process_set
 from hvkeras.job.session import current_session

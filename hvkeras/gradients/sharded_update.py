@@ -21,8 +21,8 @@ from hvkeras.errors import UsageError, explain
 from hvkeras.gradients.buckets import pack
 from hvkeras.gradients.compiled_update import UpdateCompiler
 from hvkeras.gradients.options import Exchange
+from hvkeras.gradients.plain_update import PlainUpdate
 from hvkeras.gradients.shards import Bounds, Shards
-from hvkeras.gradients.update import PlainUpdate
 from hvkeras.job.session import current_session
 from hvkeras.plans import Call, Plan
 from hvkeras.profiling import spans

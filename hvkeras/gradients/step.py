@@ -1,4 +1,7 @@
-"""One step of a distributed optimizer, of any Keras: it reduces gradients over all ranks, and applies the results."""
+"""One step of a distributed optimizer, of any Keras: it reduces gradients over all ranks, and applies the results.
+
+`choose_update` decides whether the update is plain, compiled or shared between ranks.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,9 @@ from hvkeras.compat import graphs
 from hvkeras.gradients import replicas
 from hvkeras.gradients.accumulation import where_due
 from hvkeras.gradients.distributed_part import DistributedPart
+from hvkeras.gradients.plain_update import Apply, PlainUpdate, Update
 from hvkeras.gradients.reducer import GradientReducer
 from hvkeras.gradients.sharded_update import ShardedUpdate
-from hvkeras.gradients.update import Apply, PlainUpdate, Update
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Selects a job's backend: the requested one, or the first in order of preference that serves all ranks.
 
-A job of one process takes `local`, unless a plug-in was requested (`hvkeras.job.start`).
+A job of one process takes `local`, unless a plug-in was requested (`hvkeras.job.session_start`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The driver of an elastic job: which workers form the ranks, generation after generation.
+"""The driver of an elastic job: which workers form the ranks, generation after generation, and when none can.
 
 The driver is a state machine without clocks, threads or processes. `ElasticMembership` feeds it events, and carries out
 the actions that it returns. Every event has a handler in every phase (`HANDLERS`).

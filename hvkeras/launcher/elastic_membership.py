@@ -1,7 +1,8 @@
 """The membership of an elastic job: survivors keep their processes when a rank is lost, and new hosts join as it runs.
 
-`Driver` decides who belongs to the job; this module reports to it what happens to processes and hosts, and carries out
-its actions. Each generation of ranks has a control channel of its own, and all workers share the membership channel.
+`Driver` decides who belongs to the next generation, and when there can be none. This module reports to it what happens
+to processes and hosts, and carries out its actions; it decides which failures end the whole job. Each generation of
+ranks has a control channel of its own, and all workers share the membership channel.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The exit report of a job: what failed first, and the exit code."""
+"""The text of a job's exit report: what failed first, and the exit code; `restarts.run` prints it."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 from hvkeras import as_horovod, compat
 from hvkeras.collectives.broadcasts import allgather_object
 from hvkeras.errors import DivergenceError, explain
-from hvkeras.gradients.distributed import distributed_part
+from hvkeras.gradients.optimizer_classes import distributed_part
 from hvkeras.host.console import prints_at, say
 from hvkeras.job.process_sets import ProcessSet
 from hvkeras.job.session import current_session

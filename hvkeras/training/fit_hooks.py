@@ -18,7 +18,7 @@ from hvkeras.collectives.broadcasts import allgather_object
 from hvkeras.collectives.operations import Average
 from hvkeras.compat import graphs, patches, strategies
 from hvkeras.errors import UnsupportedError, explain
-from hvkeras.gradients.distributed import distributed_part, install_hooks
+from hvkeras.gradients.optimizer_classes import distributed_part, install_hooks
 from hvkeras.host.console import prints_at, say
 from hvkeras.host.forks import detach_in_children
 from hvkeras.job.process_sets import ProcessSet, global_process_set

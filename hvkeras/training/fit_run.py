@@ -13,8 +13,8 @@ from hvkeras import compat
 from hvkeras.collectives.broadcasts import allgather_object, gather_objects
 from hvkeras.compat import graphs
 from hvkeras.errors import UsageError, explain
-from hvkeras.gradients.distributed import distributed_part, state_of
 from hvkeras.gradients.optimizer import gather_optimizer
+from hvkeras.gradients.optimizer_classes import distributed_part, state_of
 from hvkeras.gradients.weighting import joining
 from hvkeras.host.console import prints_at, say
 from hvkeras.job.process_sets import ProcessSet, global_process_set

@@ -7,8 +7,8 @@ from typing import Any
 
 from hvkeras import compat
 from hvkeras.collectives.compression import Compression
-from hvkeras.gradients.distributed import distributed_part
 from hvkeras.gradients.optimizer import DistributedOptimizer
+from hvkeras.gradients.optimizer_classes import distributed_part
 from hvkeras.typing import CompressorLike, Model, PathLike
 
 

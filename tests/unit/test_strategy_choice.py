@@ -15,7 +15,7 @@ from hvkeras import compat
 from hvkeras.backends.local import LocalBackend
 from hvkeras.compat import graphs
 from hvkeras.gradients import replicas
-from hvkeras.gradients.distributed import distributed_part
+from hvkeras.gradients.optimizer_classes import distributed_part
 from hvkeras.gradients.step import GradientStep
 from hvkeras.host.topology import topology_from_hosts
 from hvkeras.job.session import Session

@@ -25,7 +25,7 @@ from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.trainers.trainer import Trainer
 
 import hvkeras as hvd
-from hvkeras.gradients.distributed import distributed_part
+from hvkeras.gradients.optimizer_classes import distributed_part
 
 Request = dict[str, Any]
 # A rank that waits in a test for one that has left it raises; then both meet after the test, where the other waits.

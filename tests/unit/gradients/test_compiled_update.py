@@ -17,7 +17,7 @@ import tf_keras
 import hvkeras as hvd
 from hvkeras.compat import compiling
 from hvkeras.gradients import compiled_update
-from hvkeras.gradients.distributed import distributed_part
+from hvkeras.gradients.optimizer_classes import distributed_part
 from hvkeras.profiling.recorder import recording
 
 TOLERANCE = 1e-6  # of the largest weight

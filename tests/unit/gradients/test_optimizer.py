@@ -17,7 +17,7 @@ import tf_keras
 
 import hvkeras as hvd
 from harness.processes import run_python
-from hvkeras.gradients.distributed import distributed_part
+from hvkeras.gradients.optimizer_classes import distributed_part
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ import tf_keras
 
 import hvkeras as hvd
 from hvkeras import compat
-from hvkeras.gradients.distributed import distributed_part
+from hvkeras.gradients.optimizer_classes import distributed_part
 from hvkeras.gradients.options import Exchange, Options
 from hvkeras.gradients.sharded_state import ShardedState
 from hvkeras.gradients.shards import Shards

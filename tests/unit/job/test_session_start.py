@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hvkeras.errors import MachineError
-from hvkeras.job.start import check_versions, settings_of_rank_0
+from hvkeras.job.session_start import check_versions, settings_of_rank_0
 from hvkeras.launch_environments import Launch
 from hvkeras.settings import Settings
 

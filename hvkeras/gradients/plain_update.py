@@ -1,4 +1,4 @@
-"""How reduced gradients are applied: by Keras's own update, or by one that XLA compiles or that ranks share."""
+"""The interface of updates, which apply reduced gradients, and the update of Keras itself; see `step.choose_update`."""
 
 from __future__ import annotations
 
