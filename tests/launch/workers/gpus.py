@@ -20,7 +20,7 @@ from harness.checks import check, run_checks
 from harness.gpus import pretend
 from harness.launchers import announced_rank
 from hvkeras.backends import tfdist
-from hvkeras.job import start as session_start
+from hvkeras.job import session_start
 from hvkeras.job.session import current_session
 
 COUNT, SCRIPT = int(sys.argv[1]), sys.argv[2:]
