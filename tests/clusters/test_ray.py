@@ -317,7 +317,7 @@ def test_survivors_of_elastic_executors_go_on_as_nodes_come_and_go(nodes, tmp_pa
 
 
 def test_an_exception_that_comes_twice_ends_an_elastic_executor(nodes):
-    settings = ElasticRayExecutor.create_settings(min_num_proc=1, max_num_proc=2, timeout_s=60)
+    settings = ElasticRayExecutor.create_settings(min_num_proc=2, max_num_proc=2, timeout_s=60)
     with pytest.raises(PeerError, match="the sky is falling"):
         ElasticRayExecutor(settings, env_vars={"HVKERAS_BACKEND": "native"}).run(lambda: fail_on_rank_1("raise"))
 
