@@ -148,6 +148,13 @@ def window_of_steps(text: str) -> tuple[int, int]:
     return window
 
 
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise ValueError("it must not be negative")
+    return value
+
+
 def _positive(text: str) -> int:
     value = int(text)
     if value < 1:
@@ -199,6 +206,8 @@ TABLE: tuple[Setting, ...] = (
     Setting("spark_start_timeout", _timeout, 600.0, "Seconds that `hvkeras.spark` waits for Spark to start all of a"
             " job's tasks.", horovod="HOROVOD_SPARK_START_TIMEOUT"),
     Setting("liveness_timeout", _silence, 15.0, "Seconds without a sign of life after which a rank counts as lost."),
+    Setting("relay_from", _count, 64, "Ranks from which, on several hosts, those of a host share one connection of the"
+            " control channel; 0 for never."),
     Setting("stall_warning", _seconds, 60.0, "Seconds that a rank waits in a collective, or makes no progress in fit,"
             " before a warning names who is late, and where.", horovod="HOROVOD_STALL_CHECK_TIME_SECONDS"),
     Setting("stall_shutdown", _seconds, 600.0, "Seconds that a rank waits in a collective, or makes no progress in"

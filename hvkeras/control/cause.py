@@ -6,6 +6,7 @@ import dataclasses
 import enum
 from typing import Any
 
+ENDED = "ended unexpectedly (killed, crashed, or out of memory)"  # whose connection ends without a word
 _ERROR = 10_000  # characters of an error, at its beginning, that are sent
 _TRACEBACK = 60_000  # characters of a traceback, at its end, that are sent
 
@@ -89,3 +90,12 @@ class Cause:
         """The inverse of `to_message`."""
         fields = {field.name: message[field.name] for field in dataclasses.fields(cls)}
         return cls(**{**fields, "kind": CauseKind(message["kind"])})
+
+
+def silent_for(seconds: float) -> str:
+    """The error of a process that gives no sign of life, as the end of a sentence.
+
+    Args:
+        seconds: For how long, as the limit is.
+    """
+    return f"gave no sign of life for {seconds:g} s (stopped, frozen or cut off)"

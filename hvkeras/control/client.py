@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hvkeras.control import wire
-from hvkeras.control.cause import Cause, CauseKind
+from hvkeras.control.cause import ENDED, Cause, CauseKind, silent_for
 from hvkeras.control.clock import Clock
 from hvkeras.control.connection import Connection, Introduction
 from hvkeras.control.exchange import Exchange
@@ -38,17 +38,21 @@ from hvkeras.control.messages import (
     MissingRanks,
     Participate,
     PlanRefused,
+    PlansWanted,
     RefusalConfirmed,
     Registered,
     ScriptEnded,
+    ServerLost,
     SomeJoined,
     StopAfter,
     StopAnswer,
     StopQuestion,
     StopWish,
     Terminate,
+    ValueWanted,
 )
 from hvkeras.control.process_exit import ExitWatch
+from hvkeras.control.relay_start import relay_behind
 from hvkeras.control.stop_agreement import Stop
 from hvkeras.host.console import say
 from hvkeras.host.error_text import summary
@@ -69,6 +73,7 @@ class ControlClient:
         introduction: What this rank reports about itself.
         liveness_timeout: Seconds without a message from the server after which it counts as lost.
         on_end: Called once, from the client's thread, with the cause when the job ends early.
+        still: See `Connection`.
 
     Raises:
         ProofError: The server does not know the secret.
@@ -82,6 +87,7 @@ class ControlClient:
         introduction: Introduction,
         liveness_timeout: float,
         on_end: Callable[[Cause], None],
+        still: Callable[[], None] | None = None,
     ) -> None:
         self.introduction = introduction
         self.clock: Clock = Clock(host_identity())
@@ -99,12 +105,16 @@ class ControlClient:
         self._may_exit = threading.Event()
         self._stops: dict[str, Stop] = {}
         self._last_heard = time.monotonic()
-        self._connection = Connection(connected, secret, introduction)
+        self._relay = relay_behind(connected)
+        self._connection = Connection(connected, secret, introduction, still)
+        # This host's address on the route to the server, and therefore to the other hosts.
+        self.local_address: str = self._connection.local_address
         self._exchange = Exchange(introduction.size, self._connection.send)
         self._heartbeats = Heartbeats(self._connection.send, self._exchange.waiting_in,
                                       lambda: self._exchange.is_waiting)
         self._handlers: dict[type[Message], Callable[[Any], None]] = {
             AllValues: self._exchange.on_message, MissingRanks: self._exchange.on_message,
+            ValueWanted: self._exchange.on_message, PlansWanted: lambda message: self._heartbeats.describe(message.keys),
             AllJoined: self._participate, Participate: self._participate, PlanRefused: self._refuse,
             SomeJoined: self._on_some_joined, ForgetPlans: lambda message: self._heartbeats.forget(message.counts),
             StopQuestion: self._answer_stop,
@@ -112,7 +122,7 @@ class ControlClient:
             ClockAnswer: self._on_clock_answer, Locate: self._send_location,
             Terminate: lambda message: self.on_terminate(message.cause),
             JobEnded: lambda message: self._end(message.cause), MayExit: lambda _: self._may_exit.set(),
-            AllScriptsEnded: self._on_others_end, Closing: self._on_others_end,
+            AllScriptsEnded: self._on_others_end, Closing: self._on_others_end, ServerLost: self._on_server_lost,
         }
         self._connection.start(threading.Thread(target=self._listen, name="hvkeras-control-listen", daemon=True))
         self._connection.start(threading.Thread(target=self._send_beats, name="hvkeras-control-beat", daemon=True))
@@ -121,11 +131,6 @@ class ControlClient:
     def cause(self) -> Cause | None:
         """Why the job has ended early; None as long as it has not."""
         return self._exchange.cause
-
-    @property
-    def local_address(self) -> str:
-        """This host's address on the route to the server, and therefore to the other hosts."""
-        return self._connection.local_address
 
     def gather(
         self, key: str, value: Any, timeout: float, on_missing: Callable[[list[int], float], None] | None = None,
@@ -256,7 +261,7 @@ class ControlClient:
                     self._fail_with(f"at a message ({type(message).__name__})", error)
         except (OSError, wire.ProofError, ValueError):
             if not self._connection.closed.is_set() and not self.detached:
-                self._server_lost("ended unexpectedly (killed, crashed, or out of memory)", CauseKind.LOST)
+                self._connection_lost(ENDED, CauseKind.LOST)
 
     def _handle(self, message: Message) -> None:
         if (handle := self._handlers.get(type(message))) is not None:
@@ -310,6 +315,20 @@ class ControlClient:
         if self._exchange.end(cause):
             self._on_end(cause)
 
+    def _connection_lost(self, error: str, kind: CauseKind) -> None:
+        """Ends the job for the other end of this rank's connection: the server, or the relay of this host."""
+        if self._relay is None:
+            self._server_lost(error, kind)
+            return
+        host = self.introduction.host
+        self._end(Cause(kind, None, host, self._relay, f"the relay on {host} (pid {self._relay}), which connects the"
+                        f" ranks there, {error}"))
+        self._may_exit.set()
+
+    def _on_server_lost(self, message: ServerLost) -> None:
+        if not self.detached:
+            self._server_lost(message.error, CauseKind.SILENT if message.silent else CauseKind.LOST)
+
     def _server_lost(self, error: str, kind: CauseKind) -> None:
         self._end(Cause(kind, 0, self.server_host, None, error) if self.server_is_rank else
                   Cause(kind, None, "", None, f"the launcher {error}"))
@@ -331,7 +350,7 @@ class ControlClient:
                         f"failed in the control channel {what} with {summary(error)}", text))
 
     def _beat_until_closed(self) -> None:
-        last = time.monotonic()
+        last = beat_at = time.monotonic()
         while not self._connection.closed.wait(BEAT_WITH_JOINED_RANKS if self._heartbeats.some_joined else BEAT):
             now = time.monotonic()
             if now - last > FROZEN:
@@ -339,7 +358,9 @@ class ControlClient:
                 if self._heartbeats.watch is not None:
                     self._heartbeats.watch.forgive(now)
             last = now
-            self._heartbeats.send()
+            is_due = now - beat_at >= BEAT - BEAT_WITH_JOINED_RANKS
+            beat_at = now if is_due else beat_at
+            self._heartbeats.send(only_news=not is_due)
             self._check_exit(now)
             if self._starter is not None and select.select([self._starter], [], [], 0)[0]:
                 os.close(self._starter)
@@ -348,8 +369,7 @@ class ControlClient:
                 self.fail(Cause(CauseKind.LOST, None, host, None, f"the launcher on {host} ended unexpectedly (killed,"
                                 " crashed, or out of memory)"))
             if now - self._last_heard > self.liveness and not self.detached:
-                self._server_lost(f"gave no sign of life for {self.liveness:g} s (stopped, frozen or cut off)",
-                                  CauseKind.SILENT)
+                self._connection_lost(silent_for(self.liveness), CauseKind.SILENT)
                 return
 
     def _check_exit(self, now: float) -> None:

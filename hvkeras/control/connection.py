@@ -7,6 +7,7 @@ import itertools
 import os
 import socket
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from hvkeras.control import wire
@@ -33,6 +34,8 @@ class Connection:
         connected: A connected socket.
         secret: The job's secret.
         introduction: What this peer reports about itself.
+        still: Called whenever the server has not answered for the socket's timeout; raises if it is to be given up. A
+            server that admits a thousand peers takes its time, and one that asks again makes it take longer.
 
     Attributes:
         introduction: As above.
@@ -43,16 +46,19 @@ class Connection:
         UsageError: The server rejects this peer; the message gives the reason.
     """
 
-    def __init__(self, connected: socket.socket, secret: bytes, introduction: Introduction) -> None:
+    def __init__(self, connected: socket.socket, secret: bytes, introduction: Introduction,
+                 still: Callable[[], None] | None = None) -> None:
         self.introduction = introduction
         self.closed: threading.Event = threading.Event()
         self._socket = connected
         self._sending = threading.Lock()
         self._threads: list[threading.Thread] = []
         detach_in_children(self)
-        self._seal = wire.prove_to_server(connected, secret)
+        if connected.family != socket.AF_UNIX:  # two small messages in a row would else wait for an acknowledgement
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._seal = wire.prove_to_server(connected, secret, still)
         self.send(Hello(introduction.rank, introduction.size, introduction.host, os.getpid(), next(_attempts)))
-        answer = self.read()
+        answer = self.read(still)
         if isinstance(answer, Rejected):
             raise UsageError(answer.reason)
         self.send(Arrived())
@@ -60,8 +66,8 @@ class Connection:
 
     @property
     def local_address(self) -> str:
-        """This host's address on the route to the server, and therefore to the other hosts."""
-        return str(self._socket.getsockname()[0])
+        """This host's address on the route to the server, and therefore to the other hosts; "" towards a relay."""
+        return "" if self._socket.family == socket.AF_UNIX else str(self._socket.getsockname()[0])
 
     def in_child(self) -> None:
         """Closes a forked process's copy of the connection, which must close when the peer's own process exits."""
@@ -74,8 +80,11 @@ class Connection:
         self._threads.append(thread)
         thread.start()
 
-    def read(self) -> Message:
+    def read(self, still: Callable[[], None] | None = None) -> Message:
         """Waits for the next message.
+
+        Args:
+            still: See above.
 
         Raises:
             OSError: The connection has ended.
@@ -83,9 +92,10 @@ class Connection:
         """
         data = None
         while data is None:
-            header = wire.exactly(self._socket, wire.HEADER.size)
-            code = wire.exactly(self._socket, wire.CODE_BYTES)
-            data = self._seal.open_frame(header, code, wire.exactly(self._socket, wire.payload_length(header)))
+            header = wire.exactly(self._socket, wire.HEADER.size, still=still)
+            code = wire.exactly(self._socket, wire.CODE_BYTES, still=still)
+            payload = wire.exactly(self._socket, wire.payload_length(header), still=still)
+            data = self._seal.open_frame(header, code, payload)
         return decode(data)
 
     def send(self, message: Message) -> None:

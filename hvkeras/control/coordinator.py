@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from hvkeras.control.cause import Cause, CauseKind
 from hvkeras.control.deadlocks import Finding, Waits
-from hvkeras.control.handler import Members
+from hvkeras.control.exchange import Gathers
 from hvkeras.control.join import Participation
 from hvkeras.control.messages import (
     AllJoined,
@@ -17,17 +17,28 @@ from hvkeras.control.messages import (
     Heartbeat,
     JoinCalled,
     Message,
-    MissingRanks,
+    PlanDescription,
+    Plans,
     PlansForgotten,
+    PlansWanted,
     RefusalConfirmed,
     SomeJoined,
     StopAnswer,
     StopWish,
     Value,
+    ValueDigest,
 )
 from hvkeras.control.ranks import Ranks, RankState
 from hvkeras.control.stalls import Stalls
 from hvkeras.control.stop_agreement import Stops
+
+
+@dataclass
+class _UnknownPlan:
+    """A plan that ranks have entered, so often, and one of them is asked what it consists of."""
+
+    counts: dict[int, int] = field(default_factory=dict)
+    asked: int | None = None
 
 
 class Coordinator:
@@ -35,14 +46,13 @@ class Coordinator:
 
     Args:
         ranks: The ranks.
-        members: Their connections.
         deadlines: The time limits.
     """
 
-    def __init__(self, ranks: Ranks, members: Members, deadlines: Deadlines) -> None:
+    def __init__(self, ranks: Ranks, deadlines: Deadlines) -> None:
         self._ranks = ranks
-        self._members = members
-        self._gathers: dict[str, float] = {}
+        self._gathers = Gathers(ranks.size)
+        self._unknown: dict[str, _UnknownPlan] = {}
         self._participation = Participation()
         self._announced_busy = False
         self._stops = Stops()
@@ -59,10 +69,11 @@ class Coordinator:
         number = rank.member.number
         match message:
             case Heartbeat():
-                self._count(number, message)
-            case Value():
-                rank.values[message.key] = message.value
-                self._gather(number, message.key)
+                self.count([number], message)
+            case Plans():
+                self._learn(message.plans)
+            case Value() | ValueDigest():
+                self._gather(number, message)
             case JoinCalled():
                 self._join(number)
             case RefusalConfirmed():
@@ -99,29 +110,60 @@ class Coordinator:
             else:
                 yield finding
 
+    def on_leave(self, number: int) -> None:
+        """Handles the end of a rank's connection."""
+        self._gathers.forget(number)
+        for key, plan in self._unknown.items():
+            if plan.asked == number:
+                self._ask_for_plan(key, plan)
+
     def send_missing(self) -> None:
         """Tells the ranks that wait in an exchange for whom they wait."""
-        for key in self._gathers:
-            missing = [number for number in range(self._ranks.size)
-                       if number not in self._ranks.present or key not in self._ranks.present[number].values]
-            for rank in self._ranks.present.values():
-                if key in rank.values:
-                    rank.member.send(MissingRanks(key, missing))
+        for there, message in self._gathers.missing():
+            self._ranks.send(there, message)
 
-    def _count(self, number: int, message: Heartbeat) -> None:
-        for key, plan in message.plans.items():
-            self.waits.describe(key, plan)
-        self.waits.update(number, message.counts, message.sites)
+    def count(self, numbers: Sequence[int], message: Heartbeat) -> None:
+        """Handles a heartbeat that several ranks have sent alike.
+
+        Args:
+            numbers: The ranks.
+            message: The heartbeat.
+        """
+        known = {}
+        for key, count in message.counts.items():
+            if self.waits.knows(key):
+                known[key] = count
+                continue
+            plan = self._unknown.setdefault(key, _UnknownPlan())
+            plan.counts.update(dict.fromkeys(numbers, count))
+            if plan.asked is None:
+                self._ask_for_plan(key, plan)
+        self.waits.update(numbers, known, message.sites)
         self._participation.learn(message.calls)
-        self.waits.set_waiting(number, message.waiting_in)
-        self._stalls.update(number, message.standstill)
+        self.waits.set_waiting(numbers, message.waiting_in)
+        for number in numbers:
+            self._stalls.update(number, message.standstill)
+        self._request_participation()
+
+    def _ask_for_plan(self, key: str, plan: _UnknownPlan) -> None:
+        """Asks one of the ranks that have entered a plan what it consists of; all would say the same."""
+        plan.asked = next((number for number in plan.counts if number in self._ranks.present), None)
+        if plan.asked is not None:
+            self._ranks.send([plan.asked], PlansWanted([key]))
+
+    def _learn(self, plans: Mapping[str, PlanDescription]) -> None:
+        for key, plan in plans.items():
+            self.waits.describe(key, plan)
+            if (unknown := self._unknown.pop(key, None)) is not None:
+                for number, count in unknown.counts.items():
+                    self.waits.update([number], {key: count})
         self._request_participation()
 
     def _request_participation(self) -> None:
         self._send(self._participation.requests(self.waits))
         if self._participation.is_busy != self._announced_busy:
             self._announced_busy = self._participation.is_busy
-            self._members.broadcast(SomeJoined(self._announced_busy))
+            self._ranks.broadcast(SomeJoined(self._announced_busy))
 
     def _join(self, number: int) -> None:
         if left := self._ranks.leavers():
@@ -131,18 +173,17 @@ class Coordinator:
         self._participation.joined.append(number)
         if len(self._participation.joined) == self._ranks.size:
             self._participation.joined.clear()
-            self._members.broadcast(AllJoined(number))
+            self._ranks.broadcast(AllJoined(number))
         self._request_participation()
 
-    def _gather(self, number: int, key: str) -> None:
-        self.waits.come(number, key)
-        self._gathers.setdefault(key, time.monotonic())
-        present = self._ranks.present
-        if len(present) == self._ranks.size and all(key in rank.values for rank in present.values()):
-            del self._gathers[key]
-            self.waits.finish(key)
-            values = [present[each].values.pop(key) for each in range(self._ranks.size)]
-            self._members.broadcast(AllValues(key, values))
+    def _gather(self, number: int, message: Value | ValueDigest) -> None:
+        self.waits.come(number, message.key)
+        for answer in self._gathers.receive(number, message):
+            if isinstance(answer, AllValues):
+                self.waits.finish(message.key)
+                self._ranks.broadcast(answer)
+            else:
+                self._ranks.send([number], answer)
 
     def _occupied(self) -> set[int]:
         """The ranks whose lack of progress is not a stall: they wait for others, are waited for, or have left."""
@@ -151,5 +192,4 @@ class Coordinator:
 
     def _send(self, requests: Iterable[tuple[int, Message]]) -> None:
         for number, request in requests:
-            if number in self._members:
-                self._members[number].send(request)
+            self._ranks.send([number], request)

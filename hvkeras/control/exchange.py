@@ -1,20 +1,31 @@
-"""The rank side of exchanges of plain data: an all-gather of one value per rank over the control channel."""
+"""Exchanges of plain data: an all-gather of one value per rank over the control channel.
+
+The server gathers the values and sends all of them to all ranks: a star, or a tree of depth two with a relay per host.
+Of a large value, ranks send the digest first, and the server asks one rank for each value that it does not know. What
+several ranks have in common, a value or a field of it, travels once.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from hvkeras.control import wire
 from hvkeras.control.cause import Cause
-from hvkeras.control.messages import AllValues, Message, MissingRanks, Value
+from hvkeras.control.messages import AllValues, Message, MissingRanks, Value, ValueDigest, ValueWanted
+from hvkeras.control.relayed import as_runs, from_runs
 from hvkeras.errors import PeerError, UsageError, explain
 from hvkeras.host.console import in_words
 from hvkeras.host.forks import detach_in_children
 from hvkeras.progress import activity
+
+LARGE = 512  # bytes of a value from which its digest is sent first
+_DIGEST_BYTES = 16
 
 
 class Exchange:
@@ -35,6 +46,7 @@ class Exchange:
         self._changed = threading.Condition()
         self._gathered: dict[str, list[Any]] = {}
         self._missing: dict[str, list[int]] = {}
+        self._values: dict[str, Any] = {}  # of this rank, in gathers that are not complete
         self._asking: dict[str, int] = {}  # keys of gathers that wait for others, with their threads
         detach_in_children(self)
 
@@ -75,11 +87,13 @@ class Exchange:
         self, key: str, value: Any, timeout: float, on_missing: Callable[[list[int], float], None] | None,
         describe: Callable[[list[int]], str] | None, given_up: Callable[[], bool] | None,
     ) -> list[Any]:
-        if (size := len(json.dumps(value))) > wire.MAX_PAYLOAD:
+        text = json.dumps(value)
+        if len(text) > wire.MAX_PAYLOAD:
             raise UsageError(explain(f"A value that ranks exchange must take under {wire.MAX_PAYLOAD} bytes",
-                                     "send it as a tensor", key=key, bytes=size))
+                                     "send it as a tensor", key=key, bytes=len(text)))
         start, reported = time.monotonic(), 0.0
-        self._send(Value(key, value))
+        self._values[key] = value
+        self._send(ValueDigest(key, _digest(text)) if len(text) >= LARGE else Value(key, value))
         with self._changed:
             while key not in self._gathered:
                 self.raise_if_ended()
@@ -123,13 +137,17 @@ class Exchange:
         waits = activity.doing().phase == "input"
         return [key for key, thread in asking.items() if waits or thread == activity.thread()]
 
-    def on_message(self, message: AllValues | MissingRanks) -> None:
-        """Stores gathered values and missing ranks."""
+    def on_message(self, message: AllValues | MissingRanks | ValueWanted) -> None:
+        """Stores gathered values and missing ranks, and sends a value that the server asks for."""
+        if isinstance(message, ValueWanted):
+            self._send(Value(message.key, self._values.get(message.key)))
+            return
         with self._changed:
             if isinstance(message, AllValues):
-                self._gathered[message.key] = list(message.values)
+                self._gathered[message.key] = unpacked(message.values)
+                self._values.pop(message.key, None)
             else:
-                self._missing[message.key] = list(message.ranks)
+                self._missing[message.key] = from_runs(message.ranks)
             self._changed.notify_all()
 
     def end(self, cause: Cause) -> bool:
@@ -140,3 +158,100 @@ class Exchange:
             self.cause = cause
             self._changed.notify_all()
             return True
+
+
+@dataclass
+class _Gather:
+    """An exchange that is not complete: values by rank, or their digests, and the values that belong to digests."""
+
+    values: dict[int, Any] = field(default_factory=dict)
+    digests: dict[int, str] = field(default_factory=dict)
+    contents: dict[str, Any] = field(default_factory=dict)
+    asked: dict[str, int] = field(default_factory=dict)
+
+
+class Gathers:
+    """The server side: keeps the values until all are there.
+
+    Args:
+        size: The number of ranks.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._gathers: dict[str, _Gather] = {}
+
+    def receive(self, rank: int, message: Value | ValueDigest) -> Iterator[ValueWanted | AllValues]:
+        """Handles a rank's value, or its digest.
+
+        Yields:
+            What the rank must be asked, or what all ranks receive now.
+        """
+        gather = self._gathers.setdefault(message.key, _Gather())
+        if isinstance(message, ValueDigest):
+            gather.digests[rank] = message.digest
+            if message.digest not in gather.contents and message.digest not in gather.asked:
+                gather.asked[message.digest] = rank
+                yield ValueWanted(message.key)
+        elif rank in gather.digests:
+            gather.contents[gather.digests[rank]] = message.value
+        else:
+            gather.values[rank] = message.value
+        if len(gather.values) + len(gather.digests) == self._size and gather.asked.keys() == gather.contents.keys():
+            del self._gathers[message.key]
+            known = gather.values | {each: gather.contents[digest] for each, digest in gather.digests.items()}
+            yield AllValues(message.key, packed([known[each] for each in range(self._size)]))
+
+    def missing(self) -> Iterator[tuple[list[int], MissingRanks]]:
+        """Returns, for each exchange, the ranks that are there, and for whom they wait."""
+        for key, gather in self._gathers.items():
+            there = gather.values.keys() | gather.digests.keys()
+            yield sorted(there), MissingRanks(key, as_runs(set(range(self._size)) - there))
+
+    def forget(self, rank: int) -> None:
+        """Forgets the values of a rank that is gone."""
+        for gather in self._gathers.values():
+            gather.values.pop(rank, None)
+            digest = gather.digests.pop(rank, None)
+            if digest is not None and digest not in gather.digests.values():
+                gather.asked.pop(digest, None)
+                gather.contents.pop(digest, None)
+
+
+def packed(values: Sequence[Any]) -> dict[str, Any]:
+    """Returns values as plain data in which what is equal stands once, by value and by field of dictionaries.
+
+    Args:
+        values: Values that can be written as JSON.
+    """
+    places: dict[str, int] = {}
+    distinct: list[Any] = []
+    runs: list[int] = []  # a place among the distinct values, and how often in a row
+    for value in values:
+        text = json.dumps(value)
+        place = places.setdefault(text, len(places))
+        if place == len(distinct):
+            distinct.append(value)
+        if runs and runs[-2] == place:
+            runs[-1] += 1
+        else:
+            runs += [place, 1]
+    first = distinct[0] if distinct else None
+    if len(distinct) > 1 and isinstance(first, dict) and all(
+            isinstance(each, dict) and list(each) == list(first) for each in distinct):
+        return {"runs": runs, "fields": {name: packed([each[name] for each in distinct]) for name in first}}
+    return {"runs": runs, "values": distinct}
+
+
+def unpacked(data: Mapping[str, Any]) -> list[Any]:
+    """The inverse of `packed`; equal values are one object."""
+    distinct = data.get("values")
+    if distinct is None:
+        columns = {name: unpacked(column) for name, column in data["fields"].items()}
+        distinct = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    runs = data["runs"]
+    return [distinct[place] for place, count in zip(runs[::2], runs[1::2], strict=True) for _ in range(count)]
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[: 2 * _DIGEST_BYTES]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from hvkeras.control.messages import Message
+from hvkeras.control.messages import Message, decode, encode
 
 TICK = 0.25  # seconds between two calls of a handler's `on_tick`
 
@@ -21,7 +21,7 @@ class Member:
         host: Its host.
         pid: Its process.
         attempt: Of its process to connect.
-        send: Queues a message for it; the reading side detects a broken connection.
+        write: Queues an encoded message for it; the reading side detects a broken connection.
         close: Gives up the connection; it is no member any more.
         seen: When it last gave a sign of life, in seconds of a monotonic clock.
         arrived: Whether it knows that it was admitted.
@@ -32,10 +32,14 @@ class Member:
     host: str
     pid: int
     attempt: int
-    send: Callable[[Message], None]
+    write: Callable[[bytes], None]
     close: Callable[[], None]
     seen: float
     arrived: bool = False
+
+    def send(self, message: Message) -> None:
+        """Queues a message for it."""
+        self.write(encode(message))
 
 
 class Serving(Protocol):
@@ -92,8 +96,9 @@ class Members(Mapping[int, Member]):
 
     def broadcast(self, message: Message) -> None:
         """Sends a message to all."""
+        data = encode(message)
         for member in list(self._members.values()):
-            member.send(message)
+            member.write(data)
 
 
 class Handler(Protocol):
@@ -107,13 +112,22 @@ class Handler(Protocol):
 
     members: Members
 
-    def on_join(self, _member: Member, /) -> str:
+    def on_join(self, _member: Member, /) -> str | None:
         """Handles a peer that has proved the secret; it is sent nothing before its first message, `Arrived`.
 
         Returns:
-            Why it is rejected; "" if it becomes a member.
+            Why it is rejected; "" if it becomes a member; None if it does once the handler sends it `Welcome`.
         """
         return ""
+
+    def on_data(self, member: Member, data: bytes) -> None:
+        """Handles an encoded message from a member, whose connection ends if it is none."""
+        try:
+            message = decode(data)
+        except ValueError:
+            member.close()
+            raise
+        self.on_message(member, message)
 
     def on_message(self, _member: Member, _message: Message, /) -> None:
         """Handles a message from a member."""
@@ -125,6 +139,11 @@ class Handler(Protocol):
     def on_tick(self, _now: float, /) -> None:
         """Checks whatever time decides; called every `TICK` seconds with the time of a monotonic clock."""
         return
+
+    def on_frozen(self, now: float) -> None:
+        """Handles that this process itself was stopped, so that no member is late."""
+        for member in self.members.values():
+            member.seen = now
 
     def on_fault(self, _what: str, _error: BaseException, /) -> None:
         """Handles an error that is none of a peer's or of the network, and that has been printed.

@@ -7,10 +7,19 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from hvkeras.control.messages import CallDescriptions, Heartbeat, Message, PlanDescription, PlansForgotten, Standstill
+from hvkeras.control.messages import (
+    CallDescriptions,
+    Heartbeat,
+    Message,
+    PlanDescription,
+    Plans,
+    PlansForgotten,
+    Standstill,
+)
 from hvkeras.progress import activity, location
 from hvkeras.records.record import GRADIENTS
 
+_NOTHING_NEW = Heartbeat()
 CHECK_INTERVAL = 0.4  # minimum seconds between two checks of whether this rank makes progress
 
 
@@ -162,10 +171,16 @@ class Heartbeats:
         self._sites: dict[str, str] = {}
         self._called: set[str] = set()
 
-    def send(self) -> None:
-        """Sends a heartbeat."""
+    def send(self, only_news: bool = False) -> None:
+        """Sends a heartbeat.
+
+        Args:
+            only_news: Whether to send none in which nothing has changed.
+        """
         with self._lock:  # so that counts are sent in the order in which they were read
-            self._send(self._next())
+            beat = self._next()
+            if not (only_news and beat == _NOTHING_NEW):
+                self._send(beat)
 
     def forget(self, counts: Mapping[str, int]) -> None:
         """Forgets plans that no rank has entered lately, unless this rank has entered them again in the meantime."""
@@ -177,6 +192,11 @@ class Heartbeats:
                 self._called.discard(key)
             self._send(PlansForgotten(counts, keys))
 
+    def describe(self, keys: Sequence[str]) -> None:
+        """Sends what plans consist of, unless this rank has forgotten them."""
+        known = {} if self.entries is None else self.entries.snapshot()
+        self._send(Plans({key: known[key][1].describe() for key in keys if key in known}))
+
     def steps(self) -> str:
         """Describes what a custom training loop has done; "" if it has not exchanged gradients yet."""
         steps = {} if self.entries is None else self.entries.snapshot()
@@ -185,14 +205,12 @@ class Heartbeats:
         return f", {label} exchanged {count} time{'s' * (count > 1)}" if count else ""
 
     def _next(self) -> Heartbeat:
-        plans: dict[str, PlanDescription] = {}
         counts: dict[str, int] = {}
         sites: dict[str, str] = {}
         calls: dict[str, CallDescriptions] = {}
         entries = self.entries
         if entries is not None:
             changed = {key: seen for key, seen in entries.snapshot().items() if self._counts.get(key) != seen[0]}
-            plans = {key: seen[1].describe() for key, seen in changed.items() if key not in self._counts}
             counts = {key: seen[0] for key, seen in changed.items()}
             self._counts.update(counts)
             entered_at = {key: entries.site(key) for key in changed}
@@ -205,4 +223,4 @@ class Heartbeats:
         if self.watch is not None:
             found = self.watch.check(time.monotonic(), bool(counts), self.steps)
             standstill = None if self._is_waiting() else found
-        return Heartbeat(plans, counts, sites, calls, self._waiting_in(), standstill)
+        return Heartbeat(counts, sites, calls, tuple(self._waiting_in()), standstill)

@@ -15,7 +15,7 @@ from typing import Any
 
 from hvkeras.control import wire
 from hvkeras.control.handler import TICK, Handler, Member
-from hvkeras.control.messages import Closing, Hello, Message, Rejected, Welcome, decode, encode
+from hvkeras.control.messages import Closing, Hello, Rejected, Welcome, decode, name_of
 from hvkeras.errors import MachineError, explain
 from hvkeras.host.console import say
 from hvkeras.host.forks import detach_in_children
@@ -23,6 +23,7 @@ from hvkeras.host.network import keep_alive
 
 FROZEN = 2.0  # a tick later than this means that this process itself was stopped, so no member is late
 MAX_CONCURRENT = 64  # in addition to one per rank; each may stay until the deadline of the proof
+LEAST_BACKLOG = 128  # connections that wait to be accepted
 REPORT_EVERY = 60.0  # seconds between two reports
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
@@ -42,7 +43,7 @@ class MessageServer:
     Args:
         handler: What decides about the members.
         secret: The secret that every peer must prove.
-        host: The address to listen on.
+        host: The address to listen on; the name of an abstract Unix socket if it begins with a null character.
         port: The port, or 0 for a free one.
         size: About how many peers to expect.
         alive: Seconds after which a peer counts as lost whose host does not answer any more; 0 where heartbeats tell.
@@ -64,12 +65,13 @@ class MessageServer:
         self._unproven = UnprovenConnections(size)
         self._stopping: asyncio.Event | None = None
         self._listening: asyncio.Server | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._proving: dict[asyncio.Task[None], None] = {}  # connections without proof, the oldest first
-        self._writers: set[asyncio.StreamWriter] = set()  # of all connections
-        self._socket = _listen(host, port, size)
+        self._peers: set[_Peer] = set()
+        self._waiting: dict[_Peer, int] = {}  # those that are no members yet, the oldest first: until which tick
+        self._ticks = 0
+        self._backlog = max(size, LEAST_BACKLOG)  # a kernel that has no room left forgets connections
+        self._socket = _listen(host, port, self._backlog)
         self._loop = asyncio.new_event_loop()
-        self.address: tuple[str, int] = self._socket.getsockname()[:2]
+        self.address: tuple[str, int] = (host, 0) if host.startswith("\0") else self._socket.getsockname()[:2]
         self._thread = threading.Thread(target=self._run, name="hvkeras-control-server", daemon=True)
         detach_in_children(self)
 
@@ -111,8 +113,8 @@ class MessageServer:
         They are replaced, not closed: closing would make asyncio change what the server's own process listens to.
         """
         null = os.open(os.devnull, os.O_RDWR)
-        for each in (self._socket, *(writer.get_extra_info("socket") for writer in list(self._writers))):
-            if each.fileno() >= 0:
+        for each in (self._socket, *(peer.socket for peer in list(self._peers))):
+            if each is not None and each.fileno() >= 0:
                 os.dup2(null, each.fileno(), inheritable=False)
         os.close(null)
 
@@ -146,18 +148,17 @@ class MessageServer:
 
     async def _serve(self) -> None:
         self._stopping = asyncio.Event()
-        self._listening = server = await asyncio.start_server(self._handle_connection, sock=self._socket)
+        self._listening = server = await self._loop.create_server(lambda: _Peer(self), sock=self._socket,
+                                                                    backlog=self._backlog)
         ticking = asyncio.ensure_future(self._tick())
         await self._stopping.wait()
         self._members.broadcast(Closing())
         ticking.cancel()
         server.close()
-        for task in list(self._tasks):
-            task.cancel()
-        for writer in self._writers:
-            writer.close()
-        await asyncio.gather(ticking, *self._tasks, return_exceptions=True)
-        await asyncio.sleep(0)
+        for peer in list(self._peers):
+            peer.close()
+        await asyncio.gather(ticking, return_exceptions=True)
+        await asyncio.sleep(0)  # for the ends of the connections
 
     async def _tick(self) -> None:
         last = time.monotonic()
@@ -166,109 +167,199 @@ class MessageServer:
                 await asyncio.sleep(TICK)
                 now = time.monotonic()
                 if now - last > FROZEN:
-                    for member in self._members.values():
-                        member.seen = now
+                    self._handler.on_frozen(now)
                 last = now
                 self._handler.on_tick(now)
+                self._give_up_late_peers()
                 if self._on_note is not None and (report := self._unproven.report(now)):
                     self._on_note(report)
         except Exception as error:  # noqa: BLE001 - a fault of hvkeras, which nobody else would report
             self._report_fault("beside its connections", error)
 
-    async def _handle_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        self._writers.add(writer)
-        member: Member | None = None
-        try:
-            seal = await self._prove_in_turn(task, reader, writer)
-            hello = await asyncio.wait_for(_read(reader, seal), wire.PROOF_DEADLINE)
-            member = self._admit(hello, writer, seal)
-            while member is not None:
-                self._receive(member, await _read(reader, seal))
-        except asyncio.CancelledError:
-            pass  # the server is stopping; asyncio would print the cancellation of a connection's task
-        except (wire.ProofError, asyncio.TimeoutError, OSError, asyncio.IncompleteReadError):
-            pass
-        except Exception as error:  # noqa: BLE001 - a fault of hvkeras, which nobody else would report
-            self._report_fault("while a peer connected", error)
-        finally:
-            if member is not None:
-                self._lose(member)
-            with contextlib.suppress(OSError):
-                await writer.drain()
-            writer.close()
-            self._writers.discard(writer)
+    # Peers, from their connection on.
 
-    async def _prove_in_turn(self, task: asyncio.Task[None], reader: asyncio.StreamReader,
-                             writer: asyncio.StreamWriter) -> wire.Seal:
-        """Exchanges proofs with a peer, which takes the place of the oldest without one if there are too many."""
-        self._proving[task] = None
+    def arrives(self, peer: _Peer, transport: asyncio.Transport) -> None:
+        """Counts a new connection, which takes the place of the oldest one without proof if there are too many."""
+        self._peers.add(peer)
+        if self._alive:
+            keep_alive(transport.get_extra_info("socket"), self._alive)
         if not self._unproven.arrives():
-            oldest = next(iter(self._proving))  # who has the secret proves it at once
-            del self._proving[oldest]
-            oldest.cancel()
-        try:
-            if self._alive:
-                keep_alive(writer.get_extra_info("socket"), self._alive)
-            seal = await asyncio.wait_for(self._prove(reader, writer), wire.PROOF_DEADLINE)
-        except BaseException:
-            self._unproven.fails(writer.get_extra_info("peername"))
-            raise
-        finally:
-            self._proving.pop(task, None)
+            next(iter(self._waiting)).close()  # who has the secret proves it at once
+        self._waiting[peer] = self._ticks + int(wire.PROOF_DEADLINE / TICK)
+
+    def proves(self, peer: _Peer) -> None:
+        """Gives a peer that has proved the secret the time to introduce itself."""
         self._unproven.proves()
-        return seal
+        del self._waiting[peer]
+        self._waiting[peer] = self._ticks + int(wire.PROOF_DEADLINE / TICK)
 
-    async def _prove(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> wire.Seal:
-        challenge = wire.nonce()
-        writer.write(wire.MAGIC + challenge)
-        answer = await reader.readexactly(wire.NONCE_BYTES + wire.CODE_BYTES)
-        other, shown = answer[: wire.NONCE_BYTES], answer[wire.NONCE_BYTES :]
-        wire.check_proof(shown, wire.proof(self._secret, b"client", challenge, other))
-        writer.write(wire.proof(self._secret, b"server", challenge, other))
-        return wire.Seal(wire.proof(self._secret, b"session", challenge, other), b"server", b"client")
+    def leaves(self, peer: _Peer) -> None:
+        """Handles the end of a connection."""
+        self._peers.discard(peer)
+        if self._waiting.pop(peer, None) is not None and not peer.is_proven:
+            self._unproven.fails(peer.address)
+        if peer.member is not None:
+            self._lose(peer.member)
 
-    def _admit(self, hello: Message, writer: asyncio.StreamWriter, seal: wire.Seal) -> Member | None:
+    def _give_up_late_peers(self) -> None:
+        """Closes connections that take too long. Ticks are counted, not seconds: a busy server is no peer's fault."""
+        self._ticks += 1
+        for peer, until in list(self._waiting.items()):
+            if until > self._ticks:
+                return
+            peer.close()
+
+    def admit(self, peer: _Peer, data: bytes) -> Member | None:
         """Admits a peer, unless its process has given up this connection and come again, as this server stood still."""
+        hello = decode(data)
         assert isinstance(hello, Hello)
-
-        def send(message: Message) -> None:
-            if not writer.is_closing():
-                writer.write(seal.close_frames(encode(message)))
+        self._waiting.pop(peer, None)
 
         def close() -> None:
             self._lose(member)
-            writer.close()
+            peer.close()
 
-        member = Member(hello.number, hello.size, hello.host, hello.pid, hello.attempt, send, close, time.monotonic())
+        member = Member(hello.number, hello.size, hello.host, hello.pid, hello.attempt, peer.write, close,
+                        time.monotonic())
         first = self._members.get(member.number)
         if first is not None and (first.host, first.pid) == (member.host, member.pid):
             if member.attempt < first.attempt:
                 return None
             if not first.arrived:
                 first.close()
-        if reason := self._handler.on_join(member):
-            send(Rejected(reason))
+        reason = self._handler.on_join(member)
+        if reason:
+            member.send(Rejected(reason))
             return None
         self._members.add(member)
-        send(Welcome())
+        if reason is not None:
+            member.send(Welcome())
         return member
 
-    def _receive(self, member: Member, message: Message) -> None:
+    def receive(self, member: Member, data: bytes) -> None:
+        """Handles a message from a member."""
         member.seen = time.monotonic()
         member.arrived = True
         try:
-            self._handler.on_message(member, message)
+            self._handler.on_data(member, data)
         except Exception as error:  # noqa: BLE001 - a fault of hvkeras, which nobody else would report
-            self._report_fault(f"at a message ({type(message).__name__}) of rank {member.number} on {member.host}",
-                               error)
+            self._report_fault(f"at a message ({name_of(data)}) of rank {member.number} on {member.host}", error)
+
+    def report_fault(self, error: BaseException) -> None:
+        """Reports an error that a peer's connection has brought to light."""
+        self._report_fault("while a peer connected", error)
+
+    @property
+    def secret(self) -> bytes:
+        """The secret that every peer must prove."""
+        return self._secret
 
     def _lose(self, member: Member) -> None:
         if self._members.remove(member):
             self._handler.on_leave(member)
+
+
+class _Peer(asyncio.Protocol):
+    """One connection: first the proof, then the introduction, then messages.
+
+    Args:
+        server: The server.
+
+    Attributes:
+        member: What has become of it, once it was admitted.
+        is_proven: Whether it has proved the secret.
+        address: Its peer address, as the socket reports it.
+    """
+
+    def __init__(self, server: MessageServer) -> None:
+        self.member: Member | None = None
+        self.is_proven: bool = False
+        self.address: object = None
+        self._server = server
+        self._challenge = wire.nonce()
+        self._seal: wire.Seal | None = None
+        self._received = bytearray()
+        self._frame = 0  # bytes of the frame that has begun, with its header
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Sends the challenge."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport, self.address = transport, transport.get_extra_info("peername")
+        self._server.arrives(self, transport)
+        transport.write(wire.MAGIC + self._challenge)
+
+    def data_received(self, data: bytes) -> None:
+        """Takes what has come, and handles what is complete."""
+        self._received += data
+        try:
+            if not self.is_proven:
+                self._prove()
+            while self._transport is not None and (message := self._next()) is not None:
+                if self.member is not None:
+                    self._server.receive(self.member, message)
+                else:
+                    self.member = self._server.admit(self, message)
+                    if self.member is None:
+                        self.close()
+        except wire.ProofError:
+            self.close()
+        except Exception as error:  # noqa: BLE001 - a fault of hvkeras, which nobody else would report
+            self._server.report_fault(error)
+            self.close()
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        """Handles the end of the connection."""
+        self._transport = None
+        self._server.leaves(self)
+
+    def write(self, data: bytes) -> None:
+        """Sends an encoded message, unless the connection has ended."""
+        if self._transport is not None and not self._transport.is_closing():
+            assert self._seal is not None
+            self._transport.write(self._seal.close_frames(data))
+
+    def close(self) -> None:
+        """Closes the connection, after what was written; nothing more is received."""
+        if self._transport is not None:
+            self._transport.close()
+            self._transport = None
+
+    @property
+    def socket(self) -> Any:
+        """The connection's socket; None once it is closed."""
+        return None if self._transport is None else self._transport.get_extra_info("socket")
+
+    def _prove(self) -> None:
+        """Checks the peer's proof, and sends the server's."""
+        if len(self._received) < wire.NONCE_BYTES + wire.CODE_BYTES:
+            return
+        other, shown = self._take(wire.NONCE_BYTES), self._take(wire.CODE_BYTES)
+        secret, challenge = self._server.secret, self._challenge
+        wire.check_proof(shown, wire.proof(secret, b"client", challenge, other))
+        assert self._transport is not None
+        self._transport.write(wire.proof(secret, b"server", challenge, other))
+        self._seal = wire.Seal(wire.proof(secret, b"session", challenge, other), b"server", b"client")
+        self.is_proven = True
+        self._server.proves(self)
+
+    def _next(self) -> bytes | None:
+        """Returns the next message; None if it is not complete."""
+        begin = wire.HEADER.size + wire.CODE_BYTES
+        while self._seal is not None and len(self._received) >= begin:
+            self._frame = self._frame or begin + wire.payload_length(bytes(self._received[: wire.HEADER.size]))
+            if len(self._received) < self._frame:
+                return None
+            header, code = self._take(wire.HEADER.size), self._take(wire.CODE_BYTES)
+            payload, self._frame = self._take(self._frame - begin), 0
+            if (message := self._seal.open_frame(header, code, payload)) is not None:
+                return message
+        return None
+
+    def _take(self, count: int) -> bytes:
+        taken = bytes(self._received[:count])
+        del self._received[:count]
+        return taken
 
 
 class UnprovenConnections:
@@ -326,25 +417,17 @@ class UnprovenConnections:
                 f" the job's secret{last}; they were refused")
 
 
-def _listen(host: str, port: int, size: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+def _listen(host: str, port: int, backlog: int) -> socket.socket:
+    is_local = host.startswith("\0")
+    family = socket.AF_UNIX if is_local else socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listening.bind((host, port))
-        listening.listen(max(size, 16))
+        listening.bind(host if is_local else (host, port))
+        listening.listen(backlog)
     except OSError as error:
         listening.close()
         raise MachineError(explain(f"The control channel must be able to listen on its address ({error.strerror})",
                                    "choose another port or interface, or stop the program that uses it",
                                    address=f"{host}:{port}")) from error
     return listening
-
-
-async def _read(reader: asyncio.StreamReader, seal: wire.Seal) -> Message:
-    data = None
-    while data is None:
-        header = await reader.readexactly(wire.HEADER.size)
-        code = await reader.readexactly(wire.CODE_BYTES)
-        data = seal.open_frame(header, code, await reader.readexactly(wire.payload_length(header)))
-    return decode(data)

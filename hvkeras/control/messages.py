@@ -100,20 +100,25 @@ class Heartbeat(Message):
     """A sign of life, with what has changed since the last one.
 
     Attributes:
-        plans: Descriptions of plans that the server does not know yet, by plan key.
-        counts: How often plans have been entered.
+        counts: How often plans have been entered, by plan key.
         sites: Where the user's code has entered them.
         calls: The calls that plans consist of, once some rank has joined.
         waiting_in: The exchanges in which the rank waits.
         standstill: Set if it makes no progress.
     """
 
-    plans: Mapping[str, PlanDescription] = field(default_factory=dict)
     counts: Mapping[str, int] = field(default_factory=dict)
     sites: Mapping[str, str] = field(default_factory=dict)
     calls: Mapping[str, CallDescriptions] = field(default_factory=dict)
     waiting_in: Sequence[str] = ()
     standstill: Standstill | None = None
+
+
+@dataclass(frozen=True)
+class Plans(Message):
+    """What the plans consist of that the server has asked for, by plan key."""
+
+    plans: Mapping[str, PlanDescription]
 
 
 @dataclass(frozen=True)
@@ -167,6 +172,14 @@ class Value(Message):
 
     key: str
     value: Any
+
+
+@dataclass(frozen=True)
+class ValueDigest(Message):
+    """The digest of the rank's value in an exchange, which the server asks one rank for if it does not know it."""
+
+    key: str
+    digest: str
 
 
 @dataclass(frozen=True)
@@ -249,16 +262,30 @@ class AllScriptsEnded(Message):
 
 
 @dataclass(frozen=True)
-class AllValues(Message):
-    """The values of all ranks in an exchange, in rank order."""
+class ValueWanted(Message):
+    """Asks for the rank's value in an exchange, of which it has sent the digest."""
 
     key: str
-    values: Sequence[Any]
+
+
+@dataclass(frozen=True)
+class AllValues(Message):
+    """The values of all ranks in an exchange, in rank order, as `hvkeras.control.exchange.packed` returns them."""
+
+    key: str
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class PlansWanted(Message):
+    """Asks the rank what plans consist of that it has counted, and that the server does not know."""
+
+    keys: Sequence[str]
 
 
 @dataclass(frozen=True)
 class MissingRanks(Message):
-    """The ranks that an exchange waits for."""
+    """The ranks that an exchange waits for, as the first and the last of each run of ranks."""
 
     key: str
     ranks: Sequence[int]
@@ -475,6 +502,37 @@ class HostTimeNoted(Message):
     """The time has arrived."""
 
 
+# Between a relay and the server; see `hvkeras.control.relay`.
+
+
+@dataclass(frozen=True)
+class Relayed(Message):
+    """Messages of the ranks behind a relay, or for them, in the order in which each rank sends or receives them.
+
+    On the wire, they follow the rest as lines of their own, so that a relay passes them on as they are.
+
+    Attributes:
+        ranks: The ranks of each message, as the first and the last of each run of ranks; none for all.
+        bodies: The encoded messages.
+    """
+
+    ranks: Sequence[Sequence[int]]
+    bodies: Sequence[bytes]
+
+
+@dataclass(frozen=True)
+class RankGone(Message):
+    """The connection of a rank to its relay has ended."""
+
+
+@dataclass(frozen=True)
+class ServerLost(Message):
+    """A relay has lost the server: whether it is silent, and what has happened, as the end of a sentence."""
+
+    silent: bool
+    error: str
+
+
 @dataclass(frozen=True)
 class _Layout:
     """How the fields of a class travel: their defaults, and how to read those that are dataclasses themselves."""
@@ -494,6 +552,8 @@ def encode(message: Message) -> bytes:
     Args:
         message: The message.
     """
+    if isinstance(message, Relayed):
+        return b"\n".join((_encode(["Relayed", {"ranks": message.ranks}]).encode(), *message.bodies))
     name = type(message).__name__
     defaults = _layout(name).defaults
     return _encode([name, {key: value for key, value in vars(message).items()
@@ -509,12 +569,23 @@ def decode(data: bytes) -> Message:
     Raises:
         ValueError: It is no such message.
     """
+    if data.startswith(_RELAYED):
+        head, *bodies = data.split(b"\n")
+        return Relayed(json.loads(head)[1]["ranks"], bodies)
     name, fields = json.loads(data)
     layout = _layout(name)
     for key, read in layout.readers.items():
         if key in fields:
             fields[key] = read(fields[key])
     return layout.make(**fields)
+
+
+def name_of(data: bytes) -> str:
+    """Returns the name of an encoded message's class."""
+    return data[2:data.find(b'"', 2)].decode(errors="replace")
+
+
+_RELAYED = b'["Relayed"'
 
 
 @functools.cache

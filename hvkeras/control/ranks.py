@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from hvkeras.control.cause import Cause, CauseKind
 from hvkeras.control.handler import Member, Members
-from hvkeras.control.messages import JobEnded, MayExit
+from hvkeras.control.messages import JobEnded, MayExit, Message, encode
+from hvkeras.control.relayed import Relay, send_to_all
 
 
 @dataclass(eq=False)
@@ -17,23 +17,23 @@ class RankState:
 
     Attributes:
         member: Its connection.
+        relay: The relay that it is behind; None if it is connected by itself.
         left: Whether it has left in good order.
         script_ended: Whether its script has ended, so that its process is expected to exit.
         failed: Whether it has reported a failure.
         exit_reported: Whether it has printed its exit report.
         outside: Its reported location outside TensorFlow; "" if inside, None without an answer.
         doing: What it was doing, as last reported.
-        values: Its values in exchanges that are not complete.
     """
 
     member: Member
+    relay: Relay | None = None
     left: bool = False
     script_ended: bool = False
     failed: bool = False
     exit_reported: bool = False
     outside: str | None = None
     doing: str = ""
-    values: dict[str, Any] = field(default_factory=dict)
 
 
 class Ranks:
@@ -51,6 +51,7 @@ class Ranks:
         cause: Why the job ends early; None as long as it does not.
         present: The connected ranks.
         lost: Those that were connected.
+        relays: The connected relays, by number.
         own: The rank of this process, once it waits for the others to exit.
     """
 
@@ -60,10 +61,22 @@ class Ranks:
         self.cause: Cause | None = None
         self.present: dict[int, RankState] = {}
         self.lost: dict[int, RankState] = {}
+        self.relays: dict[int, Relay] = {}
         self.own: int | None = None
         self._members = members
         self._on_end = on_end
         self._may_exit = False
+
+    def broadcast(self, message: Message) -> None:
+        """Sends a message to all ranks."""
+        send_to_all(self._members, self.relays.values(), message)
+
+    def send(self, numbers: Iterable[int], message: Message) -> None:
+        """Sends a message to those of the ranks that are connected."""
+        data = encode(message)
+        for number in numbers:
+            if number in self.present:
+                self.present[number].member.write(data)
 
     def find(self, number: int) -> RankState | None:
         """Returns a rank that is or was connected."""
@@ -93,7 +106,7 @@ class Ranks:
         if self.cause is not None:
             return
         self.cause = cause
-        self._members.broadcast(JobEnded(cause))
+        self.broadcast(JobEnded(cause))
         if self._on_end is not None:
             self._on_end(cause)
         self._members.serving.call_later(self.exit_grace + 1.0, self._let_exit)
@@ -108,4 +121,4 @@ class Ranks:
     def _let_exit(self) -> None:
         if not self._may_exit:
             self._may_exit = True
-            self._members.broadcast(MayExit())
+            self.broadcast(MayExit())

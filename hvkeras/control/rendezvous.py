@@ -28,6 +28,7 @@ from hvkeras.control.cause import Cause
 from hvkeras.control.client import ControlClient
 from hvkeras.control.connection import Introduction
 from hvkeras.control.messages import Deadlines
+from hvkeras.control.relay_start import connect_to_relay, relay_name, start_relay
 from hvkeras.control.server import ControlServer
 from hvkeras.control.wire import ProofError
 from hvkeras.errors import MachineError, PeerError, UsageError, explain
@@ -35,7 +36,9 @@ from hvkeras.host.console import say
 from hvkeras.host.mpi import mpi_world, wait_for
 from hvkeras.host.network import (
     LOOPBACK,
+    address_towards,
     is_local,
+    keep_alive,
     outward_address,
     own_addresses_of,
     own_networks,
@@ -49,6 +52,8 @@ from hvkeras.settings import Settings
 RECORD_BYTES = 1024  # size of what each rank sends over MPI: its host name and addresses, as JSON
 STORE_KEY = "/hvkeras/control"
 _LONGEST_ANSWER = 64 * 1024  # bytes of horovodrun's store, which anybody may write to
+RELAY_WITHIN = 3.0  # seconds after which any rank of a host starts its relay
+ADMITTED_WITHIN = 6.0  # seconds after which a connection is no longer taken for one that the server has not answered yet
 REPORT_EVERY = 3.0  # seconds between two reports of a missing rank
 
 
@@ -65,9 +70,14 @@ class Waiting:
         self._reported = 0.0
 
     @property
+    def passed(self) -> float:
+        """Seconds since the beginning."""
+        return time.monotonic() - self._start
+
+    @property
     def left(self) -> float:
         """Seconds until the deadline."""
-        return max(0.0, self._timeout - (time.monotonic() - self._start))
+        return max(0.0, self._timeout - self.passed)
 
     def check(self, whom: str, why: str) -> None:
         """Reports the wait if a report is due.
@@ -207,27 +217,64 @@ def _connect_client(
     secret: bytes, refresh: Refresh | None,
 ) -> ControlClient:
     me = Introduction(launch.rank, launch.size, socket.gethostname())
+
+    def whom() -> str:
+        return f"{launch.task_name(0)}, which serves the control channel at {address[0]}:{address[1]}"
+
+    def still() -> None:
+        waiting.check(whom(), "it does not admit this rank yet")
+        if refresh is not None and refresh() != (address, secret):
+            raise ConnectionAbortedError("it has announced itself at another address")
+
     while True:
         try:
-            connection = socket.create_connection(address, timeout=min(5.0, waiting.left + 0.1))
+            connection = _reach(launch, settings, waiting, address, secret)
         except OSError as error:
-            waiting.check(f"{launch.task_name(0)}, which serves the control channel at {address[0]}:{address[1]}",
-                          _why_unreachable(error))
+            waiting.check(whom(), _why_unreachable(error))
         else:
             try:
-                return ControlClient(connection, secret, me, settings.liveness_timeout, on_end)
+                if connection.family != socket.AF_UNIX:
+                    keep_alive(connection, ADMITTED_WITHIN)  # a server's kernel may forget one of a thousand
+                client = ControlClient(connection, secret, me, settings.liveness_timeout, on_end, still)
+                if connection.family == socket.AF_UNIX:
+                    client.local_address = address_towards(address[0])
+                else:
+                    keep_alive(connection, 2 * settings.liveness_timeout)
+                return client
             except (OSError, ProofError) as error:
                 connection.close()
                 if refresh is None and isinstance(error, ProofError):
                     raise
-                waiting.check(f"{launch.task_name(0)}, which serves the control channel at {address[0]}:{address[1]}",
-                              str(error))
+                waiting.check(whom(), str(error))
             except BaseException:
                 connection.close()
                 raise
         time.sleep(0.1)
         if refresh is not None:
             address, secret = refresh()
+
+
+def _reach(launch: Launch, settings: Settings, waiting: Waiting, address: Address, secret: bytes) -> socket.socket:
+    """Connects to the server, or to the relay of this host, which this rank may start.
+
+    Raises:
+        OSError: There is no connection yet.
+    """
+    timeout = min(5.0, waiting.left + 0.1)
+    if is_one_host(launch) or not 0 < settings.relay_from <= launch.size:
+        return socket.create_connection(address, timeout)
+    name = relay_name(address, secret)
+    with contextlib.suppress(ConnectionRefusedError):
+        return connect_to_relay(name, timeout)
+    if launch.local_rank and waiting.passed < RELAY_WITHIN:
+        raise ConnectionRefusedError(0, "the first rank of this host has not started the relay to it")
+    with socket.create_connection(address, timeout) as server:
+        why = start_relay(name, server, secret, launch.size, settings.liveness_timeout)
+    try:
+        return connect_to_relay(name, timeout)  # another rank may have been faster
+    except ConnectionRefusedError:
+        say(f"no relay on {socket.gethostname()}: {why or 'it has ended'}; rank {launch.rank} connects by itself")
+        return socket.create_connection(address, timeout)
 
 
 def _why_unreachable(error: OSError) -> str:

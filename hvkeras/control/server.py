@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from hvkeras.control.cause import Cause, CauseKind
+from hvkeras.control.cause import ENDED, Cause, CauseKind, silent_for
 from hvkeras.control.coordinator import Coordinator
 from hvkeras.control.handler import TICK, Handler, Member, Members
 from hvkeras.control.message_server import MessageServer
@@ -22,15 +22,23 @@ from hvkeras.control.messages import (
     ExitReported,
     Failed,
     Heartbeat,
+    Hello,
     LeftJob,
     Locate,
     Location,
     Message,
+    RankGone,
     Registered,
+    Rejected,
+    Relayed,
     ScriptEnded,
     Terminate,
+    Welcome,
+    decode,
 )
 from hvkeras.control.ranks import Ranks, RankState
+from hvkeras.control.relayed import FIRST_RELAY, Relay, from_runs
+from hvkeras.host.console import in_words
 from hvkeras.host.error_text import summary
 from hvkeras.host.network import host_identity
 
@@ -56,25 +64,33 @@ class ControlHandler(Handler):
         self.members = Members()
         self.deadlines = deadlines
         self.ranks: Ranks = Ranks(self.members, size, deadlines.exit_grace, on_end)
-        self._coordinator = Coordinator(self.ranks, self.members, deadlines)
+        self._coordinator = Coordinator(self.ranks, deadlines)
         self._on_warning = on_warning
         self._host = host_identity()
         self._next_beat = 0.0
         self._all_ended_at: float | None = None
         self._next_exit_warning: dict[int, float] = {}
+        self._arriving: set[int] = set()  # ranks that were admitted, and may not know it
         self._awaited: dict[int, tuple[RankState, int]] = {}  # ranks that may come again, and their ticks left
         self._timed_out: Cause | None = None  # the failure of a rank for which others are asked for their locations
 
     # Ranks come and go.
 
     def on_join(self, member: Member) -> str:
-        """Admits a rank, unless it does not belong to the job, which ends then."""
+        """Admits a relay, or a rank, unless it does not belong to the job, which ends then."""
+        if member.number <= FIRST_RELAY:
+            self.ranks.relays[member.number] = Relay(member, self.members)
+            return ""
+        return self._admit(member, None)
+
+    def _admit(self, member: Member, relay: Relay | None) -> str:
+        """Admits a rank; returns why not."""
         ranks, refusal, number = self.ranks, "", member.number
         if member.size != ranks.size:
             refusal = (f"rank {number} on {member.host} was started as one of {member.size} ranks, the others as one"
                        f" of {ranks.size}")
-        elif number in self.members:
-            first = self.members[number]
+        elif number in ranks.present:
+            first = ranks.present[number].member
             refusal = (f"two processes claim rank {number}: pid {first.pid} on {first.host} and pid {member.pid} on"
                        f" {member.host}; give each process an index of its own")
         if refusal:
@@ -82,13 +98,21 @@ class ControlHandler(Handler):
         elif ranks.cause is not None:
             refusal = ranks.cause.sentence()
         else:
-            ranks.present[number] = RankState(member)
+            ranks.present[number] = RankState(member, relay)
+            self._arriving.add(number)
             self._awaited.pop(number, None)
         return refusal
 
     def on_leave(self, member: Member) -> None:
         """Counts a rank as lost whose connection ends; one that does not know that it was admitted may come again."""
+        if (relay := self.ranks.relays.pop(member.number, None)) is not None:
+            self._lose_relay(relay)
+            return
         rank = self.ranks.present.pop(member.number)
+        if rank.relay is not None:
+            rank.relay.ranks.discard(member.number)
+        self._arriving.discard(member.number)
+        self._coordinator.on_leave(member.number)
         if member.arrived:
             self._count_as_lost(rank)
         else:  # it gives up the connection if the server answers too late
@@ -98,16 +122,62 @@ class ControlHandler(Handler):
         self.ranks.lost[rank.member.number] = rank
         self._count_ends()
         if not rank.left and not rank.exit_reported:
-            self.ranks.end_with(CauseKind.LOST, rank.member, "ended unexpectedly (killed, crashed, or out of memory)")
+            self.ranks.end_with(CauseKind.LOST, rank.member, ENDED)
         self.ranks.check_exit_reports()
 
     def on_message(self, member: Member, message: Message) -> None:
-        """Handles a message from a rank."""
-        rank = self.ranks.present.get(member.number)
-        if rank is None or rank.member is not member:  # it has come again
+        """Handles a message from a rank, or from several behind a relay."""
+        if isinstance(message, Relayed):
+            if (relay := self.ranks.relays.get(member.number)) is not None:
+                for runs, body in zip(message.ranks, message.bodies, strict=True):
+                    self._on_relayed(relay, from_runs(runs), decode(body))
             return
+        rank = self.ranks.present.get(member.number)
+        if rank is not None and rank.member is member:  # else it has come again
+            self._handle(rank, message)
+
+    def _on_relayed(self, relay: Relay, numbers: Sequence[int], message: Message) -> None:
+        """Handles a message that ranks behind a relay have sent, each by itself."""
+        if isinstance(message, Hello):
+            member = relay.admit(message)
+            if reason := self._admit(member, relay):
+                member.send(Rejected(reason))
+            else:
+                relay.ranks.add(member.number)
+                member.send(Welcome())
+            return
+        present = self.ranks.present
+        ranks = [rank for number in numbers if (rank := present.get(number)) is not None and rank.relay is relay]
+        for rank in ranks:
+            rank.member.seen, rank.member.arrived = relay.member.seen, True
+        if isinstance(message, Heartbeat):
+            self._coordinator.count([rank.member.number for rank in ranks], message)
+            return
+        for rank in ranks:
+            if isinstance(message, RankGone):
+                self.on_leave(rank.member)
+            else:
+                self._handle(rank, message)
+
+    def _lose_relay(self, relay: Relay) -> None:
+        """Counts the ranks behind a relay as lost whose connection ends, and names the relay."""
+        behind = [self.ranks.present[number] for number in sorted(relay.ranks)]
+        if any(rank.member.arrived and not (rank.left or rank.exit_reported) for rank in behind):
+            self._end_with_relay(CauseKind.LOST, relay, ENDED)
+        for rank in behind:
+            self.on_leave(rank.member)
+
+    def _end_with_relay(self, kind: CauseKind, relay: Relay, error: str) -> None:
+        member = relay.member
+        self.ranks.end(Cause(kind, None, member.host, member.pid, f"the relay on {member.host} (pid {member.pid}), which"
+                             f" connects {in_words(sorted(relay.ranks))}, {error}"))
+
+    def _handle(self, rank: RankState, message: Message) -> None:
+        """Handles a message from a rank."""
+        member = rank.member
         match message:
             case Arrived():
+                self._arriving.discard(member.number)
                 self._close_when_complete()
             case ClockQuestion():
                 member.send(ClockAnswer(message.asked, time.time(), self._host))
@@ -133,7 +203,7 @@ class ControlHandler(Handler):
                 self._coordinator.on_message(rank, message)
 
     def _close_when_complete(self) -> None:
-        if len(self.members) == self.ranks.size and all(member.arrived for member in self.members.values()):
+        if len(self.ranks.present) == self.ranks.size and not self._arriving:
             self.members.serving.stop_listening()  # immediately: an engine may need the port of TF_CONFIG
 
     def terminate(self, cause: Cause) -> None:
@@ -141,16 +211,15 @@ class ControlHandler(Handler):
         if len(self.ranks.present.keys() | self.ranks.lost.keys()) < self.ranks.size:
             self.ranks.end(cause)  # ranks that are starting have nothing to save
         else:
-            self.members.broadcast(Terminate(cause))
+            self.ranks.broadcast(Terminate(cause))
 
     def _count_ends(self) -> None:
         """Notifies all ranks when the last script has ended: a rank that does not exit then keeps the job alive."""
         ranks = self.ranks
-        if self._all_ended_at is None and all(
-                ranks.present[number].script_ended if number in ranks.present else number in ranks.lost
-                for number in range(ranks.size)):
+        if self._all_ended_at is None and len(ranks.present.keys() | ranks.lost.keys()) == ranks.size and all(
+                rank.script_ended for rank in ranks.present.values()):
             self._all_ended_at = time.monotonic()
-            self.members.broadcast(AllScriptsEnded())
+            self.ranks.broadcast(AllScriptsEnded())
 
     # Failures.
 
@@ -219,15 +288,24 @@ class ControlHandler(Handler):
                 self._count_as_lost(rank)
         if now >= self._next_beat:
             self._next_beat = now + BEAT
-            self.members.broadcast(Heartbeat())
+            self.ranks.broadcast(Heartbeat())
             self._coordinator.send_missing()
+
+    def on_frozen(self, now: float) -> None:
+        """Forgives all ranks, and those behind relays, that this process itself was stopped."""
+        super().on_frozen(now)
+        for rank in self.ranks.present.values():
+            rank.member.seen = now
 
     def _check_ranks(self, now: float) -> None:
         liveness = self.deadlines.liveness
+        for relay in self.ranks.relays.values():
+            if now - relay.member.seen > liveness and not all(self.ranks.present[each].left for each in relay.ranks):
+                self._end_with_relay(CauseKind.SILENT, relay, silent_for(liveness))
+                return
         for rank in list(self.ranks.present.values()):
             if now - rank.member.seen > liveness and not rank.left:
-                self.ranks.end_with(CauseKind.SILENT, rank.member,
-                                    f"gave no sign of life for {liveness:g} s (stopped, frozen or cut off)")
+                self.ranks.end_with(CauseKind.SILENT, rank.member, silent_for(liveness))
                 return
         self._check_exits(now)
         for finding in self._coordinator.check(now):
@@ -325,7 +403,7 @@ class ControlServer:
     @property
     def connected(self) -> frozenset[int]:
         """The ranks that are connected now."""
-        return frozenset(self._handler.members)
+        return frozenset(list(self._handler.ranks.present))
 
     @property
     def ever_connected(self) -> frozenset[int]:
@@ -352,7 +430,7 @@ class ControlServer:
 
     def ask_locations(self) -> None:
         """Makes every rank print its location and stack."""
-        self._server.call(self._handler.members.broadcast, Locate())
+        self._server.call(self._handler.ranks.broadcast, Locate())
 
     def wait_for_exits(self, rank: int, held: bool) -> None:
         """Waits until every rank whose script has ended has exited, or the job ends because one does not.

@@ -17,6 +17,7 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Callable
 
 from hvkeras.errors import PeerError, UsageError, explain
 
@@ -124,13 +125,15 @@ def payload_length(header: bytes) -> int:
     return length
 
 
-def exactly(connected: socket.socket, count: int, until: float | None = None) -> bytes:
+def exactly(connected: socket.socket, count: int, until: float | None = None,
+            still: Callable[[], None] | None = None) -> bytes:
     """Reads so many bytes.
 
     Args:
         connected: A connected socket.
         count: The number of bytes.
         until: The monotonic time by which they must be there; by default, the socket's own timeout counts.
+        still: Called whenever that timeout has passed, instead of giving up; raises if that is to be given up.
 
     Raises:
         ConnectionError: The other side has closed the connection.
@@ -140,7 +143,13 @@ def exactly(connected: socket.socket, count: int, until: float | None = None) ->
     while count:
         if until is not None:
             connected.settimeout(max(until - time.monotonic(), 1e-3))
-        part = connected.recv(count)
+        try:
+            part = connected.recv(count)
+        except TimeoutError:
+            if still is None:
+                raise
+            still()
+            continue
         if not part:
             raise ConnectionError("the connection was closed by the other side")
         parts.append(part)
@@ -148,20 +157,25 @@ def exactly(connected: socket.socket, count: int, until: float | None = None) ->
     return b"".join(parts)
 
 
-def prove_to_server(connected: socket.socket, secret: bytes) -> Seal:
+def prove_to_server(connected: socket.socket, secret: bytes, still: Callable[[], None] | None = None) -> Seal:
     """Proves the secret to the side that has accepted the connection.
+
+    Args:
+        connected: A connected socket.
+        secret: The secret.
+        still: See `exactly`.
 
     Raises:
         ProofError: The other side does not know the secret.
         OSError: The connection has ended, or the other side does not answer.
     """
-    challenge = exactly(connected, len(MAGIC) + NONCE_BYTES)
+    challenge = exactly(connected, len(MAGIC) + NONCE_BYTES, still=still)
     if not challenge.startswith(MAGIC):
         raise ProofError(explain("The address must be hvkeras's own", "another program listens there",
                                       first_bytes=challenge[:8]))
     theirs, own = challenge[len(MAGIC) :], nonce()
     connected.sendall(own + proof(secret, b"client", theirs, own))
-    check_proof(exactly(connected, CODE_BYTES), proof(secret, b"server", theirs, own))
+    check_proof(exactly(connected, CODE_BYTES, still=still), proof(secret, b"server", theirs, own))
     return Seal(proof(secret, b"session", theirs, own), b"client", b"server")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hvkeras.control.handler import Handler, Member
-from hvkeras.control.messages import Arrived, Message
+from hvkeras.control.messages import Arrived, Message, decode
 
 
 class Serving:
@@ -48,8 +48,8 @@ class Channel:
     def join(self, number: int, size: int = 2, host: str = "", pid: int = 0, arrives: bool = True) -> Member:
         """Connects a member, unless the handler rejects it."""
         sent: list[Message] = []
-        member = Member(number, size, host or f"host{number}", pid or 10 + number, 0, sent.append,
-                        lambda: self.leave(member), time.monotonic())
+        member = Member(number, size, host or f"host{number}", pid or 10 + number, 0,
+                        lambda data: sent.append(decode(data)), lambda: self.leave(member), time.monotonic())
         self.rejected = self.handler.on_join(member)
         if not self.rejected:
             self.sent[number] = sent

@@ -16,6 +16,7 @@ from hvkeras.control.messages import (
     Locate,
     Message,
     Participate,
+    Relayed,
     Standstill,
     decode,
     encode,
@@ -27,8 +28,9 @@ ALL = [each for each in vars(messages).values()
 
 
 @pytest.mark.parametrize("message", [
-    Heartbeat(), Heartbeat({"k": {"label": "x"}}, {"k": 3}, {"k": "train.py:7"}, {}, ["facts"],
+    Heartbeat(), Heartbeat({"k": 3}, {"k": "train.py:7"}, {}, ["facts"],
                            Standstill(20.0, 3.0, "train step 1", "train", True, False)),
+    Relayed([[0, 2, 5, 5], []], [encode(Heartbeat()), encode(Locate("two\nlines"))]), Relayed([], []),
     Failed(CAUSE), Failed(CAUSE, secondary=True), JobEnded(CAUSE), Deadlines(), Deadlines(liveness=3.0), Locate(),
     Locate(""), Participate("k", {"label": "x"}, [{"operation": "allreduce"}], 2, True)],
     ids=lambda message: type(message).__name__)

@@ -10,6 +10,7 @@ from harness.handlers import Channel
 from hvkeras.control import server as server_module
 from hvkeras.control.cause import Cause, CauseKind
 from hvkeras.control.handler import TICK
+from hvkeras.control.exchange import packed
 from hvkeras.control.messages import (
     AllScriptsEnded,
     AllValues,
@@ -220,9 +221,9 @@ def test_a_gather_names_whom_it_waits_for_and_gives_every_rank_all_values_in_ran
     job = Job()
     job.tell(1, Value("key", "one"))
     job.handler.on_tick(job.members[0].seen)
-    assert job.sent(1, MissingRanks) == [MissingRanks("key", [0])] and not job.sent(0, MissingRanks)
+    assert job.sent(1, MissingRanks) == [MissingRanks("key", [0, 0])] and not job.sent(0, MissingRanks)
     job.tell(0, Value("key", "zero"))
-    assert [job.sent(rank, AllValues) for rank in range(2)] == [[AllValues("key", ["zero", "one"])]] * 2
+    assert [job.sent(rank, AllValues) for rank in range(2)] == [[AllValues("key", packed(["zero", "one"]))]] * 2
 
 
 def test_the_deadlines_of_the_first_rank_replace_those_of_the_server():

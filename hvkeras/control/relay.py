@@ -1,0 +1,212 @@
+"""The relay of one host: a process between its ranks and the server, to which it has one connection.
+
+Upwards, it puts together what ranks send: what is equal travels once, heartbeats twice a second, all else at once.
+Downwards, it passes on what is for its ranks. It reads none of that, except the names of a few messages. A rank proves
+the secret to the relay, and the relay to the server. How it is started: `hvkeras.control.relay_start`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+from hvkeras.control.cause import ENDED, silent_for
+from hvkeras.control.connection import Connection, Introduction
+from hvkeras.control.handler import Handler, Member, Members
+from hvkeras.control.message_server import MessageServer
+from hvkeras.control.messages import (
+    Closing,
+    Hello,
+    Message,
+    RankGone,
+    Relayed,
+    ServerLost,
+    SomeJoined,
+    decode,
+    encode,
+    name_of,
+)
+from hvkeras.control.relay_start import READY, STARTED_WITHIN
+from hvkeras.control.relayed import FIRST_RELAY, Batch, from_runs
+from hvkeras.control.wire import ProofError
+from hvkeras.errors import HvkerasError
+from hvkeras.host.error_text import summary
+
+BEAT = 0.5  # seconds between two heartbeats to the server
+LINGER = 5.0  # seconds for which a relay without ranks waits for others
+_MOST = 2**62  # numbers to choose from: two relays of a job never have the same
+_HEARTBEAT, _JOINED, _ENDED = b'["Heartbeat"', b'["SomeJoined"', b'["JobEnded"'
+
+
+class RelayHandler(Handler):
+    """Passes messages on between the ranks of a host and the server.
+
+    Args:
+        liveness: Seconds without a message from the server after which it counts as lost.
+
+    Attributes:
+        send: Sends a message to the server.
+        over: Set once nobody needs the relay any more.
+    """
+
+    def __init__(self, liveness: float) -> None:
+        self.members = Members()
+        self.over: threading.Event = threading.Event()
+        self.send: Callable[[Message], None] = lambda _: None
+        self._liveness = liveness
+        self._batch = Batch()
+        self._is_due = False
+        self._some_joined = False  # and wait to learn what the others do
+        self._is_ending = False  # the server has gone, or the job has ended: no more ranks come
+        self._detached = False  # the server has gone in good order
+        self._next_beat = 0.0
+        self._heard = self._empty_since = time.monotonic()
+
+    # From the ranks upwards.
+
+    def on_join(self, member: Member) -> None:
+        """Introduces a rank to the server, which answers it."""
+        self._add(member, encode(Hello(member.number, member.size, member.host, member.pid, member.attempt)))
+
+    def on_data(self, member: Member, data: bytes) -> None:
+        """Keeps a rank's message until the others' have come that are there already, a heartbeat until the next one."""
+        if data.startswith(_HEARTBEAT) and not self._some_joined:
+            self._batch.add(member.number, data)
+        else:
+            self._add(member, data)
+
+    def on_leave(self, member: Member) -> None:
+        """Reports the end of a rank's connection."""
+        self._add(member, encode(RankGone()))
+        self._empty_since = time.monotonic()
+
+    def _add(self, member: Member, data: bytes) -> None:
+        self._batch.add(member.number, data)
+        if not self._is_due:
+            self._is_due = True
+            self.members.serving.call_later(0.0, self._flush)
+
+    def _flush(self) -> None:
+        self._is_due = False
+        if (message := self._batch.take()) is not None:
+            self.send(message)
+        if self._is_ending and not self.members:
+            self.over.set()
+
+    # From the server downwards.
+
+    def on_server_message(self, message: Message) -> None:
+        """Passes on what the server has sent."""
+        self._heard = time.monotonic()
+        if isinstance(message, Closing):
+            self._detached = True
+            self.members.broadcast(message)
+        elif isinstance(message, Relayed):
+            for runs, body in zip(message.ranks, message.bodies, strict=True):
+                self._is_ending |= body.startswith(_ENDED)
+                if body.startswith(_JOINED):
+                    joined = decode(body)
+                    self._some_joined = isinstance(joined, SomeJoined) and joined.joined
+                for number in from_runs(runs) if runs else list(self.members):
+                    if number in self.members:
+                        self.members[number].write(body)
+
+    def on_server_lost(self, silent: bool) -> None:
+        """Tells the ranks that the server is gone."""
+        if not self._is_ending and not self._detached:
+            self.members.broadcast(ServerLost(silent, silent_for(self._liveness) if silent else ENDED))
+        self._is_ending = True
+        self._flush()
+
+    # What time decides.
+
+    def on_tick(self, now: float) -> None:
+        """Gives the server a sign of life, and notices when it gives none."""
+        if now >= self._next_beat:
+            self._next_beat = now + BEAT
+            self._flush_or_beat()
+        if now - self._heard > self._liveness and not self._are_frozen(now):
+            self.on_server_lost(silent=True)
+        if not self.members and now - self._empty_since > LINGER:
+            self.over.set()
+
+    def on_frozen(self, now: float) -> None:
+        """Forgives the server that this process itself was stopped."""
+        super().on_frozen(now)
+        self._heard = now
+
+    def _flush_or_beat(self) -> None:
+        self.send(self._batch.take() or Relayed([], []))
+
+    def _are_frozen(self, now: float) -> bool:
+        """Whether all ranks are silent as well, as when a user suspends the whole job."""
+        return all(now - member.seen > self._liveness / 2 for member in self.members.values())
+
+    def on_fault(self, what: str, error: BaseException) -> None:
+        """Ends the relay for a fault of hvkeras, which ends the job."""
+        os._exit(1)
+
+
+def relay(name: str, connected: socket.socket, secret: bytes, size: int, liveness: float) -> None:
+    """Serves the ranks of this host until none is left.
+
+    Args:
+        name: The name of the socket to listen on.
+        connected: A new connection to the server.
+        secret: The job's secret.
+        size: The number of ranks of the job.
+        liveness: Seconds without a message from the server after which it counts as lost.
+
+    Raises:
+        HvkerasError: There is another relay already, or the server does not admit this one.
+        OSError: The server is gone.
+    """
+    handler = RelayHandler(liveness)
+    serving = MessageServer(handler, secret, name, size=size)  # from now on, there is no other relay
+    connected.settimeout(STARTED_WITHIN)
+    number = FIRST_RELAY - secrets.randbelow(_MOST)
+    server = Connection(connected, secret, Introduction(number, size, socket.gethostname()))
+    handler.send = server.send
+    serving.start()
+    _say(READY)
+    reading = threading.Thread(target=_read, args=(server, serving, handler), name="hvkeras-relay-read", daemon=True)
+    reading.start()
+    handler.over.wait()
+    serving.stop()
+    server.close()
+
+
+def _read(server: Connection, serving: MessageServer, handler: RelayHandler) -> None:
+    try:
+        while True:
+            serving.call(handler.on_server_message, server.read())
+    except (OSError, ProofError, ValueError):
+        serving.call(handler.on_server_lost, False)
+
+
+def _say(text: str) -> None:
+    """Tells the starter, which then does not wait any longer."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(nothing, descriptor)
+    os.close(nothing)
+
+
+def main() -> None:
+    """Becomes a relay, as the process of nobody: the rank that starts it may end before others of its host."""
+    order = json.loads(sys.stdin.read())
+    if os.fork():
+        os._exit(0)
+    try:
+        relay(order["name"], socket.socket(fileno=order["server"]), bytes.fromhex(order["secret"]), order["size"],
+              order["liveness"])
+    except (OSError, HvkerasError) as error:
+        _say(summary(error))

@@ -1,0 +1,107 @@
+"""Ranks behind relays, as the server sees them: each is a member like any other, and shares its host's connection."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable, Sequence
+
+from hvkeras.control.handler import Member, Members
+from hvkeras.control.messages import Hello, Message, Relayed, encode
+
+FIRST_RELAY = -1  # numbers of members from here downwards are those of relays, which are no ranks
+
+
+def as_runs(ranks: Iterable[int]) -> list[int]:
+    """Returns ranks as runs: the first and the last of each, in order.
+
+    Example:
+        >>> as_runs([0, 1, 2, 5])
+        [0, 2, 5, 5]
+    """
+    runs: list[int] = []
+    for rank in sorted(ranks):
+        if runs and runs[-1] == rank - 1:
+            runs[-1] = rank
+        else:
+            runs += [rank, rank]
+    return runs
+
+
+def from_runs(runs: Sequence[int]) -> list[int]:
+    """The inverse of `as_runs`."""
+    return [rank for first, last in zip(runs[::2], runs[1::2], strict=True) for rank in range(first, last + 1)]
+
+
+class Batch:
+    """Messages of, or for, several ranks on one connection. What is equal travels once."""
+
+    def __init__(self) -> None:
+        self._rounds: list[dict[bytes, list[int]]] = []  # the first message of each rank, the second of each, ...
+        self._counts: dict[int, int] = {}
+
+    def add(self, rank: int, body: bytes) -> None:
+        """Adds an encoded message of a rank, after its others."""
+        count = self._counts.get(rank, 0)
+        self._counts[rank] = count + 1
+        if count == len(self._rounds):
+            self._rounds.append({})
+        self._rounds[count].setdefault(body, []).append(rank)
+
+    def take(self) -> Relayed | None:
+        """Returns what has been added since the last time; None for nothing."""
+        groups = [(as_runs(ranks), body) for each in self._rounds for body, ranks in each.items()]
+        self._rounds, self._counts = [], {}
+        return Relayed([runs for runs, _ in groups], [body for _, body in groups]) if groups else None
+
+
+class Relay:
+    """A connected relay, with the ranks behind it.
+
+    Args:
+        member: Its connection.
+        members: The members of the server.
+
+    Attributes:
+        member: As above.
+        ranks: The numbers of the ranks behind it.
+    """
+
+    def __init__(self, member: Member, members: Members) -> None:
+        self.member = member
+        self.ranks: set[int] = set()
+        self._members = members
+        self._batch = Batch()
+        self._is_due = False
+
+    def admit(self, hello: Hello) -> Member:
+        """Returns a rank behind the relay as a member of its own."""
+        return Member(hello.number, hello.size, hello.host, hello.pid, hello.attempt,
+                      lambda data: self._add(hello.number, data), lambda: None, time.monotonic())
+
+    def broadcast(self, data: bytes) -> None:
+        """Sends all ranks a message that was encoded for relays, after what was sent to some."""
+        self._flush()
+        self.member.write(data)
+
+    def _add(self, rank: int, data: bytes) -> None:
+        self._batch.add(rank, data)
+        if not self._is_due:
+            self._is_due = True
+            self._members.serving.call_later(0.0, self._flush)  # with what else is sent meanwhile
+
+    def _flush(self) -> None:
+        self._is_due = False
+        if (message := self._batch.take()) is not None:
+            self.member.send(message)
+
+
+def send_to_all(members: Members, relays: Collection[Relay], message: Message) -> None:
+    """Sends a message to all ranks: once to each that is connected by itself, and once to each relay."""
+    data = encode(message)
+    for member in list(members.values()):
+        if member.number > FIRST_RELAY:
+            member.write(data)
+    if relays:
+        spread = encode(Relayed([[]], [data]))
+        for relay in relays:
+            relay.broadcast(spread)

@@ -1,0 +1,457 @@
+"""Measures what stands above the engines with a thousand ranks: real clients without TensorFlow, on one machine.
+
+    python tools/scale.py clients --ranks 1024 --per-host 8
+    python tools/scale.py clients --ranks 1024 --per-host 8 --direct
+    python tools/scale.py handshakes --ranks 4096
+
+With `PYTHONPATH` set to the checkout of an older commit, it measures that one, `--direct` where it has no relays.
+
+`clients` starts a server as a process of its own, and a process for each host, which runs its ranks' clients in threads;
+a host is an address of the loopback, so that each has a relay of its own. Hosts and relays are forked from a process
+that has imported everything, since a machine of two cores would need minutes for what as many machines do at once.
+`handshakes` has two processes connect the ranks directly, all at once, with the protocol on asyncio: it shows that
+admission is no race. Seconds are those of a wall clock, unless CPU is said; bytes are those of TCP, from the server's
+sockets.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import hashlib
+import json
+import multiprocessing
+import os
+import platform
+import resource
+import signal
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection as Pipe
+from typing import Any
+
+from hvkeras.control import rendezvous, wire
+from hvkeras.control.messages import Arrived, Deadlines, Heartbeat, Hello, Value, Welcome, decode, encode
+from hvkeras.control.server import ControlServer
+from hvkeras.launch_environments import Launch, Rendezvous
+from hvkeras.settings import Settings
+
+try:
+    from hvkeras.control.relay import relay
+    from hvkeras.control.relay_start import connect_to_relay, relay_name
+except ImportError:  # of a commit that has none
+    relay = relay_name = None  # type: ignore[assignment]
+try:
+    from hvkeras.control.messages import ValueDigest, ValueWanted
+except ImportError:
+    ValueDigest = ValueWanted = None  # type: ignore[assignment, misc]
+
+SECRET = b"s" * 32
+PLANS, TENSORS = 8, 20
+_TCP_INFO_BYTES = struct.Struct("=120xQQ")  # acknowledged and received, of struct tcp_info (linux/tcp.h)
+Command = tuple[Any, ...]
+
+
+class Served:
+    """The server, as a process of its own that answers commands."""
+
+    def __init__(self, size: int, deadlines: dict[str, float], mute: bool) -> None:
+        ours, theirs = multiprocessing.Pipe()
+        self._process = multiprocessing.Process(target=_serve, args=(theirs, size, deadlines, mute), daemon=True)
+        self._process.start()
+        self._pipe = ours
+        self.port: int = ours.recv()
+
+    def ask(self, what: str) -> Any:
+        """Returns `cpu` seconds, the largest resident `memory` in MiB, or `bytes` of all connections."""
+        self._pipe.send(what)
+        return self._pipe.recv()
+
+    def end(self) -> None:
+        """Ends it."""
+        self._process.kill()
+        self._process.join()
+
+
+def _serve(pipe: Pipe, size: int, deadlines: dict[str, float], mute: bool) -> None:
+    _raise_open_files()
+    server = ControlServer(size, SECRET, "0.0.0.0", deadlines=Deadlines(**deadlines),
+                           on_end=lambda cause: print(f"    the job ends: {cause.sentence()[:200]}", flush=True),
+                           on_warning=None if mute else lambda text: print(f"    {text[:200]}", flush=True))
+    pipe.send(server.start()[1])
+    while True:
+        match pipe.recv():
+            case "cpu":
+                usage = resource.getrusage(resource.RUSAGE_SELF)
+                pipe.send(usage.ru_utime + usage.ru_stime)
+            case "memory":
+                pipe.send(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+            case "bytes":
+                pipe.send(sum(_traffic()))
+
+
+def _traffic() -> Iterator[int]:
+    """The bytes that each TCP connection of this process has carried, in both directions."""
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as one:
+            if one.family == socket.AF_INET and one.getpeername():
+                yield sum(_TCP_INFO_BYTES.unpack_from(one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 136)))
+
+
+class Entries:
+    """Counts of entered plans as in training, without any: they grow with each beat, unless they are held."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.held = False
+        self._beats = 0
+        self._plans = [PlanOfTool(number, size) for number in range(PLANS)]
+
+    def snapshot(self) -> dict[str, tuple[int, Any]]:
+        self._beats += not self.held
+        return {plan.key: (self._beats, plan) for plan in self._plans}
+
+    def site(self, _key: str) -> str:
+        return "train.py:42"
+
+    def calls(self) -> dict[str, Any]:
+        return {}
+
+    def forget(self, _counts: object) -> list[str]:
+        return []
+
+    def set_owed(self, _keys: object) -> None:
+        pass
+
+    def can_raise(self, _key: str) -> bool:
+        return False
+
+
+class PlanOfTool:
+    """A plan of as many tensors as a bucket of gradients has."""
+
+    operation = "gradients"
+
+    def __init__(self, number: int, size: int) -> None:
+        self.label = f"gradients of Adam, bucket {number}"
+        self.key = hashlib.sha256(self.label.encode()).hexdigest()[:32]
+        self._size = size
+
+    def describe(self) -> dict[str, Any]:
+        names = [f"layer_{number}/kernel" for number in range(TENSORS)]
+        return {"operation": self.operation, "how": "average", "label": self.label, "names": names, "hint": "",
+                "kinds": ["float32[1024, 1024]"] * TENSORS, "ranks": list(range(self._size)), "is_of_model": False}
+
+
+def facts(host: int) -> dict[str, Any]:
+    """What a rank reports about itself at the start of a job, in as many bytes."""
+    names = ("native", "horovod", "tfdist", "local")
+    return {"host": f"node{host:04}", "identity": hashlib.sha256(str(host).encode()).hexdigest(), "cores": list(range(64)),
+            "versions": {"Python": platform.python_version(), "hvkeras": "1.0", "TensorFlow": "2.21", "Keras": "3.14"},
+            "settings": Settings({}).shared(), "gpus": [], "requested": "auto",
+            "objections": dict.fromkeys(names, ""), "objections_between_hosts": dict.fromkeys(names, ""),
+            "preferred": names, "preferred_on_gpus": names}
+
+
+class Host:
+    """The clients of one host, in a process of their own that answers commands."""
+
+    def __init__(self, number: int, ranks: Sequence[int], size: int, port: int, direct: bool) -> None:
+        self.ranks = ranks
+        ours, theirs = multiprocessing.Pipe()
+        self._pipe = ours
+        self.process = multiprocessing.Process(target=_run_host, args=(theirs, number, ranks, size, port, direct),
+                                               daemon=True)
+        self.process.start()
+
+    def send(self, *command: Any) -> None:
+        """Gives it a command."""
+        self._pipe.send(command)
+
+    def answer(self, timeout: float) -> Any:
+        """Returns its answer."""
+        if not self._pipe.poll(timeout):
+            raise TimeoutError(f"ranks {self.ranks[0]} to {self.ranks[-1]} have not answered in {timeout:.0f} s")
+        found = self._pipe.recv()
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+
+def _run_host(pipe: Pipe, number: int, ranks: Sequence[int], size: int, port: int, direct: bool) -> None:
+    address = (f"127.{1 + number // 250}.{number % 250}.1", port)
+    settings = Settings({"HVKERAS_START_TIMEOUT": "120", "HVKERAS_RELAY_FROM": "0" if direct else "2"})
+    ended: dict[int, tuple[float, str]] = {}
+    clients: dict[int, Any] = {}
+    entries = {rank: Entries(rank, size) for rank in ranks}
+
+    def connect(rank: int) -> None:
+        launch = Launch("tool", rank, size, Rendezvous("run", f"{address[0]}:{port}"), rank - ranks[0], len(ranks))
+        client = rendezvous._connect_client(
+            launch, settings, lambda cause: ended.setdefault(rank, (time.monotonic(), cause.sentence())),
+            rendezvous.Waiting(120.0), address, SECRET, None)
+        client.server_is_rank = False
+        clients[rank] = client
+        client.gather("facts", facts(number), 120.0)
+
+    def gather(rank: int, key: str, bytes_of_value: int, equal: bool) -> None:
+        value = ("v" if equal else f"{rank:08}") * (bytes_of_value // (1 if equal else 8))
+        found = clients[rank].gather(key, value, 120.0)
+        assert len(found) == size and found[rank] == value, f"rank {rank} got others' values"
+
+    def together(function: Callable[..., None], *arguments: Any) -> None:
+        failed: list[BaseException] = []
+
+        def one(rank: int) -> None:
+            try:
+                function(rank, *arguments)
+            except BaseException as error:  # noqa: BLE001 - handed on
+                failed.append(error)
+
+        threads = [threading.Thread(target=one, args=(rank,)) for rank in ranks]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if failed:
+            raise RuntimeError(str(failed[0])[:300])
+
+    while True:
+        command = pipe.recv()
+        try:
+            match command:
+                case ["relay"]:
+                    _fork_relay(address, size)
+                    pipe.send(None)
+                case ["connect"]:
+                    together(connect)
+                    pipe.send(time.monotonic())
+                case ["gather", key, bytes_of_value, equal]:
+                    together(gather, key, bytes_of_value, equal)
+                    pipe.send(time.monotonic())
+                case ["train"]:
+                    for rank, client in clients.items():
+                        client.join(entries[rank])
+                    pipe.send(None)
+                case ["hold", late]:  # half the ranks one step behind
+                    for rank in ranks:
+                        entries[rank].held = True
+                        entries[rank]._beats = 1_000_000 - (rank in late)
+                    pipe.send(None)
+                case ["ended"]:
+                    until = time.monotonic() + 60.0
+                    while len(ended) < len(clients) and time.monotonic() < until:
+                        time.sleep(0.005)
+                    pipe.send(ended)
+                case ["pid"]:
+                    pipe.send(os.getpid())
+        except BaseException as error:  # noqa: BLE001 - for the one who has asked
+            pipe.send(RuntimeError(f"{type(error).__name__}: {error}"))
+
+
+def _fork_relay(address: tuple[str, int], size: int) -> None:
+    """Becomes, in a child, the program that a rank would start, without the imports; waits until it is found."""
+    name = relay_name(address, SECRET)
+    if os.fork() == 0:
+        with open(os.devnull, "w") as nothing:
+            os.dup2(nothing.fileno(), 1)
+        relay(name, socket.create_connection(address), SECRET, size, 15.0)
+        os._exit(0)
+    while True:
+        with contextlib.suppress(ConnectionRefusedError):
+            connect_to_relay(name, 5.0).close()
+            return
+        time.sleep(0.01)
+
+
+def _all(hosts: Sequence[Host], *command: Any, timeout: float = 130.0) -> list[Any]:
+    for host in hosts:
+        host.send(*command)
+    return [host.answer(timeout) for host in hosts]
+
+
+def clients(chosen: argparse.Namespace) -> None:
+    """Connects, gathers, beats and fails."""
+    size, per_host = chosen.ranks, chosen.per_host
+    hosts_of = [range(first, min(first + per_host, size)) for first in range(0, size, per_host)]
+    direct = chosen.direct or relay is None
+    print(f"{size} ranks on {len(hosts_of)} hosts, {'each by itself' if direct else 'through relays'}")
+    for round_number in range(chosen.rounds):
+        is_last = round_number == chosen.rounds - 1
+        served = Served(size, {"stall_warning": 60.0, "mismatch": 3.0}, mute=False)
+        # The last rank is a process of its own, which can be killed.
+        parts = [*hosts_of[:-1], *([hosts_of[-1][:-1]] if len(hosts_of[-1]) > 1 else []), hosts_of[-1][-1:]]
+        numbers = [ranks[0] // per_host for ranks in parts]
+        hosts = [Host(number, ranks, size, served.port, direct)
+                 for number, ranks in zip(numbers, parts, strict=True)]
+        try:
+            _all(hosts, "pid")
+            begin = time.monotonic()
+            if not direct:
+                _all(hosts[:-1] if numbers[-1] == numbers[-2] else hosts, "relay")
+            took = max(_all(hosts, "connect")) - begin
+            print(f"  connected, and the facts gathered: {took:.2f} s", flush=True)
+            if is_last:
+                _measure(chosen, served, hosts, len(hosts_of))
+        finally:
+            for host in hosts:
+                host.process.kill()
+            served.end()
+            time.sleep(0.5)
+
+
+def _measure(chosen: argparse.Namespace, served: Served, hosts: Sequence[Host], number_of_hosts: int) -> None:
+    for key, equal in (("different", False), ("equal", True)):
+        before, begin = served.ask("bytes"), time.monotonic()
+        took = max(_all(hosts, "gather", key, 1024, equal)) - begin
+        each = (served.ask("bytes") - before) / number_of_hosts / 2**20
+        print(f"  1 KiB a rank gathered, {key} values: {took:.2f} s, {each:.2f} MiB a host to and from the server",
+              flush=True)
+    for what, command in (("counts change in every beat", ["train"]), ("half of them late", ["hold"])):
+        size = chosen.ranks
+        _all(hosts, *command, *([frozenset(range(size // 2, size))] if command == ["hold"] else []))
+        time.sleep(3.0)
+        before, begin = served.ask("cpu"), time.monotonic()
+        time.sleep(chosen.seconds)
+        share = (served.ask("cpu") - before) / (time.monotonic() - begin)
+        print(f"  server, {what}: {100 * share:.1f} % of a core over {chosen.seconds:.0f} s", flush=True)
+    print(f"  server, largest memory: {served.ask('memory'):.0f} MiB", flush=True)
+    hosts[-1].send("pid")
+    pid, victim = hosts[-1].answer(5.0), hosts[-1].ranks[0]
+    begin = time.monotonic()
+    os.kill(pid, signal.SIGKILL)
+    ended = {rank: end for found in _all(hosts[:-1], "ended", timeout=70.0) for rank, end in found.items()}
+    wrong = [rank for rank, (_, text) in ended.items() if f"rank {victim} on" not in text or "ended unexpec" not in text]
+    last = max((at for at, _ in ended.values()), default=float("inf")) - begin
+    print(f"  rank {victim} killed: {len(ended)} of {chosen.ranks - 1} others know it after {last:.2f} s,"
+          f" {len(wrong)} of them with another name or cause", flush=True)
+
+
+# 4,096 ranks: the protocol on asyncio.
+
+
+async def _rank(rank: int, size: int, port: int, gathered: list[int], leave: asyncio.Event) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    challenge = await reader.readexactly(len(wire.MAGIC) + wire.NONCE_BYTES)
+    theirs, own = challenge[len(wire.MAGIC):], wire.nonce()
+    writer.write(own + wire.proof(SECRET, b"client", theirs, own))
+    wire.check_proof(await reader.readexactly(wire.CODE_BYTES), wire.proof(SECRET, b"server", theirs, own))
+    seal = wire.Seal(wire.proof(SECRET, b"session", theirs, own), b"client", b"server")
+
+    async def read() -> bytes:
+        data = None
+        while data is None:
+            header = await reader.readexactly(wire.HEADER.size)
+            code = await reader.readexactly(wire.CODE_BYTES)
+            data = seal.open_frame(header, code, await reader.readexactly(wire.payload_length(header)))
+        return data
+
+    def send(message: Any) -> None:
+        writer.write(seal.close_frames(encode(message)))
+
+    send(Hello(rank, size, f"node{rank // 8}", os.getpid(), 0))
+    answer = decode(await read())
+    assert isinstance(answer, Welcome), answer
+    send(Arrived())
+    value = facts(rank // 8)
+    if ValueDigest is None:
+        send(Value("facts", value))
+    else:
+        send(ValueDigest("facts", hashlib.sha256(json.dumps(value).encode()).hexdigest()[:32]))
+
+    async def beat() -> None:
+        while True:
+            await asyncio.sleep(0.5)
+            send(Heartbeat())
+
+    beating = asyncio.ensure_future(beat())
+    while not (data := await read()).startswith(b'["AllValues"'):
+        if data.startswith(b'["ValueWanted"'):
+            send(Value("facts", value))
+        assert not data.startswith(b'["JobEnded"'), data
+    gathered.append(rank)
+    await leave.wait()
+    beating.cancel()
+    writer.close()
+
+
+def _run_ranks(pipe: Pipe, ranks: Sequence[int], size: int, port: int) -> None:
+    _raise_open_files()
+
+    async def run() -> None:
+        gathered: list[int] = []
+        leave = asyncio.Event()
+        tasks = [asyncio.ensure_future(_rank(rank, size, port, gathered, leave)) for rank in ranks]
+        while len(gathered) < len(ranks):
+            done, _ = await asyncio.wait(tasks, timeout=0.1, return_when=asyncio.FIRST_EXCEPTION)
+            for task in done:
+                task.result()
+        pipe.send(time.monotonic())
+        await asyncio.sleep(3600)
+
+    pipe.recv()
+    try:
+        asyncio.run(run())
+    except BaseException as error:  # noqa: BLE001 - for the one who has asked
+        pipe.send(RuntimeError(f"{type(error).__name__}: {str(error)[:300]}"))
+
+
+def handshakes(chosen: argparse.Namespace) -> None:
+    """Connects all ranks directly, at once."""
+    size = chosen.ranks
+    served = Served(size, {"liveness": 60.0}, mute=False)
+    pipes, processes = [], []
+    for part in range(2):
+        ours, theirs = multiprocessing.Pipe()
+        processes.append(multiprocessing.Process(target=_run_ranks, daemon=True, args=(
+            theirs, range(part, size, 2), size, served.port)))
+        processes[-1].start()
+        pipes.append(ours)
+    begin = time.monotonic()
+    for pipe in pipes:
+        pipe.send("go")
+    for pipe in pipes:
+        if not pipe.poll(300.0):
+            print(f"{size} ranks are not connected after 300 s")
+            break
+        if isinstance(found := pipe.recv(), BaseException):
+            print(f"{size} ranks do not connect: {found}")
+            break
+    else:
+        print(f"{size} ranks, each by itself: connected, and the facts gathered: {time.monotonic() - begin:.2f} s;"
+              f" server {served.ask('cpu'):.1f} s of CPU, largest memory {served.ask('memory'):.0f} MiB")
+    for process in processes:
+        process.kill()
+    served.end()
+
+
+def _raise_open_files() -> None:
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def main() -> None:
+    """Reads the command line, and measures."""
+    options = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    kinds = options.add_subparsers(required=True)
+    of_clients = kinds.add_parser("clients", help="real clients, on hosts")
+    of_clients.add_argument("--ranks", type=int, default=1024)
+    of_clients.add_argument("--per-host", type=int, default=8)
+    of_clients.add_argument("--rounds", type=int, default=1, help="how often all connect (default: %(default)s)")
+    of_clients.add_argument("--seconds", type=float, default=60.0, help="for each share of CPU (default: %(default)s)")
+    of_clients.add_argument("--direct", action="store_true", help="without relays")
+    of_clients.set_defaults(run=clients)
+    of_handshakes = kinds.add_parser("handshakes", help="many ranks on asyncio, without relays")
+    of_handshakes.add_argument("--ranks", type=int, default=4096)
+    of_handshakes.set_defaults(run=handshakes)
+    chosen = options.parse_args()
+    _raise_open_files()
+    chosen.run(chosen)
+
+
+if __name__ == "__main__":
+    multiprocessing.set_start_method("fork")
+    main()
