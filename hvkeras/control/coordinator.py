@@ -35,9 +35,10 @@ from hvkeras.control.stop_agreement import Stops
 
 @dataclass
 class _UnknownPlan:
-    """A plan that ranks have entered, so often, and one of them is asked what it consists of."""
+    """A plan that ranks have entered, so often and there, and one of them is asked what it consists of."""
 
     counts: dict[int, int] = field(default_factory=dict)
+    sites: dict[int, str] = field(default_factory=dict)
     asked: int | None = None
 
 
@@ -103,8 +104,8 @@ class Coordinator:
         """
         if not self._participation.is_busy:
             self._send((rank, ForgetPlans(counts)) for rank, counts in self.waits.to_forget(now).items())
-        places = {number: rank.doing for number, rank in self._ranks.present.items()}
-        for finding in [*self.waits.check(now, places), *self._stalls.check(self._occupied())]:
+        stalls = self._stalls.check(self._occupied()) if self._stalls.any_stands_still else []
+        for finding in [*self.waits.check(now, self._place), *stalls]:
             if finding.keys and self._participation.refuse(finding, now):
                 self._request_participation()
             else:
@@ -129,16 +130,18 @@ class Coordinator:
             numbers: The ranks.
             message: The heartbeat.
         """
-        known = {}
-        for key, count in message.counts.items():
-            if self.waits.knows(key):
-                known[key] = count
-                continue
+        for key in [key for key in message.counts if not self.waits.knows(key)]:
             plan = self._unknown.setdefault(key, _UnknownPlan())
-            plan.counts.update(dict.fromkeys(numbers, count))
+            plan.counts.update(dict.fromkeys(numbers, message.counts[key]))
+            if key in message.sites:
+                plan.sites.update(dict.fromkeys(numbers, message.sites[key]))
             if plan.asked is None:
                 self._ask_for_plan(key, plan)
-        self.waits.update(numbers, known, message.sites)
+        if self._unknown:
+            self.waits.update(numbers, *({key: value for key, value in values.items() if key not in self._unknown}
+                                         for values in (message.counts, message.sites)))
+        else:
+            self.waits.update(numbers, message.counts, message.sites)
         self._participation.learn(message.calls)
         self.waits.set_waiting(numbers, message.waiting_in)
         for number in numbers:
@@ -156,7 +159,8 @@ class Coordinator:
             self.waits.describe(key, plan)
             if (unknown := self._unknown.pop(key, None)) is not None:
                 for number, count in unknown.counts.items():
-                    self.waits.update([number], {key: count})
+                    self.waits.update([number], {key: count},
+                                      {key: unknown.sites[number]} if number in unknown.sites else {})
         self._request_participation()
 
     def _request_participation(self) -> None:
@@ -170,7 +174,7 @@ class Coordinator:
             self._ranks.end_with(CauseKind.LEFT, left[0].member, f"left the job normally before rank {number} called"
                                  " join(), which all ranks must call")
             return
-        self._participation.joined.append(number)
+        self._participation.join(number)
         if len(self._participation.joined) == self._ranks.size:
             self._participation.joined.clear()
             self._ranks.broadcast(AllJoined(number))
@@ -184,6 +188,11 @@ class Coordinator:
                 self._ranks.broadcast(answer)
             else:
                 self._ranks.send([number], answer)
+
+    def _place(self, number: int) -> str:
+        """What a rank was doing, as last reported."""
+        rank = self._ranks.present.get(number)
+        return "" if rank is None else rank.doing
 
     def _occupied(self) -> set[int]:
         """The ranks whose lack of progress is not a stall: they wait for others, are waited for, or have left."""

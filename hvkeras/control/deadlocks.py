@@ -6,19 +6,25 @@ rank. So is a rank that waits in an exchange over this channel. Ranks that wait 
 in a circle, would wait forever: that is a mismatch. A rank that waits for one that has left is stuck as well. A rank
 that waits for one that is merely late is a stall, which first leads to a warning and then to the end of the job; in an
 exchange, the rank sees to that by itself.
+
+A heartbeat costs as much as the counts that have changed, and a check as much as the plans in which ranks wait, and
+only if they have waited for long, as much as their ranks: `meetings` are what ranks wait in, `circles` are found there.
 """
 
 from __future__ import annotations
 
-import collections
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
 
 from hvkeras.control.cause import CauseKind
+from hvkeras.control.circles import Graph, Group, Wait
+from hvkeras.control.meetings import ExchangeMeeting, Meeting, Moment, PlanMeeting
 from hvkeras.control.messages import PlanDescription
-from hvkeras.host.console import in_words
+from hvkeras.host.console import in_words, numbers_in_words, some_of
 
 MAX_PLANS = 256  # how many plans are remembered even if no rank enters them
+MAX_WARNINGS = 8  # how many ranks are asked for their location at the same time
 IDLE = 2.0  # seconds after which a plan that all ranks have entered equally often may be forgotten
 PATIENCE = 3  # how many times as long a mismatch waits if some of its ranks have not arrived yet
 
@@ -27,23 +33,13 @@ _UNLIKE_MODELS = (" (the models themselves differ: build the same model on every
 
 
 @dataclass(frozen=True)
-class Wait:
-    """One rank's wait for another in one plan; with the waiter's count, so that progress makes it a different wait."""
-
-    waiter: int
-    missing: int
-    key: str
-    count: int
-
-
-@dataclass(frozen=True)
 class Finding:
     """A problem.
 
     Attributes:
         kind: What it ends the job for; None for a warning.
-        rank: The rank at fault; None for none.
-        text: A description.
+        rank: The rank at fault, or that must say where it is; None for none.
+        text: A description; "" if another warning says it.
         keys: The plans of a mismatch in which all of their ranks wait, so that all can raise.
     """
 
@@ -51,14 +47,6 @@ class Finding:
     rank: int | None
     text: str
     keys: tuple[str, ...] = ()
-
-
-@dataclass
-class Exchange:
-    """An exchange over the control channel that some ranks have come to, and all must: who, and who waits in it."""
-
-    there: set[int] = field(default_factory=set)
-    waiting: set[int] = field(default_factory=set)
 
 
 class Waits:
@@ -73,38 +61,61 @@ class Waits:
 
     def __init__(self, size: int, mismatch_after: float, warn_after: float, stall_after: float) -> None:
         self._ranks = range(size)
-        self._exchanges: dict[str, Exchange] = {}
         self.limits = (mismatch_after, warn_after, stall_after)
-        self._counts: dict[int, dict[str, int]] = {}
-        self._sites: dict[int, dict[str, str]] = {}
-        self._plans: dict[str, PlanDescription] = {}
-        self._since: dict[Wait, float] = {}
-        self._warned: dict[Wait, float] = {}
+        self._plans: dict[str, PlanMeeting] = {}
+        self._unequal: dict[str, PlanMeeting] = {}  # those in which ranks wait
+        self._reported: set[str] = set()  # those with reports that are not taken in yet
+        self._described = 0
+        self._exchanges: dict[str, ExchangeMeeting] = {}
         self._left: set[int] = set()
-        self._settled: dict[str, tuple[int, float]] = {}  # plans in which no rank waits: their count, and since when
-        self._forgetting: set[str] = set()
-        self._answers: dict[str, int] = {}  # number of answers from ranks that were asked to forget a plan
-        self._before: dict[int, dict[str, int]] = {}  # a rank's counts of plans from before it forgot them
+        self._next = Moment()  # the next check
 
     def describe(self, key: str, plan: PlanDescription) -> None:
         """Records what a plan consists of."""
-        self._plans[key] = plan
+        if key in self._plans:
+            self._plans[key].plan = plan
+        else:
+            self._described += 1
+            self._plans[key] = PlanMeeting(self._described, plan, self._next)
 
-    def update(self, rank: int, counts: Mapping[str, int],
-               sites: Mapping[str, str] | None = None) -> None:
-        """Records a rank's counts, and where its user code enters plans; plans that are not given keep theirs."""
-        before = self._before.get(rank, {})
-        self._counts.setdefault(rank, {}).update({key: count + before.get(key, 0) for key, count in counts.items()})
-        self._sites.setdefault(rank, {}).update(sites or {})
+    def knows(self, key: str) -> bool:
+        """Returns whether a plan was described."""
+        return key in self._plans
+
+    def update(self, ranks: Collection[int], counts: Mapping[str, int], sites: Mapping[str, str] | None = None) -> None:
+        """Records the counts of ranks, and where their user code enters plans; plans that are not given keep theirs.
+
+        Args:
+            ranks: The ranks, which have all reported the same.
+            counts: How often each of them has entered plans, which have been described before.
+            sites: Where, as far as that has changed.
+        """
+        for key, count in counts.items():
+            self._plans[key].report(ranks, count)
+        self._reported.update(counts)
+        for key, site in (sites or {}).items():
+            self._plans[key].sites.update(dict.fromkeys(ranks, site))
+
+    def _take_in(self) -> None:
+        for key in self._reported:
+            plan = self._plans[key]
+            plan.take_in(self._next)
+            if plan.is_waited_in:
+                self._unequal[key] = plan
+            else:
+                self._unequal.pop(key, None)
+        self._reported.clear()
 
     def come(self, rank: int, exchange: str) -> None:
         """Records that a rank has come to an exchange."""
-        self._exchanges.setdefault(exchange, Exchange()).there.add(rank)
+        if exchange not in self._exchanges:
+            self._exchanges[exchange] = ExchangeMeeting(exchange, self._ranks, self._next)
+        self._exchanges[exchange].missing.discard(rank)
 
-    def set_waiting(self, rank: int, names: Collection[str]) -> None:
-        """Records the exchanges in which a rank waits, so that it does nothing else."""
+    def set_waiting(self, ranks: Collection[int], names: Collection[str]) -> None:
+        """Records the exchanges in which ranks wait, so that they do nothing else."""
         for name, exchange in self._exchanges.items():
-            (exchange.waiting.add if name in names else exchange.waiting.discard)(rank)
+            exchange.set_waiting(ranks, name in names, self._next)
 
     def finish(self, exchange: str) -> None:
         """Records that all ranks have come to an exchange."""
@@ -116,15 +127,25 @@ class Waits:
 
     def plan(self, key: str) -> PlanDescription:
         """What a plan consists of."""
+        return self._plans[key].plan
+
+    def meeting(self, key: str) -> PlanMeeting:
+        """The counts of a plan, for reading."""
+        self._take_in()
         return self._plans[key]
 
     def counts(self, key: str) -> dict[int, int]:
         """How often each rank of a plan has entered it."""
-        return {rank: self._counts.get(rank, {}).get(key, 0) for rank in self._plans[key]["ranks"]}
+        return dict(self.meeting(key).counts)
+
+    def unequal(self) -> list[str]:
+        """The keys of the plans that some ranks have entered more often than others."""
+        self._take_in()
+        return sorted(self._unequal, key=lambda key: self._plans[key].number)
 
     def plans_of(self, rank: int) -> list[str]:
         """The keys of the plans in which a rank participates."""
-        return [key for key, plan in self._plans.items() if rank in plan["ranks"]]
+        return [key for key, plan in self._plans.items() if rank in plan.counts]
 
     def to_forget(self, now: float) -> dict[int, dict[str, int]]:
         """The plans that ranks may forget: if many are known, those that no rank waits in or has entered lately.
@@ -138,15 +159,15 @@ class Waits:
         to_send: dict[int, dict[str, int]] = {}
         if len(self._plans) <= MAX_PLANS:
             return to_send
-        for key in self._plans:
-            counts = self.counts(key)
-            count = max(counts.values())
-            if min(counts.values()) < count or self._settled.get(key, (-1, now))[0] != count:
-                self._settled[key] = count, now
-            elif now - self._settled[key][1] >= IDLE and key not in self._forgetting:
-                self._forgetting.add(key)
-                for rank in counts:
-                    to_send.setdefault(rank, {})[key] = count - self._before.get(rank, {}).get(key, 0)
+        self._take_in()
+        for key, plan in self._plans.items():
+            count, since = plan.settled
+            if plan.is_waited_in or plan.low != count:
+                plan.settled = plan.high, now
+            elif now - since >= IDLE and not plan.is_being_forgotten:
+                plan.is_being_forgotten = True
+                for rank in plan.counts:
+                    to_send.setdefault(rank, {})[key] = count - plan.before.get(rank, 0)
         return to_send
 
     def forgotten(self, rank: int, asked: Mapping[str, int], keys: Collection[str]) -> list[str]:
@@ -160,135 +181,140 @@ class Waits:
         Returns:
             The plans that all ranks have forgotten, and that are now forgotten here as well.
         """
-        before = self._before.setdefault(rank, {})
+        self._take_in()
         for key in keys:
-            before[key] = before.get(key, 0) + asked[key]
+            before = self._plans[key].before
+            before[rank] = before.get(rank, 0) + asked[key]
         return [key for key in asked if self._forget_if_all_have(key)]
 
     def _forget_if_all_have(self, key: str) -> bool:
-        counts = self.counts(key)
-        answered = self._answers.setdefault(key, 0) + 1
-        self._answers[key] = answered
-        if answered < len(counts):
-            return False
-        del self._answers[key]
-        self._forgetting.discard(key)
-        self._settled.pop(key, None)
-        if any(self._before.get(rank, {}).get(key) != max(counts.values()) for rank in counts):
+        plan = self._plans[key]
+        plan.answers += 1
+        if plan.answers < len(plan.counts) or not plan.finish_forgetting():
             return False
         del self._plans[key]
-        for kept in (self._counts, self._before, self._sites):
-            for of_rank in kept.values():
-                of_rank.pop(key, None)
         return True
 
     def concerned(self) -> set[int]:
         """The ranks that wait for others in a plan, and the ranks that they wait for."""
-        return {rank for wait in self._current() for rank in (wait.waiter, wait.missing)}
+        return {rank for _, meeting in self._waited_in()
+                for ranks in (meeting.missing, *meeting.waiting.values()) for rank in ranks}
 
-    def check(self, now: float, places: Mapping[int, str] | None = None) -> list[Finding]:
-        """Finds problems at the time `now`, the worst first; `places` says what late ranks were doing."""
-        waits = self._current()
-        self._since = {wait: self._since.get(wait, now) for wait in waits}
-        self._warned = {wait: at for wait, at in self._warned.items() if wait in self._since}
-        return [*self._mismatches(now), *self._departures(now), *self._stalls(now, places or {})]
+    def check(self, now: float, place: Callable[[int], str] = lambda _: "") -> list[Finding]:
+        """Finds problems, the worst first.
+
+        Args:
+            now: The time, in seconds.
+            place: Returns what a late rank was doing, or "".
+        """
+        self._take_in()
+        self._next.at = now
+        self._next = Moment()
+        return [*self._mismatches(now), *self._departures(now), *self._stalls(now, place)]
 
     def waited_for_in(self, waiter: int | None, missing: int) -> str:
         """Names the plan in which one rank waits for another; "" if it is not known."""
-        found = [wait for wait in self._current() if (wait.waiter, wait.missing) == (waiter, missing)]
-        return self._named(found[0]) if found else ""
+        return next((_named(meeting, waiter) for _, meeting in self._waited_in() if missing in meeting.missing
+                     and waiter is not None and any(waiter in ranks for ranks in meeting.waiting.values())), "")
 
-    def _label(self, wait: Wait) -> str:
-        return str(self._plans[wait.key]["label"] if wait.key in self._plans else f'the exchange "{wait.key}"')
-
-    def _named(self, wait: Wait) -> str:
-        """A plan's label, and where the waiting rank entered it."""
-        label, site = self._label(wait), self._site(wait)
-        return f"{label} ({site})" if site else label
-
-    def _hint(self, wait: Wait) -> str:
-        """What to write instead if a rank waits in a call that it may have made alone by mistake; else ""."""
-        hint = self._plans[wait.key]["hint"] if wait.key in self._plans else ""
-        return f" ({hint})" if hint else ""
-
-    def _site(self, wait: Wait) -> str:
-        return self._sites.get(wait.waiter, {}).get(wait.key, "")
-
-    def _current(self) -> list[Wait]:
-        waits = []
-        for key in self._plans:
-            counts = self.counts(key)
-            low = min(counts.values(), default=0)
-            behind = [rank for rank, count in counts.items() if count == low]
-            waits += [Wait(rank, missing, key, count) for rank, count in counts.items() if count > low
-                      for missing in behind]
+    def _waited_in(self) -> Iterator[tuple[str, Meeting]]:
+        """The plans and exchanges in which ranks wait, with their keys."""
+        for key in self.unequal():
+            yield key, self._plans[key]
         for name, exchange in self._exchanges.items():
-            missing_there = [rank for rank in self._ranks if rank not in exchange.there]
-            waits += [Wait(rank, missing, name, 0) for rank in sorted(exchange.waiting) for missing in missing_there]
-        return waits
+            if exchange.is_waited_in:
+                yield name, exchange
+
+    def _groups(self, until: float) -> list[Group]:
+        """The ranks that have waited at least since a time, and for which ranks."""
+        found = []
+        for key, meeting in self._waited_in():
+            if meeting.since.at <= until:
+                waiting = [ranks for since, ranks in meeting.waiting.items() if since.at <= until]
+                found += [Group(key, frozenset().union(*waiting), frozenset(meeting.missing))] if waiting else []
+        return found
 
     def _mismatches(self, now: float) -> list[Finding]:
-        old = [wait for wait, since in self._since.items() if now - since >= self.limits[0]]
-        for circle in _circles(old):
-            stuck = _connected(circle[0].waiter, self._since)
-            keys = {wait.key for wait in self._since if wait.waiter in stuck and wait.missing in stuck}
-            waiting = {wait.waiter for wait in self._since if wait.key in keys}
-            if keys.isdisjoint(self._exchanges) and all(rank in waiting for key in keys
-                                                        for rank in self._plans[key]["ranks"]):
+        groups = self._groups(now - self.limits[0])
+        old = Graph(groups if len(groups) > 1 else [])
+        if not old.components:
+            return []
+        component_of = {rank: component for component in Graph(self._groups(math.inf)).components
+                        for rank in component.ranks}  # of waits of any age
+        for component in old.components:
+            circle = old.shortest_circle(component)
+            keys = component_of[circle[0].waiter].keys
+            waiting = {rank for key in keys for ranks in self._meeting(key).waiting.values() for rank in ranks}
+            if keys.isdisjoint(self._exchanges) and all(waiting.issuperset(self._plans[key].counts) for key in keys):
                 return [Finding(CauseKind.MISMATCH, None, self._difference(circle), tuple(sorted(keys)))]
             # Some rank is late: it would arrive at a collective that the others have given up.
-            waited = now - max(self._since[wait] for wait in circle)
-            if waited >= PATIENCE * self.limits[0] or not keys.isdisjoint(self._exchanges):
+            patient = now - PATIENCE * self.limits[0]
+            if all(self._began(wait) <= patient for wait in circle) or not keys.isdisjoint(self._exchanges):
                 return [Finding(CauseKind.MISMATCH, None, self._difference(circle))]
         return []
 
-    def _departures(self, now: float) -> list[Finding]:
-        return [
-            Finding(CauseKind.LEFT, wait.missing, f"left the job normally while rank {wait.waiter} is still waiting for"
-                    f" it in {self._named(wait)}{self._hint(wait)}")
-            for wait, since in self._since.items()
-            if wait.missing in self._left and wait.waiter not in self._left and now - since >= self.limits[0]
-            and wait.key not in self._exchanges
-        ][:1]
+    def _began(self, wait: Wait) -> float:
+        meeting = self._meeting(wait.key)
+        return max(meeting.since.at, *(since.at for since, ranks in meeting.waiting.items() if wait.waiter in ranks))
 
-    def _stalls(self, now: float, places: Mapping[int, str]) -> list[Finding]:
+    def _departures(self, now: float) -> list[Finding]:
+        for group in self._groups(now - self.limits[0]) if self._left else ():
+            missing, waiting = group.missing & self._left, group.waiting - self._left
+            if missing and waiting and group.key in self._plans:
+                waiter, plan = min(waiting), self._plans[group.key]
+                return [Finding(CauseKind.LEFT, min(missing), f"left the job normally while rank {waiter} is still"
+                                f" waiting for it in {_named(plan, waiter)}{_hint(plan)}")]
+        return []
+
+    def _stalls(self, now: float, place: Callable[[int], str]) -> list[Finding]:
         _, warn_after, stall_after = self.limits
-        oldest: dict[tuple[str, int], tuple[float, Wait]] = {}
-        for wait, since in self._since.items():
-            if wait.key in self._exchanges:
-                continue
-            late = (wait.key, wait.missing)
-            oldest[late] = min(oldest.get(late, (since, wait)), (since, wait), key=lambda pair: pair[0])
+        soonest = min((limit for limit in (warn_after, stall_after) if limit), default=math.inf)
         findings = []
-        for since, wait in oldest.values():
-            waited, label = now - since, self._named(wait)
-            if stall_after and waited >= stall_after:
-                place = places.get(wait.missing, "")
-                text = (f"has not entered {label}, in which rank {wait.waiter} has waited {waited:.0f} s for it"
-                        " (HVKERAS_STALL_SHUTDOWN sets the limit)" + (f"; last seen: {place}" if place else ""))
-                return [Finding(CauseKind.STALLED, wait.missing, text + self._hint(wait))]
-            if warn_after and now - self._warned.get(wait, since) >= warn_after:
-                self._warned[wait] = now
-                end = f"; the job ends after {stall_after:.0f} s" if stall_after else ""
-                text = (f"rank {wait.waiter} has waited {waited:.0f} s in {label} for rank {wait.missing}, which has"
-                        f" not entered it{end}")
-                findings.append(Finding(None, wait.missing, text + self._hint(wait)))
+        for key in self.unequal():
+            plan = self._plans[key]
+            if now - plan.since.at < soonest:
+                continue
+            since = max(plan.since.at, min(since.at for since in plan.waiting))
+            waited = now - since
+            ends = 0 < stall_after <= waited
+            warned = since if plan.warned is None or plan.warned[0] is not plan.since else plan.warned[1]
+            if not ends and not 0 < warn_after <= now - warned:
+                continue
+            waiter = min(rank for moment, ranks in plan.waiting.items() if moment.at <= since for rank in ranks)
+            late, label = sorted(plan.missing), _named(plan, waiter)
+            if ends:
+                seen = place(late[0])
+                text = (f"has not entered {label}, in which rank {waiter} has waited {waited:.0f} s for it"
+                        " (HVKERAS_STALL_SHUTDOWN sets the limit)" + (f"; last seen: {seen}" if seen else ""))
+                return [Finding(CauseKind.STALLED, late[0], text + _hint(plan))]
+            plan.warned = plan.since, now
+            have = "have" if len(late) > 1 else "has"
+            end = f"; the job ends after {stall_after:.0f} s" if stall_after else ""
+            text = (f"rank {waiter} has waited {waited:.0f} s in {label} for {in_words(late)}, which {have} not entered"
+                    f" it{end}{_hint(plan)}")
+            findings += [Finding(None, rank, "" if rank > late[0] else text) for rank in late[:MAX_WARNINGS]]
         return findings
+
+    def _meeting(self, key: str) -> Meeting:
+        return self._plans[key] if key in self._plans else self._exchanges[key]
 
     def _difference(self, circle: list[Wait]) -> str:
         """Describes the first difference between plans, and where the ranks entered them."""
-        sites = [f"rank {wait.waiter} at {self._site(wait)}" for wait in circle if self._site(wait)]
-        end = "; " + ", ".join(sites) if sites else ""
-        hints = [hint for wait in circle if (hint := self._hint(wait))]
+        meetings = [self._meeting(wait.key) for wait in circle]
+        hints = [hint for meeting in meetings if (hint := _hint(meeting))]
         if len(circle) > 2 or any(wait.key in self._exchanges for wait in circle):
-            places = ", ".join(f"rank {wait.waiter} in {self._named(wait)} for rank {wait.missing}" for wait in circle)
+            places = some_of([f"rank {wait.waiter} in {_named(meeting, wait.waiter)} for rank {wait.missing}"
+                              for wait, meeting in zip(circle, meetings, strict=True)])
             return f"{in_words([wait.waiter for wait in circle])} wait for each other: {places}{''.join(hints[:1])}"
+        sites = [f"rank {wait.waiter} at {site}" for wait, meeting in zip(circle, meetings, strict=True)
+                 if (site := meeting.site(wait.waiter))]
+        end = "; " + ", ".join(sites) if sites else ""
         one, other = circle
         return self._first_difference(one, other) + end + (hints[0] if hints else self._hint_of_models(one, other))
 
     def _hint_of_models(self, one: Wait, other: Wait) -> str:
         """Says that the models differ if two ranks send different shapes for a whole model; else ""."""
-        mine, theirs = self._plans[one.key], self._plans[other.key]
+        mine, theirs = self.plan(one.key), self.plan(other.key)
         if not (mine["is_of_model"] and theirs["is_of_model"]):
             return ""
         pairs = list(zip(mine["kinds"], theirs["kinds"], strict=False))
@@ -298,11 +324,12 @@ class Waits:
 
     def _first_difference(self, one: Wait, other: Wait) -> str:
         """Describes the first difference between two plans: in kind, then tensors, then options, then names."""
-        mine, theirs = self._plans[one.key], self._plans[other.key]
+        mine, theirs = self.plan(one.key), self.plan(other.key)
         start = f"ranks {one.waiter} and {other.waiter} communicate different things and wait for each other: "
         mine_does, theirs_does = (f"{plan['operation']} {plan['how']}".rstrip() for plan in (mine, theirs))
-        whole = (f"rank {one.waiter} is in {mine['label']} ({mine_does}, ranks {mine['ranks']}), rank"
-                 f" {other.waiter} in {theirs['label']} ({theirs_does}, ranks {theirs['ranks']})")
+        mine_of, theirs_of = (f"ranks [{numbers_in_words(plan['ranks'])}]" for plan in (mine, theirs))
+        whole = (f"rank {one.waiter} is in {mine['label']} ({mine_does}, {mine_of}), rank {other.waiter} in"
+                 f" {theirs['label']} ({theirs_does}, {theirs_of})")
         if mine["operation"] != theirs["operation"] or mine["ranks"] != theirs["ranks"]:
             return start + whole
         where = f"in {mine['label']}" + ("" if mine["label"] == theirs["label"]
@@ -319,41 +346,15 @@ class Waits:
         return start + whole
 
 
-def _circles(waits: Iterable[Wait]) -> Iterator[list[Wait]]:
-    """Finds ranks that wait for each other: for each rank, the shortest circle in which it is the lowest rank."""
-    by_waiter: dict[int, dict[int, Wait]] = {}
-    for wait in waits:
-        by_waiter.setdefault(wait.waiter, {}).setdefault(wait.missing, wait)
-    for start in sorted(by_waiter):
-        found: list[Wait] = []
-        paths: dict[int, list[Wait]] = {start: []}
-        queue = collections.deque([start])
-        while queue and not found:
-            rank = queue.popleft()
-            for missing, wait in by_waiter.get(rank, {}).items():
-                if missing == start:
-                    found = [*paths[rank], wait]
-                    break
-                if missing > start and missing not in paths:
-                    paths[missing] = [*paths[rank], wait]
-                    queue.append(missing)
-        if found:
-            yield found
+def _named(meeting: Meeting, waiter: int) -> str:
+    """The label of a plan or exchange, and where the waiting rank entered it."""
+    site = meeting.site(waiter)
+    return f"{meeting.label} ({site})" if site else meeting.label
 
 
-def _connected(rank: int, waits: Collection[Wait]) -> set[int]:
-    """The ranks that a rank waits for and that wait for it, directly or through others."""
-    def reached(pairs: Collection[tuple[int, int]]) -> set[int]:
-        found, queue = {rank}, [rank]
-        while queue:
-            at = queue.pop()
-            more = {end for start, end in pairs if start == at} - found
-            found |= more
-            queue += more
-        return found
-
-    pairs = {(wait.waiter, wait.missing) for wait in waits}
-    return reached(pairs) & reached({(missing, waiter) for waiter, missing in pairs})
+def _hint(meeting: Meeting) -> str:
+    """What to write instead if a rank waits in a call that it may have made alone by mistake; else ""."""
+    return f" ({meeting.hint})" if meeting.hint else ""
 
 
 def _tensor(plan: PlanDescription, index: int) -> str:

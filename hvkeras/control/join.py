@@ -28,6 +28,7 @@ class Refusal:
         unconfirmed: Pairs of a rank that waits in one of the plans and the plan's key, where the rank has not yet
             confirmed the refusal; None before the ranks are notified.
         counts: How often each plan had been entered when the ranks were notified; later entries are not refused.
+        has_asked: Whether the other ranks have been asked to participate.
     """
 
     keys: frozenset[str]
@@ -35,6 +36,7 @@ class Refusal:
     since: float
     unconfirmed: set[tuple[int, str]] | None = None
     counts: dict[str, int] = field(default_factory=dict)
+    has_asked: bool = False
 
     def outstanding(self, waits: Waits, rank: int) -> list[str]:
         """The plans in which a rank will be asked to participate on behalf of others.
@@ -43,22 +45,36 @@ class Refusal:
             waits: The counts of entered plans.
             rank: The rank.
         """
-        return [key for key, count in self.counts.items() if waits.counts(key).get(rank, count) < count]
+        return [key for key, count in self.counts.items() if waits.meeting(key).counts.get(rank, count) < count]
 
 
 class Participation:
-    """The joined ranks and the refused plans."""
+    """The joined ranks and the refused plans.
+
+    Attributes:
+        joined: The joined ranks, in the order in which they joined.
+    """
 
     def __init__(self) -> None:
         self.joined: list[int] = []
+        self._joined_in: dict[str, int] = {}  # the count of a plan up to which all joined ranks have been asked
         self._refusals: list[Refusal] = []
         self._calls: dict[str, CallDescriptions] = {}
-        self._asked: dict[tuple[int, str], int] = {}
+        self._asked: dict[str, dict[int, int]] = {}  # the same for each rank, by plan key
 
     @property
     def is_busy(self) -> bool:
         """Whether ranks must report immediately which plans they enter and what those consist of."""
         return bool(self.joined or self._refusals)
+
+    def join(self, rank: int) -> None:
+        """Records that a rank has joined.
+
+        Args:
+            rank: The rank.
+        """
+        self.joined.append(rank)
+        self._joined_in.clear()
 
     def learn(self, calls: Mapping[str, CallDescriptions]) -> None:
         """Records which calls plans consist of.
@@ -75,8 +91,8 @@ class Participation:
             keys: Their keys.
         """
         for key in keys:
-            self._calls.pop(key, None)
-        self._asked = {asked: count for asked, count in self._asked.items() if asked[1] not in keys}
+            for kept in (self._calls, self._asked, self._joined_in):
+                kept.pop(key, None)
 
     def refuse(self, finding: Finding, now: float) -> bool:
         """Starts to refuse plans that do not match, unless their refusal has already started.
@@ -119,9 +135,12 @@ class Participation:
         Yields:
             The rank and the message for it.
         """
-        for rank in self.joined:
-            for key in waits.plans_of(rank):
-                yield from self._participation(waits, rank, key, max(waits.counts(key).values()), False)
+        for key in waits.unequal() if self.joined else ():
+            count = waits.meeting(key).high
+            if key in self._calls and self._joined_in.get(key, 0) < count:
+                self._joined_in[key] = count
+                for rank in self.joined:
+                    yield from self._participation(waits, rank, key, count, False)
         for refusal in list(self._refusals):
             yield from self._refused(refusal, waits)
 
@@ -130,23 +149,25 @@ class Participation:
             return
         if refusal.unconfirmed is None:
             refusal.unconfirmed = set()
-            refusal.counts = {key: max(waits.counts(key).values()) for key in refusal.keys}
+            refusal.counts = {key: waits.meeting(key).high for key in refusal.keys}
             for key in sorted(refusal.keys):
-                counts = waits.counts(key)
-                for rank in (rank for rank, count in counts.items() if count > min(counts.values())):
+                counts, low = waits.counts(key), waits.meeting(key).low
+                for rank in (rank for rank, count in counts.items() if count > low):
                     refusal.unconfirmed.add((rank, key))
                     yield rank, PlanRefused(key, refusal.text, refusal.outstanding(waits, rank))
         if refusal.unconfirmed:
             return
-        if all(min(waits.counts(key).values()) >= count for key, count in refusal.counts.items()):
+        if all(waits.meeting(key).low >= count for key, count in refusal.counts.items()):
             self._refusals.remove(refusal)
-            return
-        for key, count in refusal.counts.items():
-            for rank in waits.counts(key):
-                yield from self._participation(waits, rank, key, count, True)
+        elif not refusal.has_asked:
+            refusal.has_asked = True
+            for key, count in refusal.counts.items():
+                for rank in waits.counts(key):
+                    yield from self._participation(waits, rank, key, count, True)
 
     def _participation(self, waits: Waits, rank: int, key: str, count: int, refused: bool) -> Iterator[Request]:
-        times = count - max(waits.counts(key)[rank], self._asked.get((rank, key), 0))
+        asked = self._asked.setdefault(key, {})
+        times = count - max(waits.meeting(key).counts.get(rank, count), asked.get(rank, 0))
         if times > 0 and key in self._calls:
-            self._asked[rank, key] = count
+            asked[rank] = count
             yield rank, Participate(key, waits.plan(key), self._calls[key], times, refused)

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from hvkeras.control.cause import CauseKind
-from hvkeras.control.deadlocks import Finding
+from hvkeras.control.deadlocks import MAX_WARNINGS, Finding
 from hvkeras.control.messages import Standstill
+from hvkeras.host.console import in_words, numbers_in_words
 
-MAX_WARNINGS = 8  # how many ranks are asked for their location at the same time
 BACKOFF = 2.0  # the next report of the same stall is due after this multiple of its duration so far
 
 
@@ -37,6 +37,11 @@ class Stalls:
             self._still.pop(rank, None)
             self._next.pop(rank, None)
 
+    @property
+    def any_stands_still(self) -> bool:
+        """Whether any rank reports that it makes no progress."""
+        return bool(self._still)
+
     def check(self, waiting: Collection[int]) -> list[Finding]:
         """Finds the stalls that must be reported now.
 
@@ -56,18 +61,17 @@ class Stalls:
                and report.seconds >= self._next.get(rank, warn_after)]
         for rank in due:  # nobody knows how long a custom loop may take, so it is reported only once
             self._next[rank] = BACKOFF * still[rank].seconds if still[rank].in_loop else float("inf")
-        return [Finding(None, rank, self._more(due)) for rank in due[:MAX_WARNINGS]]
+        return [Finding(None, rank, "" if rank > due[0] else self._more(due)) for rank in due[:MAX_WARNINGS]]
 
     def _end(self, over: list[int], still: dict[int, Standstill]) -> Finding:
         # A step function without progress may be in a collective that nobody counts, waiting for a rank elsewhere.
         rank = min(over, key=lambda rank: (still[rank].phase in ("train", "validation"), rank))
-        others = [str(other) for other in still if other != rank]
-        names = f"ranks {', '.join(others)} have" if len(others) > 1 else f"rank {''.join(others)} has"
-        also = f"; {names} not moved either" if others else ""
+        others = [other for other in still if other != rank]
+        also = f"; {in_words(others)} {'have' if len(others) > 1 else 'has'} not moved either" if others else ""
         return Finding(CauseKind.STALLED, rank, f"has not moved for {still[rank].seconds:.0f} s:"
                        f" {still[rank].text}{also} (HVKERAS_STALL_SHUTDOWN sets the limit)")
 
     @staticmethod
     def _more(due: list[int]) -> str:
         more = due[MAX_WARNINGS:]
-        return f"{len(more)} more ranks are not moving either: {', '.join(map(str, more))}" if more else ""
+        return f"{len(more)} more ranks are not moving either: {numbers_in_words(more)}" if more else ""

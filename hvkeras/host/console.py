@@ -14,6 +14,8 @@ from hvkeras.settings import LOG_LEVELS, Settings
 _TENSORFLOW_LEVELS = {"TRACE": "0", "DEBUG": "0", "INFO": "0", "WARNING": "2", "ERROR": "3", "FATAL": "3"}
 
 _STDERR = 2  # the descriptor that engines write to
+_SHOWN = 8  # how many of many things are listed
+_FEW = 3  # more consecutive numbers than this are a range
 
 
 def say(text: str) -> None:
@@ -79,5 +81,28 @@ def in_notebook() -> bool:
 
 
 def in_words(ranks: Sequence[int]) -> str:
-    """Formats rank numbers as text: `rank 1`, or `ranks 1, 3`."""
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+    """Formats rank numbers as text: `rank 1`, `ranks 1, 3`, or `ranks 0, 512 to 1023`."""
+    return f"rank{'s' * (len(ranks) > 1)} {numbers_in_words(ranks)}"
+
+
+def numbers_in_words(numbers: Sequence[int]) -> str:
+    """Formats numbers as text that stays short, however many there are: `1, 3`, or `0, 512 to 1023`."""
+    runs: list[tuple[int, int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1] = runs[-1][0], number
+        else:
+            runs.append((number, number))
+    parts = [part for first, last in runs
+             for part in ([(first, last)] if last - first >= _FEW else [(one, one) for one in range(first, last + 1)])]
+    shown = [str(first) if first == last else f"{first} to {last}" for first, last in parts[:_SHOWN]]
+    return _with_rest(shown, sum(last - first + 1 for first, last in parts[_SHOWN:]))
+
+
+def some_of(texts: Sequence[str]) -> str:
+    """Lists the first few of many texts, and says how many more there are."""
+    return _with_rest(texts[:_SHOWN], len(texts[_SHOWN:]))
+
+
+def _with_rest(shown: Sequence[str], more: int) -> str:
+    return ", ".join(shown) + (f" and {more} more" if more else "")

@@ -12,7 +12,7 @@ from hvkeras.control.announcements import remove_announcement
 from hvkeras.control.client import ControlClient
 from hvkeras.control.rendezvous import REPORT_EVERY
 from hvkeras.errors import MachineError, explain
-from hvkeras.host.console import prints_at, say
+from hvkeras.host.console import in_words, prints_at, say, some_of
 from hvkeras.host.cores import fair_share, limit_threads, usable_cores
 from hvkeras.host.gpus import GpuPlacement, seen_gpus
 from hvkeras.host.mpi import crashes_at_exit, world_size
@@ -183,15 +183,15 @@ def exchange_facts(client: ControlClient, launch: Launch, settings: Settings, se
     """
     reported = [0.0]
 
+    def names(ranks: list[int]) -> str:
+        return some_of([launch.task_name(rank) for rank in ranks])
+
     def on_missing(ranks: list[int], waited: float) -> None:
         if waited - reported[0] >= REPORT_EVERY and (launch.rank == 0 or launch.cluster):
             reported[0] = waited
-            names = ", ".join(launch.task_name(rank) for rank in ranks)
-            say(f"waiting for {names}, {waited:.0f} s of {settings.start_timeout:g} s")
+            say(f"waiting for {names(ranks)}, {waited:.0f} s of {settings.start_timeout:g} s")
 
-    key = f"facts {session}"
-    found = client.gather(key, facts, settings.start_timeout, on_missing,
-                          describe=lambda ranks: ", ".join(launch.task_name(rank) for rank in ranks))
+    found = client.gather(f"facts {session}", facts, settings.start_timeout, on_missing, describe=names)
     check_versions(launch, settings, found)
     return found
 
@@ -207,10 +207,12 @@ def settings_of_rank_0(launch: Launch, settings: Settings, facts: list[dict[str,
     first = facts[0]["settings"]
     if launch.rank == 0 and prints_at(settings, "WARNING"):
         for name, value in first.items():
-            others = {rank: fact["settings"][name] for rank, fact in enumerate(facts)
-                      if fact["settings"][name] != value}
+            others: dict[str, list[int]] = {}
+            for rank, fact in enumerate(facts):
+                if (other := fact["settings"][name]) != value:
+                    others.setdefault(_in_words(other), []).append(rank)
             if others:
-                values = ", ".join(f"{_in_words(other)} on rank {rank}" for rank, other in others.items())
+                values = some_of([f"{other} on {in_words(ranks)}" for other, ranks in others.items()])
                 say(f"HVKERAS_{name.upper()} is {_in_words(value)} on rank 0, {values}; that of rank 0 counts on"
                     " all ranks")
     return settings.with_shared(first)

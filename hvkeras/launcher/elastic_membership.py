@@ -29,6 +29,7 @@ from hvkeras.control.messages import (
 )
 from hvkeras.control.server import ControlServer
 from hvkeras.errors import HvkerasError
+from hvkeras.host.console import some_of
 from hvkeras.launch_environments import hvkeras_run
 from hvkeras.launcher.elastic_driver import (
     Abort,
@@ -139,7 +140,7 @@ class ElasticMembership:
         before, hosts = self._job, self._pool.restart(say)
         job = replace(before, hosts=hosts, last_error=self._last_error)
         if [(host.name, host.ranks) for host in hosts] != [(host.name, host.ranks) for host in before.hosts]:
-            where = ", ".join(f"{len(host.ranks)} on {host.name}" for host in hosts)
+            where = some_of([f"{len(host.ranks)} on {host.name}" for host in hosts])
             say(f"hvkeras run: {job.size} rank{'s' * (job.size > 1)} now ({where}), {before.size} before")
         return job
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from hvkeras.control.cause import Cause, CauseKind
 from hvkeras.errors import MachineError
+from hvkeras.host.console import in_words
 from hvkeras.host.error_text import summary
 from hvkeras.host.network import LOOPBACK, address_towards, split_address
 from hvkeras.launcher import exit_report as reports
@@ -442,10 +443,9 @@ class Launcher:
     def _ask_locations(self) -> None:
         """Has the ranks report their locations; names those that have not called `hvd.init()`."""
         connected = self.membership.server.connected
-        if silent := [str(rank) for rank, worker in enumerate(self.membership.ranks)
+        if silent := [rank for rank, worker in enumerate(self.membership.ranks)
                       if rank not in connected and worker not in self._codes]:
-            self.say(f"hvkeras run: not in the job yet, or no longer: rank{'s' * (len(silent) > 1)}"
-                     f" {', '.join(silent)}")
+            self.say(f"hvkeras run: not in the job yet, or no longer: {in_words(silent)}")
         self.membership.server.ask_locations()
 
     async def _clean_up(self) -> None:

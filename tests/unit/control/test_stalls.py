@@ -6,8 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from hvkeras.control.cause import CauseKind
+from hvkeras.control.deadlocks import MAX_WARNINGS
 from hvkeras.control.messages import Standstill
-from hvkeras.control.stalls import MAX_WARNINGS, Stalls
+from hvkeras.control.stalls import Stalls
 
 STALLED = CauseKind.STALLED
 
@@ -82,3 +83,17 @@ def test_of_very_many_ranks_some_say_where_they_are_and_the_others_are_named() -
     findings = stalls.check(())
     assert [finding.rank for finding in findings] == list(range(MAX_WARNINGS))
     assert findings[0].text == f"2 more ranks are not moving either: {MAX_WARNINGS}, {MAX_WARNINGS + 1}"
+
+
+def test_a_thousand_ranks_that_stand_still_make_short_texts() -> None:
+    stalls = Stalls(10.0, 60.0)
+    assert not stalls.any_stands_still
+    for rank in range(1000):
+        stalls.update(rank, still(10.0))
+    assert stalls.any_stands_still
+    findings = stalls.check(())
+    assert findings[0].text == "992 more ranks are not moving either: 8 to 999"
+    assert {finding.text for finding in findings[1:]} == {""} and len(findings) == MAX_WARNINGS
+    stalls.update(0, still(60.0))
+    (finding,) = stalls.check({3})
+    assert "; ranks 1, 2, 4 to 999 have not moved either (HVKERAS_STALL_SHUTDOWN" in finding.text

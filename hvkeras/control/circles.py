@@ -1,0 +1,119 @@
+"""Circles of ranks that wait for each other, in a graph of ranks and of what they wait in.
+
+In each of the latter, all that wait do so for all that are missing. An edge leads from a rank to what it waits in, and
+from there to each missing rank: there are no more edges than ranks that wait or are missing. All takes linear time.
+"""
+
+from __future__ import annotations
+
+import collections
+import math
+from collections.abc import Collection, Iterator, Sequence
+from typing import NamedTuple
+
+
+class Group(NamedTuple):
+    """Ranks that wait for others.
+
+    Attributes:
+        key: What they wait in.
+        waiting: The ranks; never one of those that are missing.
+        missing: The ranks for which each of them waits.
+    """
+
+    key: str
+    waiting: frozenset[int]
+    missing: frozenset[int]
+
+
+class Wait(NamedTuple):
+    """One rank's wait for another."""
+
+    waiter: int
+    missing: int
+    key: str
+
+
+class Component(NamedTuple):
+    """Ranks that all wait for each other, directly or through others, and what they do so in."""
+
+    ranks: set[int]
+    keys: set[str]
+
+
+class Graph:
+    """Ranks and the groups in which they wait.
+
+    Args:
+        groups: The groups, each with a key of its own.
+
+    Attributes:
+        components: The ranks that wait for each other, in the order of the lowest of them.
+    """
+
+    def __init__(self, groups: Sequence[Group]) -> None:
+        # A rank that does not wait, or for which nobody waits, is in no circle.
+        waiting: set[int] = set().union(*(group.waiting for group in groups))
+        both = waiting.intersection(set().union(*(group.missing for group in groups)))
+        self._groups = [Group(group.key, group.waiting & both, group.missing & both) for group in groups]
+        self._waits_in: dict[int, list[int]] = {}
+        for index, group in enumerate(self._groups):
+            for rank in group.waiting:
+                self._waits_in.setdefault(rank, []).append(index)
+        self.components: list[Component] = sorted(self._components(), key=lambda component: min(component.ranks))
+
+    def _following(self, node: int) -> Collection[int]:
+        """What follows a rank, or a group, whose index is inverted to tell it from a rank."""
+        return self._groups[~node].missing if node < 0 else [~index for index in self._waits_in.get(node, ())]
+
+    def _components(self) -> Iterator[Component]:
+        """Finds the strongly connected components with several ranks, by Tarjan's algorithm without recursion."""
+        order: dict[int, int] = {}  # the number of each node that was visited
+        lowest: dict[int, float] = {}  # the lowest number that it is known to reach; infinite once in a component
+        open_nodes: list[int] = []  # those that are in no component yet
+        place: dict[int, int] = {}  # where each of them is in that list
+        for root in self._waits_in:
+            path = [] if root in order else [(root, iter(self._following(root)))]
+            while path:
+                node, following = path[-1]
+                if node not in order:
+                    order[node] = lowest[node] = len(order)
+                    place[node] = len(open_nodes)
+                    open_nodes.append(node)
+                for other in following:
+                    if other not in order:
+                        path.append((other, iter(self._following(other))))
+                        break
+                    lowest[node] = min(lowest[node], lowest[other])
+                else:
+                    path.pop()
+                    if path:
+                        lowest[path[-1][0]] = min(lowest[path[-1][0]], lowest[node])
+                    if lowest[node] == order[node]:
+                        closed = open_nodes[place[node]:]
+                        del open_nodes[place[node]:]
+                        lowest.update(dict.fromkeys(closed, math.inf))
+                        if len(closed) > 1:  # one of several nodes has several ranks, as none waits for itself
+                            yield Component({other for other in closed if other >= 0},
+                                            {self._groups[~other].key for other in closed if other < 0})
+
+    def shortest_circle(self, component: Component) -> list[Wait]:
+        """Finds the shortest circle of waits through the lowest rank of a component, by a breadth-first search."""
+        start = min(component.ranks)
+        come_from: dict[int, Wait] = {}
+        seen: set[int] = set()
+        queue = collections.deque([start])
+        while True:
+            rank = queue.popleft()
+            for index in self._waits_in.get(rank, ()):
+                group = self._groups[index]
+                if start in group.missing:
+                    circle = [Wait(rank, start, group.key)]
+                    while circle[-1].waiter != start:
+                        circle.append(come_from[circle[-1].waiter])
+                    return circle[::-1]
+                if index not in seen:
+                    seen.add(index)
+                    new = sorted((group.missing & component.ranks) - come_from.keys())
+                    come_from.update((missing, Wait(rank, missing, group.key)) for missing in new)
+                    queue += new

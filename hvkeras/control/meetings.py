@@ -1,0 +1,234 @@
+"""Meetings: what all of some ranks must enter before any of them can leave it, and which ranks wait in it for which.
+
+In each meeting, every rank that waits does so for every rank that is missing. With thousands of ranks there are
+millions of such pairs, so they are never enumerated: a meeting keeps the two groups, and changes with the ranks whose
+counts change.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping
+from typing import Protocol
+
+from hvkeras.control.messages import PlanDescription
+
+
+class Moment:
+    """The time of a check, for all that has changed since the check before it.
+
+    Attributes:
+        at: The time in seconds; infinite before the check.
+    """
+
+    __slots__ = ("at",)
+
+    def __init__(self) -> None:
+        self.at = math.inf
+
+
+class Meeting(Protocol):
+    """A plan or an exchange."""
+
+    @property
+    def label(self) -> str:
+        """Its name in messages."""
+
+    @property
+    def hint(self) -> str:
+        """What to write instead if a rank waits in a call that it may have made alone by mistake; else ""."""
+
+    @property
+    def since(self) -> Moment:
+        """The first check at which the ranks that are missing now were so, and others waited."""
+
+    @property
+    def is_waited_in(self) -> bool:
+        """Whether any rank waits for another."""
+
+    @property
+    def missing(self) -> Collection[int]:
+        """The ranks for which others wait, if any do."""
+
+    @property
+    def waiting(self) -> Mapping[Moment, Collection[int]]:
+        """The ranks that wait for those that are missing, by the check that was the first to see them do so."""
+
+    def site(self, rank: int) -> str:
+        """Where a rank's user code has entered it; "" if that is not known."""
+
+
+class PlanMeeting:
+    """A plan, which ranks enter again and again: those that have done so more often than others wait for them.
+
+    Args:
+        number: Its place among the plans in the order in which they became known.
+        plan: What the plan consists of.
+        now: The next check.
+
+    Attributes:
+        number: As above.
+        plan: What the plan consists of, as last described.
+        counts: How often each rank has entered it.
+        low: The lowest of these.
+        since: Since when the lowest count and the existence of a higher one hold.
+        sites: Where the user's code has entered it, by rank.
+        before: The counts from before a rank forgot the plan.
+        settled: The highest count, and when it was first found to be that of all ranks.
+        is_being_forgotten: Whether ranks have been asked to forget it.
+        answers: How many have answered.
+        warned: The `since` for which there was a warning, and the time of the last one.
+    """
+
+    def __init__(self, number: int, plan: PlanDescription, now: Moment) -> None:
+        self.number = number
+        self.plan = plan
+        self.counts: dict[int, int] = dict.fromkeys(plan["ranks"], 0)
+        self.low = 0
+        self.since = now
+        self.sites: dict[int, str] = {}
+        self.before: dict[int, int] = {}
+        self.settled: tuple[int, float] = (-1, 0.0)
+        self.is_being_forgotten = False
+        self.answers = 0
+        self.warned: tuple[Moment, float] | None = None
+        self._seen = dict.fromkeys(self.counts, now)  # the first check that saw a rank's count
+        self._by_count: dict[int, set[int]] = {0: set(self.counts)}
+        self._reported: dict[int, int] = {}
+        self._waiting: dict[Moment, list[int]] | None = None
+
+    def report(self, ranks: Iterable[int], count: int) -> None:
+        """Stores how often ranks have entered the plan since they last forgot it, until it is taken in.
+
+        Args:
+            ranks: The ranks; those that do not participate in it are ignored.
+            count: Their count.
+        """
+        if self.before:
+            self._reported.update((rank, count + self.before.get(rank, 0)) for rank in ranks)
+        else:
+            self._reported.update(dict.fromkeys(ranks, count))
+
+    def take_in(self, now: Moment) -> None:
+        """Takes in what ranks have reported, all at once, since that is faster.
+
+        Args:
+            now: The next check.
+        """
+        moves: dict[tuple[int, int], list[int]] = {}
+        for rank, count in self._reported.items():
+            if (before := self.counts.get(rank, count)) != count:
+                moves.setdefault((before, count), []).append(rank)
+        self._reported = {}
+        was_equal, low, groups = not self.is_waited_in, self.low, self._by_count
+        for (old, new), ranks in moves.items():
+            self.counts.update(dict.fromkeys(ranks, new))
+            self._seen.update(dict.fromkeys(ranks, now))
+            groups.setdefault(new, set()).update(ranks)
+            groups[old].difference_update(ranks)
+            if not groups[old]:
+                del groups[old]
+        if moves:
+            self._waiting = None
+            self.low = min(groups)
+            if was_equal or self.low != low:
+                self.since = now
+
+    @property
+    def label(self) -> str:
+        """Its name in messages."""
+        return str(self.plan["label"])
+
+    @property
+    def hint(self) -> str:
+        """What to write instead of a call that one rank makes alone by mistake."""
+        return str(self.plan["hint"])
+
+    @property
+    def high(self) -> int:
+        """The highest count."""
+        return max(self._by_count)
+
+    @property
+    def is_waited_in(self) -> bool:
+        """Whether the counts differ."""
+        return len(self._by_count) > 1
+
+    @property
+    def missing(self) -> set[int]:
+        """The ranks with the lowest count."""
+        return self._by_count[self.low]
+
+    @property
+    def waiting(self) -> dict[Moment, list[int]]:
+        """The ranks with higher counts, by the first check that saw their count: progress makes it another wait."""
+        if self._waiting is None:
+            self._waiting = {}
+            for count, ranks in self._by_count.items():
+                for rank in ranks if count > self.low else ():
+                    self._waiting.setdefault(self._seen[rank], []).append(rank)
+        return self._waiting
+
+    def site(self, rank: int) -> str:
+        """Where a rank's user code has entered it; "" if that is not known."""
+        return self.sites.get(rank, "")
+
+    def finish_forgetting(self) -> bool:
+        """Returns whether all ranks have forgotten it, once all have answered; if not, they may be asked again."""
+        self.is_being_forgotten, self.answers, self.settled = False, 0, (-1, 0.0)
+        high = self.high
+        return all(self.before.get(rank) == high for rank in self.counts)
+
+
+class ExchangeMeeting:
+    """An exchange over the control channel, to which all ranks must come.
+
+    Args:
+        name: Its name.
+        ranks: All ranks.
+        now: The next check.
+
+    Attributes:
+        label: Its name in messages.
+        hint: Nothing.
+        since: When the first rank came.
+        missing: The ranks that have not come.
+    """
+
+    def __init__(self, name: str, ranks: Iterable[int], now: Moment) -> None:
+        self.label = f'the exchange "{name}"'
+        self.hint = ""
+        self.since = now
+        self.missing = set(ranks)
+        self._waiters: dict[int, Moment] = {}  # those that have come and do nothing else
+
+    def set_waiting(self, ranks: Iterable[int], do_wait: bool, now: Moment) -> None:
+        """Records whether ranks wait in it.
+
+        Args:
+            ranks: The ranks.
+            do_wait: Whether they wait.
+            now: The next check.
+        """
+        for rank in ranks:
+            if do_wait:
+                self._waiters.setdefault(rank, now)
+            else:
+                self._waiters.pop(rank, None)
+
+    @property
+    def is_waited_in(self) -> bool:
+        """Whether any rank waits for another."""
+        return bool(self._waiters and self.missing)
+
+    @property
+    def waiting(self) -> dict[Moment, list[int]]:
+        """The ranks that wait, by the first check that saw them wait."""
+        found: dict[Moment, list[int]] = {}
+        for rank, moment in self._waiters.items():
+            found.setdefault(moment, []).append(rank)
+        return found
+
+    def site(self, _rank: int) -> str:
+        """Returns ""."""
+        return ""
