@@ -25,6 +25,7 @@ from hvkeras.host.forks import detach_in_children
 from hvkeras.progress import activity
 
 LARGE = 512  # bytes of a value from which its digest is sent first
+LOOK_EVERY, LOOK_OFTEN = 0.5, 0.1  # seconds between two looks at what nobody tells
 _DIGEST_BYTES = 16
 
 
@@ -109,7 +110,7 @@ class Exchange:
                     on_missing(missing, waited)
                 if given_up is not None and given_up():
                     return []
-                self._changed.wait(0.1)
+                self._changed.wait(min(LOOK_EVERY if given_up is None else LOOK_OFTEN, max(timeout - waited, 0.0)))
             self._missing.pop(key, None)
             return self._gathered.pop(key)
 

@@ -139,22 +139,21 @@ def exactly(connected: socket.socket, count: int, until: float | None = None,
         ConnectionError: The other side has closed the connection.
         TimeoutError: The bytes did not come in time.
     """
-    parts = []
-    while count:
+    data, got = bytearray(count), 0
+    while got < count:
         if until is not None:
             connected.settimeout(max(until - time.monotonic(), 1e-3))
         try:
-            part = connected.recv(count)
+            more = connected.recv_into(memoryview(data)[got:])
         except TimeoutError:
             if still is None:
                 raise
             still()
             continue
-        if not part:
+        if not more:
             raise ConnectionError("the connection was closed by the other side")
-        parts.append(part)
-        count -= len(part)
-    return b"".join(parts)
+        got += more
+    return bytes(data)
 
 
 def prove_to_server(connected: socket.socket, secret: bytes, still: Callable[[], None] | None = None) -> Seal:
