@@ -92,7 +92,7 @@ class PlanMeeting:
         self.is_being_forgotten = False
         self.answers = 0
         self.warned: tuple[Moment, float] | None = None
-        self._seen = dict.fromkeys(self.counts, now)  # the first check that saw a rank's count
+        self._seen: dict[int, Moment] = {}  # the first check that saw a rank's count, if after the last equal counts
         self._by_count: dict[int, set[int]] = {0: set(self.counts)}
         self._reported: dict[int, int] = {}
         self._waiting: dict[Moment, list[int]] | None = None
@@ -133,6 +133,8 @@ class PlanMeeting:
             self.low = min(groups)
             if was_equal or self.low != low:
                 self.since = now
+            if not self.is_waited_in:
+                self._seen = {}
 
     @property
     def label(self) -> str:
@@ -166,7 +168,7 @@ class PlanMeeting:
             self._waiting = {}
             for count, ranks in self._by_count.items():
                 for rank in ranks if count > self.low else ():
-                    self._waiting.setdefault(self._seen[rank], []).append(rank)
+                    self._waiting.setdefault(self._seen.get(rank, self.since), []).append(rank)
         return self._waiting
 
     def site(self, rank: int) -> str:

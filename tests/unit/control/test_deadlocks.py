@@ -221,6 +221,21 @@ def test_many_waiters_for_one_rank_are_one_warning():
     assert [(found.kind, found.rank) for found in waits.check(10.0)] == [(None, 2)]
 
 
+def test_a_warning_names_the_rank_that_has_waited_longest_and_starts_over_with_progress():
+    waits = make(a=plan(ranks=(0, 1, 2)))
+    waits.update([1], {"a": 1})
+    waits.check(0.0)
+    waits.update([0], {"a": 1})
+    waits.check(4.0)
+    (finding,) = waits.check(10.0)
+    assert finding.text.startswith("rank 1 has waited 10 s in gradients for rank 2,")
+    waits.update([2], {"a": 1})
+    waits.update([0, 1], {"a": 2})
+    assert waits.check(12.0) == [] and waits.check(21.0) == []
+    (finding,) = waits.check(22.0)
+    assert finding.text.startswith("rank 0 has waited 10 s in gradients for rank 2,")
+
+
 def settled(count: int) -> Waits:
     """Two ranks that have entered so many plans once."""
     names = [f"p{number}" for number in range(count)]
