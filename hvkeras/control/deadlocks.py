@@ -277,8 +277,7 @@ class Waits:
             since = max(plan.since.at, min(since.at for since in plan.waiting))
             waited = now - since
             ends = 0 < stall_after <= waited
-            warned = since if plan.warned is None or plan.warned[0] is not plan.since else plan.warned[1]
-            if not ends and not 0 < warn_after <= now - warned:
+            if not ends and not 0 < warn_after <= now - max(since, plan.warned_at):
                 continue
             waiter = min(rank for moment, ranks in plan.waiting.items() if moment.at <= since for rank in ranks)
             late, label = sorted(plan.missing), _named(plan, waiter)
@@ -287,7 +286,7 @@ class Waits:
                 text = (f"has not entered {label}, in which rank {waiter} has waited {waited:.0f} s for it"
                         " (HVKERAS_STALL_SHUTDOWN sets the limit)" + (f"; last seen: {seen}" if seen else ""))
                 return [Finding(CauseKind.STALLED, late[0], text + _hint(plan))]
-            plan.warned = plan.since, now
+            plan.warned_at = now
             have = "have" if len(late) > 1 else "has"
             end = f"; the job ends after {stall_after:.0f} s" if stall_after else ""
             text = (f"rank {waiter} has waited {waited:.0f} s in {label} for {in_words(late)}, which {have} not entered"

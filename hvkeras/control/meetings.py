@@ -77,7 +77,7 @@ class PlanMeeting:
         settled: The highest count, and when it was first found to be that of all ranks.
         is_being_forgotten: Whether ranks have been asked to forget it.
         answers: How many have answered.
-        warned: The `since` for which there was a warning, and the time of the last one.
+        warned_at: When there was a warning about late ranks.
     """
 
     def __init__(self, number: int, plan: PlanDescription, now: Moment) -> None:
@@ -91,7 +91,7 @@ class PlanMeeting:
         self.settled: tuple[int, float] = (-1, 0.0)
         self.is_being_forgotten = False
         self.answers = 0
-        self.warned: tuple[Moment, float] | None = None
+        self.warned_at = -math.inf
         self._seen: dict[int, Moment] = {}  # the first check that saw a rank's count, if after the last equal counts
         self._by_count: dict[int, set[int]] = {0: set(self.counts)}
         self._reported: dict[int, int] = {}
