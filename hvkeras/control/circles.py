@@ -114,6 +114,6 @@ class Graph:
                     return circle[::-1]
                 if index not in seen:
                     seen.add(index)
-                    new = sorted((group.missing & component.ranks) - come_from.keys())
+                    new = sorted(one for one in group.missing & component.ranks if one not in come_from)
                     come_from.update((missing, Wait(rank, missing, group.key)) for missing in new)
                     queue += new
