@@ -6,9 +6,9 @@
 
 With `PYTHONPATH` set to the checkout of an older commit, it measures that one, `--direct` where it has no relays.
 
-`clients` starts a server as a process of its own, and a process for each host, which runs its ranks' clients in threads;
-a host is an address of the loopback, so that each has a relay of its own. Hosts and relays are forked from a process
-that has imported everything, since a machine of two cores would need minutes for what as many machines do at once.
+`clients` starts a process for the server, for each relay and for each rank; a host is an address of the loopback, so
+that each has a relay of its own. All are forked from a process that has imported everything, since a machine of two
+cores would need minutes for what as many machines do at once.
 `handshakes` has two processes connect the ranks directly, all at once, with the protocol on asyncio: it shows that
 admission is no race. Seconds are those of a wall clock, unless CPU is said; bytes are those of TCP, from the server's
 sockets.
@@ -25,12 +25,10 @@ import multiprocessing
 import os
 import platform
 import resource
-import signal
 import socket
 import struct
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection as Pipe
 from typing import Any
 
@@ -59,9 +57,9 @@ Command = tuple[Any, ...]
 class Served:
     """The server, as a process of its own that answers commands."""
 
-    def __init__(self, size: int, deadlines: dict[str, float], mute: bool) -> None:
+    def __init__(self, size: int, deadlines: dict[str, float]) -> None:
         ours, theirs = multiprocessing.Pipe()
-        self._process = multiprocessing.Process(target=_serve, args=(theirs, size, deadlines, mute), daemon=True)
+        self._process = multiprocessing.Process(target=_serve, args=(theirs, size, deadlines), daemon=True)
         self._process.start()
         self._pipe = ours
         self.port: int = ours.recv()
@@ -77,11 +75,11 @@ class Served:
         self._process.join()
 
 
-def _serve(pipe: Pipe, size: int, deadlines: dict[str, float], mute: bool) -> None:
+def _serve(pipe: Pipe, size: int, deadlines: dict[str, float]) -> None:
     _raise_open_files()
     server = ControlServer(size, SECRET, "0.0.0.0", deadlines=Deadlines(**deadlines),
                            on_end=lambda cause: print(f"    the job ends: {cause.sentence()[:200]}", flush=True),
-                           on_warning=None if mute else lambda text: print(f"    {text[:200]}", flush=True))
+                           on_warning=lambda text: print(f"    {text[:200]}", flush=True))
     pipe.send(server.start()[1])
     while True:
         match pipe.recv():
@@ -105,14 +103,14 @@ def _traffic() -> Iterator[int]:
 class Entries:
     """Counts of entered plans as in training, without any: they grow with each beat, unless they are held."""
 
-    def __init__(self, rank: int, size: int) -> None:
+    def __init__(self, size: int) -> None:
         self.held = False
-        self._beats = 0
+        self.beats = 0
         self._plans = [PlanOfTool(number, size) for number in range(PLANS)]
 
     def snapshot(self) -> dict[str, tuple[int, Any]]:
-        self._beats += not self.held
-        return {plan.key: (self._beats, plan) for plan in self._plans}
+        self.beats += not self.held
+        return {plan.key: (self.beats, plan) for plan in self._plans}
 
     def site(self, _key: str) -> str:
         return "train.py:42"
@@ -156,16 +154,16 @@ def facts(host: int) -> dict[str, Any]:
             "preferred": names, "preferred_on_gpus": names}
 
 
-class Host:
-    """The clients of one host, in a process of their own that answers commands."""
+class Rank:
+    """A rank's client, in a process of its own that answers commands."""
 
-    def __init__(self, number: int, ranks: Sequence[int], size: int, port: int, direct: bool) -> None:
-        self.ranks = ranks
-        ours, theirs = multiprocessing.Pipe()
-        self._pipe = ours
-        self.process = multiprocessing.Process(target=_run_host, args=(theirs, number, ranks, size, port, direct),
+    def __init__(self, rank: int, per_host: int, size: int, port: int, direct: bool) -> None:
+        self.rank = rank
+        self._pipe, theirs = multiprocessing.Pipe()
+        self.process = multiprocessing.Process(target=_run_rank, args=(theirs, rank, per_host, size, port, direct),
                                                daemon=True)
         self.process.start()
+        theirs.close()
 
     def send(self, *command: Any) -> None:
         """Gives it a command."""
@@ -174,82 +172,54 @@ class Host:
     def answer(self, timeout: float) -> Any:
         """Returns its answer."""
         if not self._pipe.poll(timeout):
-            raise TimeoutError(f"ranks {self.ranks[0]} to {self.ranks[-1]} have not answered in {timeout:.0f} s")
+            raise TimeoutError(f"rank {self.rank} has not answered in {timeout:.0f} s")
         found = self._pipe.recv()
         if isinstance(found, BaseException):
             raise found
         return found
 
 
-def _run_host(pipe: Pipe, number: int, ranks: Sequence[int], size: int, port: int, direct: bool) -> None:
-    address = (f"127.{1 + number // 250}.{number % 250}.1", port)
+def _run_rank(pipe: Pipe, rank: int, per_host: int, size: int, port: int, direct: bool) -> None:
+    host = rank // per_host
+    address = (f"127.{1 + host // 250}.{host % 250}.1", port)
     settings = Settings({"HVKERAS_START_TIMEOUT": "120", "HVKERAS_RELAY_FROM": "0" if direct else "2"})
-    ended: dict[int, tuple[float, str]] = {}
-    clients: dict[int, Any] = {}
-    entries = {rank: Entries(rank, size) for rank in ranks}
-
-    def connect(rank: int) -> None:
-        launch = Launch("tool", rank, size, Rendezvous("run", f"{address[0]}:{port}"), rank - ranks[0], len(ranks))
-        client = rendezvous._connect_client(
-            launch, settings, lambda cause: ended.setdefault(rank, (time.monotonic(), cause.sentence())),
-            rendezvous.Waiting(120.0), address, SECRET, None)
-        client.server_is_rank = False
-        clients[rank] = client
-        client.gather("facts", facts(number), 120.0)
-
-    def gather(rank: int, key: str, bytes_of_value: int, equal: bool) -> None:
-        value = ("v" if equal else f"{rank:08}") * (bytes_of_value // (1 if equal else 8))
-        found = clients[rank].gather(key, value, 120.0)
-        assert len(found) == size and found[rank] == value, f"rank {rank} got others' values"
-
-    def together(function: Callable[..., None], *arguments: Any) -> None:
-        failed: list[BaseException] = []
-
-        def one(rank: int) -> None:
-            try:
-                function(rank, *arguments)
-            except BaseException as error:  # noqa: BLE001 - handed on
-                failed.append(error)
-
-        threads = [threading.Thread(target=one, args=(rank,)) for rank in ranks]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if failed:
-            raise RuntimeError(str(failed[0])[:300])
-
+    entries = Entries(size)
+    ended: list[tuple[float, str]] = []
+    client: Any = None
     while True:
         command = pipe.recv()
+        answer: Any = None
         try:
             match command:
-                case ["relay"]:
-                    _fork_relay(address, size)
-                    pipe.send(None)
                 case ["connect"]:
-                    together(connect)
-                    pipe.send(time.monotonic())
-                case ["gather", key, bytes_of_value, equal]:
-                    together(gather, key, bytes_of_value, equal)
-                    pipe.send(time.monotonic())
+                    if not direct and rank % per_host == 0:
+                        _fork_relay(address, size)
+                    launch = Launch("tool", rank, size, Rendezvous("run", f"{address[0]}:{port}"), rank % per_host,
+                                    per_host)
+                    client = rendezvous._connect_client(
+                        launch, settings, lambda cause: ended.append((time.monotonic(), cause.sentence())),
+                        rendezvous.Waiting(120.0), address, SECRET, None)
+                    client.server_is_rank = False
+                    found = client.gather("facts", facts(host), 120.0)
+                    answer = time.monotonic()
+                    assert len(found) == size and found[rank]["host"] == facts(host)["host"]
+                case ["gather", key, value]:
+                    value = value * 1024 if len(value) == 1 else f"{rank:08}" * 128
+                    found = client.gather(key, value, 120.0)
+                    answer = time.monotonic()
+                    assert len(found) == size and found[rank] == value, f"rank {rank} got others' values"
                 case ["train"]:
-                    for rank, client in clients.items():
-                        client.join(entries[rank])
-                    pipe.send(None)
-                case ["hold", late]:  # half the ranks one step behind
-                    for rank in ranks:
-                        entries[rank].held = True
-                        entries[rank]._beats = 1_000_000 - (rank in late)
-                    pipe.send(None)
+                    client.join(entries)
+                case ["hold"]:  # half the ranks one step behind
+                    entries.beats, entries.held = 1_000_000 - (rank >= size // 2), True
                 case ["ended"]:
                     until = time.monotonic() + 60.0
-                    while len(ended) < len(clients) and time.monotonic() < until:
-                        time.sleep(0.005)
-                    pipe.send(ended)
-                case ["pid"]:
-                    pipe.send(os.getpid())
+                    while not ended and time.monotonic() < until:
+                        time.sleep(0.05)
+                    answer = ended[0] if ended else (float("inf"), "nothing")
         except BaseException as error:  # noqa: BLE001 - for the one who has asked
-            pipe.send(RuntimeError(f"{type(error).__name__}: {error}"))
+            answer = RuntimeError(f"{type(error).__name__}: {error}")
+        pipe.send(answer)
 
 
 def _fork_relay(address: tuple[str, int], size: int) -> None:
@@ -267,67 +237,55 @@ def _fork_relay(address: tuple[str, int], size: int) -> None:
         time.sleep(0.01)
 
 
-def _all(hosts: Sequence[Host], *command: Any, timeout: float = 130.0) -> list[Any]:
-    for host in hosts:
-        host.send(*command)
-    return [host.answer(timeout) for host in hosts]
+def _all(ranks: Sequence[Rank], *command: Any, timeout: float = 130.0) -> list[Any]:
+    for rank in ranks:
+        rank.send(*command)
+    return [rank.answer(timeout) for rank in ranks]
 
 
 def clients(chosen: argparse.Namespace) -> None:
     """Connects, gathers, beats and fails."""
-    size, per_host = chosen.ranks, chosen.per_host
-    hosts_of = [range(first, min(first + per_host, size)) for first in range(0, size, per_host)]
+    size, hosts = chosen.ranks, -(-chosen.ranks // chosen.per_host)
     direct = chosen.direct or relay is None
-    print(f"{size} ranks on {len(hosts_of)} hosts, {'each by itself' if direct else 'through relays'}")
+    print(f"{size} ranks on {hosts} hosts, {'each by itself' if direct else 'through relays'}", flush=True)
     for round_number in range(chosen.rounds):
-        is_last = round_number == chosen.rounds - 1
-        served = Served(size, {"stall_warning": 60.0, "mismatch": 3.0}, mute=False)
-        # The last rank is a process of its own, which can be killed.
-        parts = [*hosts_of[:-1], *([hosts_of[-1][:-1]] if len(hosts_of[-1]) > 1 else []), hosts_of[-1][-1:]]
-        numbers = [ranks[0] // per_host for ranks in parts]
-        hosts = [Host(number, ranks, size, served.port, direct)
-                 for number, ranks in zip(numbers, parts, strict=True)]
+        served = Served(size, {"stall_warning": 60.0, "mismatch": 3.0})
+        ranks = [Rank(rank, chosen.per_host, size, served.port, direct) for rank in range(size)]
         try:
-            _all(hosts, "pid")
             begin = time.monotonic()
-            if not direct:
-                _all(hosts[:-1] if numbers[-1] == numbers[-2] else hosts, "relay")
-            took = max(_all(hosts, "connect")) - begin
+            took = max(_all(ranks, "connect")) - begin
             print(f"  connected, and the facts gathered: {took:.2f} s", flush=True)
-            if is_last:
-                _measure(chosen, served, hosts, len(hosts_of))
+            if round_number == chosen.rounds - 1:
+                _measure(chosen, served, ranks, hosts)
         finally:
-            for host in hosts:
-                host.process.kill()
+            for rank in ranks:
+                rank.process.kill()
             served.end()
-            time.sleep(0.5)
+            time.sleep(1.0)
 
 
-def _measure(chosen: argparse.Namespace, served: Served, hosts: Sequence[Host], number_of_hosts: int) -> None:
-    for key, equal in (("different", False), ("equal", True)):
+def _measure(chosen: argparse.Namespace, served: Served, ranks: Sequence[Rank], hosts: int) -> None:
+    for key, value in (("different", "rank"), ("equal", "v")):
         before, begin = served.ask("bytes"), time.monotonic()
-        took = max(_all(hosts, "gather", key, 1024, equal)) - begin
-        each = (served.ask("bytes") - before) / number_of_hosts / 2**20
+        took = max(_all(ranks, "gather", key, value)) - begin
+        each = (served.ask("bytes") - before) / hosts / 2**20
         print(f"  1 KiB a rank gathered, {key} values: {took:.2f} s, {each:.2f} MiB a host to and from the server",
               flush=True)
-    for what, command in (("counts change in every beat", ["train"]), ("half of them late", ["hold"])):
-        size = chosen.ranks
-        _all(hosts, *command, *([frozenset(range(size // 2, size))] if command == ["hold"] else []))
+    for what, command in (("counts change in every beat", "train"), ("half of them late", "hold")):
+        _all(ranks, command)
         time.sleep(3.0)
         before, begin = served.ask("cpu"), time.monotonic()
         time.sleep(chosen.seconds)
         share = (served.ask("cpu") - before) / (time.monotonic() - begin)
         print(f"  server, {what}: {100 * share:.1f} % of a core over {chosen.seconds:.0f} s", flush=True)
     print(f"  server, largest memory: {served.ask('memory'):.0f} MiB", flush=True)
-    hosts[-1].send("pid")
-    pid, victim = hosts[-1].answer(5.0), hosts[-1].ranks[0]
+    victim, others = ranks[-1], ranks[:-1]
     begin = time.monotonic()
-    os.kill(pid, signal.SIGKILL)
-    ended = {rank: end for found in _all(hosts[:-1], "ended", timeout=70.0) for rank, end in found.items()}
-    wrong = [rank for rank, (_, text) in ended.items() if f"rank {victim} on" not in text or "ended unexpec" not in text]
-    last = max((at for at, _ in ended.values()), default=float("inf")) - begin
-    print(f"  rank {victim} killed: {len(ended)} of {chosen.ranks - 1} others know it after {last:.2f} s,"
-          f" {len(wrong)} of them with another name or cause", flush=True)
+    victim.process.kill()
+    ended = _all(others, "ended", timeout=70.0)
+    right = [at for at, text in ended if f"rank {victim.rank} on" in text and "ended unexpectedly" in text]
+    print(f"  rank {victim.rank} killed: {len(right)} of {len(others)} others know it, by name and cause, the last one"
+          f" after {max(right, default=float('inf')) - begin:.2f} s", flush=True)
 
 
 # 4,096 ranks: the protocol on asyncio.
@@ -402,7 +360,7 @@ def _run_ranks(pipe: Pipe, ranks: Sequence[int], size: int, port: int) -> None:
 def handshakes(chosen: argparse.Namespace) -> None:
     """Connects all ranks directly, at once."""
     size = chosen.ranks
-    served = Served(size, {"liveness": 60.0}, mute=False)
+    served = Served(size, {"liveness": 60.0})
     pipes, processes = [], []
     for part in range(2):
         ours, theirs = multiprocessing.Pipe()
