@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import socket
+from dataclasses import replace
+
 import pytest
 
-from hvkeras.errors import MachineError
-from hvkeras.job.session_start import check_versions, settings_of_rank_0
+from hvkeras.control.client import ControlClient
+from hvkeras.control.connection import Introduction
+from hvkeras.control.server import ControlServer
+from hvkeras.errors import MachineError, PeerError
+from hvkeras.job import session_start
+from hvkeras.job.session_start import check_versions, exchange_facts, settings_of_rank_0
 from hvkeras.launch_environments import Launch
 from hvkeras.settings import Settings
 
@@ -40,3 +47,27 @@ def test_settings_of_the_job_are_those_of_rank_0(capsys: pytest.CaptureFixture[s
     assert [(settings.guard, settings.log_level) for settings in found] == [(True, "WARNING"), (True, "ERROR")]
     assert capsys.readouterr().err == ("hvkeras: HVKERAS_GUARD is on on rank 0, off on rank 1; that of rank 0 counts"
                                        " on all ranks\n")
+
+
+def test_missing_ranks_are_told_in_one_short_line(capsys: pytest.CaptureFixture[str],
+                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_start, "REPORT_EVERY", 0.0)
+    addresses = tuple(f"node{rank}:2222" for rank in range(1000))
+    launch = Launch("TF_CONFIG", size=1000, cluster=addresses, tasks=tuple(f"worker {rank}" for rank in range(1000)))
+    eight = ", ".join(f"worker {rank} (node{rank}:2222)" for rank in range(1, 9))
+    settings = Settings({"HVKERAS_START_TIMEOUT": "1.5"})
+    server = ControlServer(1000, b"s" * 32)
+    server.start()
+    client = ControlClient(socket.create_connection(server.address), b"s" * 32, Introduction(0, 1000, "node0"), 5.0,
+                           lambda _: None)
+    try:
+        with pytest.raises(PeerError) as told:
+            exchange_facts(client, launch, settings, 1, {})
+        assert f"within 1.5 s, but {eight}, and 991 more did not" in str(told.value)
+        assert capsys.readouterr().err == f"hvkeras: waiting for {eight}, and 991 more, 1 s of 1.5 s\n"
+        with pytest.raises(PeerError, match="but ranks 1"):
+            exchange_facts(client, replace(launch, cluster=(), tasks=()), settings, 2, {})
+        assert capsys.readouterr().err.startswith("hvkeras: waiting for ranks 1")
+    finally:
+        client.close()
+        server.stop()
