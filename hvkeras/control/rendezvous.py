@@ -55,6 +55,8 @@ _LONGEST_ANSWER = 64 * 1024  # bytes of horovodrun's store, which anybody may wr
 RELAY_WITHIN = 3.0  # seconds after which any rank of a host starts its relay
 ADMITTED_WITHIN = 6.0  # seconds after which a connection is no longer taken for one that the server has not answered yet
 REPORT_EVERY = 3.0  # seconds between two reports of a missing rank
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds between two looks for what is awaited
+LOOKS_PER_SECOND = 1000  # of all ranks together, at what they share
 
 
 class Waiting:
@@ -62,10 +64,11 @@ class Waiting:
 
     Args:
         timeout: Seconds until `check` raises.
+        size: The number of ranks that wait so.
     """
 
-    def __init__(self, timeout: float) -> None:
-        self._timeout = timeout
+    def __init__(self, timeout: float, size: int = 1) -> None:
+        self._timeout, self._size = timeout, size
         self._start = time.monotonic()
         self._reported = 0.0
 
@@ -93,6 +96,11 @@ class Waiting:
         if waited - self._reported >= REPORT_EVERY:
             self._reported = waited
             say(f"waiting for {whom}: {why}, {waited:.0f} s of {self._timeout:g} s")
+
+    def pause(self) -> None:
+        """Sleeps until the next look, for longer as the wait goes on, and where many ranks look at the same place."""
+        wanted = max(SHORTEST_PAUSE, (time.monotonic() - self._start) / 20, self._size / LOOKS_PER_SECOND)
+        time.sleep(min(wanted, LONGEST_PAUSE, self.left))
 
 
 class Served(Protocol):
@@ -135,7 +143,7 @@ def serve_parameter_servers(launch: Launch, settings: Settings, serve: Serve) ->
     Raises:
         HvkerasError: The server cannot listen on the address, or the hosts share no secret.
     """
-    _by_address(launch, settings, Waiting(settings.start_timeout), serve)
+    _by_address(launch, settings, Waiting(settings.start_timeout, launch.size), serve)
 
 
 def join_parameter_servers(launch: Launch, settings: Settings, on_end: Callable[[Cause], None]) -> ControlClient:
@@ -152,7 +160,7 @@ def join_parameter_servers(launch: Launch, settings: Settings, on_end: Callable[
     Raises:
         HvkerasError: The chief cannot be found or reached in time, or refuses the task.
     """
-    waiting = Waiting(settings.start_timeout)
+    waiting = Waiting(settings.start_timeout, launch.size)
     _, address, secret, refresh = _by_address(launch, settings, waiting)
     client = _connect_client(launch, settings, on_end, waiting, address, secret, refresh)
     client.server_host = address[0]
@@ -187,7 +195,7 @@ def connect(launch: Launch, settings: Settings, on_end: Callable[[Cause], None])
     Raises:
         HvkerasError: Rank 0 cannot be found or reached in time, or its port is taken.
     """
-    waiting = Waiting(settings.start_timeout)
+    waiting = Waiting(settings.start_timeout, launch.size)
     methods = {"run": _by_environment, "spark": _by_environment, "mpi": _by_mpi_or_folder,
                "horovod_store": _by_horovod_store, "tf_config": _by_address, "address": _by_address,
                "folder": _by_folder}
@@ -249,7 +257,7 @@ def _connect_client(
             except BaseException:
                 connection.close()
                 raise
-        time.sleep(0.1)
+        waiting.pause()
         if refresh is not None:
             address, secret = refresh()
 
@@ -339,7 +347,7 @@ def _by_horovod_store(launch: Launch, settings: Settings, waiting: Waiting) -> F
                 except (ValueError, TypeError):
                     why = "what horovodrun's store has instead of its announcement is none"
             waiting.check("rank 0", why)
-            time.sleep(0.1)
+            waiting.pause()
 
     address, secret = read_announcement()
     return None, address, secret, read_announcement
@@ -362,7 +370,7 @@ def ask_store(method: str, url: str, body: bytes | None, waiting: Waiting) -> by
             waiting.check("horovodrun's store", str(error))
         except OSError as error:
             waiting.check("horovodrun's store", str(error))
-        time.sleep(0.1)
+        waiting.pause()
 
 
 def _by_address(launch: Launch, settings: Settings, waiting: Waiting, serve: Serve = _serve) -> Found:
@@ -417,7 +425,7 @@ def _by_folder(launch: Launch, settings: Settings, waiting: Waiting, serve: Serv
                 host, port, secret_hex = json.loads(read_private(announcement))
                 return (host, port), bytes.fromhex(secret_hex)
             waiting.check(launch.task_name(0), "it has not announced itself")
-            time.sleep(0.05)
+            waiting.pause()
 
     address, secret = read_announcement()
     return None, address, secret, read_announcement

@@ -203,6 +203,22 @@ def test_the_folder_of_the_secret_is_no_link_of_somebody_else(tmp_path, monkeypa
         announcement_path(launch, Settings())
 
 
+def test_many_ranks_look_rarely_at_what_they_share():
+    def count_looks(waiting):
+        looks = 0
+        with contextlib.suppress(PeerError):
+            while True:
+                waiting.check("rank 0", "not there")
+                looks += 1
+                waiting.pause()
+        return looks
+
+    assert count_looks(Waiting(1.1, size=1000)) <= 3
+    waited = Waiting(21.0)
+    waited._start -= 20.0
+    assert count_looks(waited) <= 2
+
+
 def test_an_answer_of_horovodruns_store_has_an_end():
     class Endless(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
