@@ -5,6 +5,7 @@ All errors in it are detected here, before anything connects.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import re
@@ -128,9 +129,15 @@ def worker_variables(workers: Sequence[str], index: int, environ: Mapping[str, s
         keep connections to the workers from using a proxy.
     """
     config = {"cluster": {_WORKER: list(workers)}, "task": {"type": _WORKER, "index": index}}
-    direct = [environ.get(_NO_PROXY) or environ.get("no_proxy") or "", *(split_address(one)[0] for one in workers)]
+    direct = [environ.get(_NO_PROXY) or environ.get("no_proxy") or "", *_hosts_of(tuple(workers))]
     return {CLUSTER: json.dumps(config), REUSE_PORT: "true",
             _NO_PROXY: ",".join(dict.fromkeys(filter(None, direct)))}
+
+
+@functools.lru_cache(maxsize=1)
+def _hosts_of(workers: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns the hosts of `host:port`, each once; a launcher asks for the same ones on behalf of each rank."""
+    return tuple(dict.fromkeys(split_address(worker)[0] for worker in workers))
 
 
 def _parsed(text: str) -> dict[str, Any]:

@@ -74,8 +74,9 @@ def by_machine(job: JobSpec, hosts: Sequence[HostRanks]) -> list[HostRanks]:
     if job.reporting is None:
         return list(hosts)
     merged: dict[str, HostRanks] = {}
+    machines = job.reporting.machines()
     for host in hosts:
-        machine = host.name if host.local else job.reporting.machine_of(host.name)
+        machine = host.name if host.local else machines.get(host.name, host.name)
         before = merged.get(machine)
         merged[machine] = host if before is None else replace(before, ranks=tuple(sorted(before.ranks + host.ranks)))
     return list(merged.values())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NewType
@@ -15,6 +16,7 @@ WorkerId = NewType("WorkerId", int)  # the number of a worker, a process, for it
 Rank = NewType("Rank", int)  # the index of a worker among those that train together at present
 
 THIS_HOST = "localhost"
+RESOLVING = 32  # names that are resolved at a time, as a name server may be slow
 _HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:]+\]|[A-Za-z0-9_][A-Za-z0-9._-]*)(?::(?P<slots>\d+))?")
 _LINE = re.compile(r"(?P<name>\S+?)(?::(?P<colon>\d+))?(?:\s+slots\s*=\s*(?P<slots>\d+))?")
 
@@ -159,7 +161,10 @@ def _from_file(path: Path) -> list[tuple[str, int]]:
 def _merged(entries: list[tuple[str, int]]) -> dict[str, int]:
     """Adds up the slots of hosts that are listed more than once; all names of this machine count as one host."""
     slots: dict[str, int] = {}
+    names = list(dict.fromkeys(name for name, _ in entries))
+    with ThreadPoolExecutor(RESOLVING) as pool:
+        here = dict(zip(names, pool.map(is_local, names), strict=True))
     for name, number in entries:
-        key = THIS_HOST if is_local(name) else name
+        key = THIS_HOST if here[name] else name
         slots[key] = slots.get(key, 0) + number
     return slots

@@ -188,10 +188,9 @@ class ReportingHosts:
         return {host.member.host: host.member.size for host in self._handler.present()
                 if host.machine and not host.is_leaving}
 
-    def machine_of(self, name: str) -> str:
-        """Returns what tells the machine of a host from others; several hosts may be one machine."""
-        return next((host.machine for host in self._handler.present() if host.member.host == name and host.machine),
-                    name)
+    def machines(self) -> dict[str, str]:
+        """Returns what tells the machine of each host that is there from others; several hosts may be one machine."""
+        return {host.member.host: host.machine for host in self._handler.present() if host.machine}
 
     def open(self, name: str) -> Lines:
         """Opens the stream of lines from a host.

@@ -47,11 +47,11 @@ def test_hosts_have_slots_once_they_have_said_what_they_are_until_they_leave(rep
     first = report(channel, 1, "a")
     channel.join(2, 8, "silent")
     assert list(hosts.slots().items()) == [("a", 2), ("b", 4)]
-    assert [hosts.machine_of(name) for name in ("a", "silent", "absent")] == ["machine of a", "silent", "absent"]
+    assert hosts.machines() == {"a": "machine of a", "b": "machine of b"}
     channel.tell(first, HostLeaving())
     assert (hosts.slots(), left) == ({"b": 4}, ["a"])
     channel.leave(first)
-    assert hosts.machine_of("a") == "a"
+    assert "a" not in hosts.machines()
 
 
 def test_a_host_of_the_same_name_or_number_is_rejected_while_the_first_is_there(reported):
@@ -143,7 +143,7 @@ def test_a_host_runs_what_it_is_sent_and_ends_with_the_jobs_code(tmp_path):
         await asyncio.wait_for(running, 30.0)
 
     asyncio.run(asyncio.wait_for(run(), 60.0))
-    assert hosts.machine_of("pod-4") == host_identity()
+    assert hosts.machines() == {"pod-4": host_identity()}
     hosts.finish(7)
     reporting.join(30.0)
     assert codes == [7]
