@@ -4,10 +4,13 @@ That is the rank, unless the ranks of an elastic job have changed. Only complete
 mixes the output of two workers. If standard output is a terminal, worker 0's unfinished line is also shown, at the
 bottom, so that its progress bar moves; a line of another worker pushes it down. In a file, a line that was redrawn with
 carriage returns appears in its final state.
+
+What is kept of the output in memory is bounded for all workers together, and so is the number of open files.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import re
 import time
@@ -21,8 +24,12 @@ from hvkeras.host.disk_space import room_left
 # What TensorFlow prints about itself while it loads, before it has read any log level.
 CHATTER = re.compile(r"I\d{4} \d\d:\d\d:|WARNING: All log messages before absl::|To enable the following instr")
 _CHATTER = re.compile(CHATTER.pattern.encode())
-TAIL = 64 * 1024  # bytes of each worker's standard error that are kept for the exit report
-LONGEST_LINE = 1024 * 1024  # bytes after which a line is shown although it is unfinished
+KIB, MIB = 1024, 1024 * 1024
+TAIL, TAILS = 64 * KIB, 32 * MIB  # bytes of each worker's standard error that are kept for the exit report, and of all
+LONGEST_LINE = MIB  # bytes after which a line is shown although it is unfinished
+UNFINISHED = 64 * MIB  # bytes of the unfinished lines of all workers
+LEAST = 4 * KIB  # bytes of a tail or an unfinished line, however many workers there are
+OPEN_FILES = 256  # open at a time, of those that keep output
 CLEAR = b"\r\x1b[K"
 _GONE_ERRNOS = (errno.EIO, errno.ENXIO, errno.EBADF)  # a pipe or terminal that nobody reads any more
 _STREAM_NAMES = {"stdout": "output", "stderr": "error"}
@@ -54,14 +61,16 @@ class Printer:
         self._unfinished: dict[tuple[int, str], bytes] = {}
         self._open_screens = set(self._screens)  # a stream that is closed or full raises once, and is unused after that
         self._shown = b""  # the unfinished line at the bottom of the terminal
-        self._tails: dict[int, bytes] = {}
-        self._files: dict[tuple[int, str], BinaryIO] = {}
+        self._tails: dict[int, bytearray] = {}
+        self._paths: dict[tuple[int, str], Path] = {}  # of files that can be written
+        self._files: dict[tuple[int, str], BinaryIO] = {}  # those that are open, the least recently used first
         self._folder, self._width, self._mode = folder, len(str(size - 1)), "ab" if append else "wb"
+        self._workers = size
         for worker in range(size):
             self.open_files(worker)
 
     def open_files(self, worker: int) -> None:
-        """Opens the files of a worker, if there are to be any.
+        """Creates the files of a worker, if there are to be any.
 
         Raises:
             OSError: They cannot be written.
@@ -71,8 +80,9 @@ class Printer:
         place = self._folder / f"rank.{worker:0{self._width}}"
         place.mkdir(parents=True, exist_ok=True)
         for stream in self._screens:
-            file: Any = (place / stream).open(self._mode, buffering=0)
-            self._files[worker, stream] = file
+            path = place / stream
+            path.open(self._mode).close()
+            self._paths[worker, stream] = path
 
     def show(self, worker: int, stream: str, data: bytes) -> None:
         """Shows the output of a worker.
@@ -86,19 +96,24 @@ class Printer:
             OSError: The screen is gone (a closed pipe or terminal); later calls write only the files.
             MachineError: The disk is full, or cannot be written to for another reason.
         """
-        if (worker, stream) in self._files:
+        self._workers = max(self._workers, worker + 1)
+        if (worker, stream) in self._paths:
             self._write_to_file(worker, stream, data)
         if stream == "stderr":
-            self._tails[worker] = (self._tails.get(worker, b"") + data)[-TAIL:]
+            tail, longest = self._tails.setdefault(worker, bytearray()), self._share(TAIL, TAILS)
+            tail += data[-longest:]
+            del tail[:-longest]
         *lines, rest = (self._unfinished.get((worker, stream), b"") + data).split(b"\n")
-        if len(rest) > LONGEST_LINE:
-            lines, rest = [*lines, rest], b""
         # A carriage return at the very end takes effect only with the text that follows it.
-        self._unfinished[worker, stream] = _last_state(rest) + (b"\r" if rest.endswith(b"\r") else b"")
+        rest = _last_state(rest) + (b"\r" if rest.endswith(b"\r") else b"")
+        if len(rest) > self._share(LONGEST_LINE, UNFINISHED // len(self._screens)):
+            lines, rest = [*lines, rest], b""
+        self._unfinished[worker, stream] = rest
         if self._quiet and stream == "stderr":
             lines = [line for line in lines if not _CHATTER.match(line)]
         if lines:
-            self._print(stream, b"".join(self._prefix(worker) + _last_state(line) + b"\n" for line in lines))
+            prefix = self._prefix(worker)
+            self._print(stream, b"".join(prefix + _last_state(line) + b"\n" for line in lines))
         if self._live and worker == 0 and stream == "stdout":
             self._show_unfinished()
 
@@ -108,7 +123,7 @@ class Printer:
 
     def tail(self, worker: int) -> str:
         """Returns the end of a worker's standard error."""
-        return self._tails.get(worker, b"").decode(errors="replace")
+        return bytes(self._tails.get(worker, b"")).decode(errors="replace")
 
     def finish(self) -> None:
         """Shows lines that were never completed, and closes the files."""
@@ -119,6 +134,11 @@ class Printer:
         for file in self._files.values():
             file.close()
         self._files.clear()
+        self._paths.clear()
+
+    def _share(self, most: int, of_all: int) -> int:
+        """Returns how many bytes of each worker are kept."""
+        return max(LEAST, min(most, of_all // self._workers))
 
     def _prefix(self, worker: int) -> bytes:
         timestamp = time.strftime("%Y-%m-%d %H:%M:%S ", time.localtime(self._clock())) if self._timestamps else ""
@@ -154,17 +174,30 @@ class Printer:
 
     def _write_to_file(self, worker: int, stream: str, data: bytes) -> None:
         """Writes all of the data to a worker's file; when the disk fills up, a write may store only a part at first."""
-        rest = memoryview(data)
+        key, rest = (worker, stream), memoryview(data)
         try:
+            file: Any = self._files.pop(key, None) or self._paths[key].open("ab", buffering=0)
+            self._files[key] = file
             while rest:
-                rest = rest[self._files[worker, stream].write(rest):]
+                rest = rest[file.write(rest):]
+            if len(self._files) > OPEN_FILES:
+                key = next(iter(self._files))  # so that an error of its close names this file
+                self._files.pop(key).close()
         except OSError as error:
-            file = self._files.pop((worker, stream))
-            path, size = Path(str(file.name)), file.tell()
-            file.close()
+            path, opened, size = self._paths.pop(key), self._files.pop(key, None), 0
+            with contextlib.suppress(OSError):
+                size = path.stat().st_size
+            if opened is not None:
+                with contextlib.suppress(OSError):
+                    opened.close()
             raise MachineError(explain(f"The files of the ranks' output must be writable ({error.strerror})",
                                        "free space, or choose another --output-filename", path=str(path), size=size,
                                        room_left=room_left(path))) from error
+
+
+def files_kept_open(workers: int) -> int:
+    """Returns how many of the files that keep the output of workers are open at a time."""
+    return min(2 * workers, OPEN_FILES + 1)
 
 
 def _last_state(line: bytes) -> bytes:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import os
+import shutil
 from pathlib import Path
 
 import pytest
 
 from hvkeras.control.cause import Cause, CauseKind
-from hvkeras.errors import UsageError
+from hvkeras.errors import MachineError, UsageError
 from hvkeras.launcher.exit_report import exit_code, exit_report
 from hvkeras.launcher.host_agents import Ssh, exported
 from hvkeras.launcher.placement import HostRanks, place
@@ -95,6 +97,74 @@ def test_a_screen_that_is_gone_leaves_the_files(tmp_path: Path) -> None:
     printer.show(0, "stdout", b"two\n")
     printer.finish()
     assert (tmp_path / "rank.0" / "stdout").read_bytes() == b"one\ntwo\n"
+
+
+def test_more_files_than_may_be_open_get_every_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hvkeras.launcher.printer.OPEN_FILES", 3)
+
+    def count_open() -> int:
+        return sum(os.path.realpath(link).startswith(str(tmp_path)) for link in Path("/proc/self/fd").iterdir())
+
+    printer = Printer(8, io.BytesIO(), io.BytesIO(), folder=tmp_path)
+    for number in range(5):
+        for worker in range(8):
+            for stream in ("stdout", "stderr"):
+                printer.show(worker, stream, f"{stream} {number}\n".encode())
+                assert count_open() <= 3
+    printer.finish()
+    assert count_open() == 0
+    for worker in range(8):
+        for stream in ("stdout", "stderr"):
+            assert (tmp_path / f"rank.{worker}" / stream).read_text() == "".join(
+                f"{stream} {number}\n" for number in range(5))
+
+
+def test_a_file_that_cannot_be_opened_again_is_named_and_left_out(tmp_path: Path,
+                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hvkeras.launcher.printer.OPEN_FILES", 1)
+    screen = io.BytesIO()
+    printer = Printer(2, screen, screen, folder=tmp_path)
+    printer.show(0, "stdout", b"one\n")
+    printer.show(1, "stdout", b"one\n")
+    shutil.rmtree(tmp_path / "rank.0")
+    with pytest.raises(MachineError, match=r"No such file or directory.* path='\S+/rank\.0/stdout', size=0"):
+        printer.show(0, "stdout", b"two\n")
+    for worker in (0, 1):
+        printer.show(worker, "stdout", b"three\n")
+    printer.finish()
+    assert (tmp_path / "rank.1" / "stdout").read_bytes() == b"one\nthree\n"
+    assert screen.getvalue() == b"[0] one\n[1] one\n[0] three\n[1] three\n"
+
+
+def test_what_is_kept_of_all_workers_together_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hvkeras.launcher.printer.TAILS", 64 * 1024)
+    monkeypatch.setattr("hvkeras.launcher.printer.UNFINISHED", 128 * 1024)
+    screen = io.BytesIO()
+    printer = Printer(2, io.BytesIO(), screen)
+    for worker in range(8):  # an elastic job grows
+        for number in range(64):
+            printer.show(worker, "stderr", f"{number:02}".encode() * 512)
+    tails = [printer.tail(worker) for worker in range(8)]
+    assert all(tail.endswith(512 * "63") for tail in tails)
+    assert [len(tail) for tail in tails[3:]] == [64 * 1024 // workers for workers in range(4, 9)]
+    printer.finish()
+    lines = screen.getvalue().decode().splitlines()
+    assert max(map(len, lines)) <= len("[0] ") + 32 * 1024 + 1024
+    for worker in range(8):
+        assert "".join(line[4:] for line in lines if line.startswith(f"[{worker}] ")) == "".join(
+            f"{number:02}" * 512 for number in range(64))
+
+
+def test_a_bar_that_is_redrawn_at_once_more_often_than_a_line_is_long_stays_one_line(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hvkeras.launcher.printer.LONGEST_LINE", 4096)
+    screen = io.BytesIO()
+    printer = Printer(1, screen, screen)
+    for _ in range(3):
+        printer.show(0, "stdout", b"".join(b"\r%4d/1000 [====]" % number for number in range(1001)))
+    assert screen.getvalue() == b""
+    printer.show(0, "stdout", b"\n")
+    assert screen.getvalue() == b"[0] 1000/1000 [====]\n"
 
 
 def test_folders_of_many_ranks_sort_by_number(tmp_path: Path) -> None:
