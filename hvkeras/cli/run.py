@@ -180,7 +180,7 @@ def _run_with(flags: argparse.Namespace, hosts: Sequence[HostRanks], environment
             raise UsageError(explain(f"The folder for the ranks' output must be writable ({error.strerror})",
                                      "choose another one", output_filename=flags.output_filename)) from None
 
-    return run_job(job, printer)
+    return run_job(job, printer, keeps_output=folder is not None)
 
 
 @contextlib.contextmanager

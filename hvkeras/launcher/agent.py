@@ -17,6 +17,7 @@ import ctypes
 import fcntl
 import json
 import os
+import resource
 import selectors
 import signal
 import socket
@@ -48,7 +49,6 @@ class WorkerProcess:
         self.number: int = number
         self.process: subprocess.Popen[bytes] = process
         self.streams: dict[int, str] = streams
-        self.exited = False
         self.is_suspended = False  # by the launcher
         self.stopped = 0.0  # seconds for which something else has stopped it
 
@@ -66,12 +66,16 @@ class Agent:
     def __init__(self, patience: float) -> None:
         self._patience, self._next_look = patience, 0.0
         self._workers: list[WorkerProcess] = []
+        self._running: dict[int, WorkerProcess] = {}  # by pid
         self._selector = selectors.DefaultSelector()
         self._launcher_alive = self._guard_alive = True
         self._leaving = False
-        self._partial = b""
+        self._partial = bytearray()
         self._held: list[socket.socket] = []
         self._guard = os.getppid()
+        self._open_files = resource.getrlimit(resource.RLIMIT_NOFILE)  # what workers get; this process has two for each
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (self._open_files[1], self._open_files[1]))
         self._spare = [os.open(os.devnull, os.O_RDONLY) for _ in range(SPARE)]  # to end workers when none are left
 
     def run(self) -> None:
@@ -112,6 +116,7 @@ class Agent:
             libc.prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
             if os.getppid() != parent:
                 os._exit(1)
+            resource.setrlimit(resource.RLIMIT_NOFILE, self._open_files)
 
         ends: list[int] = []
         try:
@@ -133,6 +138,7 @@ class Agent:
         os.close(ends[3])
         worker = WorkerProcess(wanted["worker"], process, {ends[0]: "stdout", ends[2]: "stderr"})
         self._workers.append(worker)
+        self._running[process.pid] = worker
         for descriptor in worker.streams:
             os.set_blocking(descriptor, False)
             self._selector.register(descriptor, selectors.EVENT_READ,
@@ -150,9 +156,11 @@ class Agent:
         if not text:
             self._launcher_alive = False
             self._selector.unregister(0)
-        *lines, self._partial = (self._partial + text).split(b"\n")
-        for line in lines:
-            self._execute(json.loads(line))
+        self._partial += text
+        if b"\n" in text:
+            *lines, self._partial = self._partial.split(b"\n")
+            for line in lines:
+                self._execute(json.loads(line))
 
     def _execute(self, command: dict[str, Any]) -> None:
         if "reserve" in command:
@@ -162,8 +170,9 @@ class Agent:
             for wanted in command["workers"]:
                 self._start(command, wanted)
             return
-        for worker in self._workers:
-            if not worker.exited and worker.number in command["workers"]:
+        wanted = set(command["workers"])
+        for worker in self._running.values():
+            if worker.number in wanted:
                 worker.is_suspended = command["signal"] == signal.SIGSTOP
                 _signal_group(worker.process.pid, command["signal"])
 
@@ -203,22 +212,21 @@ class Agent:
                 return
             if pid == 0:
                 return
-            for worker in self._workers:
-                if worker.process.pid == pid:
-                    worker.exited = True
-                    worker.process.returncode = os.waitstatus_to_exitcode(status)
-                    for descriptor in list(worker.streams):
-                        while self._pass_on(worker, descriptor):
-                            pass
-                    self._report({"type": "exit", "worker": worker.number, "code": worker.process.returncode})
+            worker = self._running.pop(pid, None)
+            if worker is not None:  # else what a worker has left behind
+                worker.process.returncode = os.waitstatus_to_exitcode(status)
+                for descriptor in list(worker.streams):
+                    while self._pass_on(worker, descriptor):
+                        pass
+                self._report({"type": "exit", "worker": worker.number, "code": worker.process.returncode})
 
     def _report_stopped(self) -> None:
         """Reports workers that stay stopped: those that are starting give no other sign of it."""
         if time.monotonic() < self._next_look:
             return
         self._next_look = time.monotonic() + LOOK_EVERY
-        for worker in self._workers:
-            is_stopped = not worker.exited and not worker.is_suspended and process_state(worker.process.pid) == "T"
+        for worker in self._running.values():
+            is_stopped = not worker.is_suspended and process_state(worker.process.pid) == "T"
             worker.stopped = worker.stopped + LOOK_EVERY if is_stopped else 0.0
             if worker.stopped >= self._patience:
                 worker.stopped = 0.0
@@ -228,11 +236,10 @@ class Agent:
         """Ends what is left: the workers with a grace period, then every process that descends from this one."""
         if not self._guard_alive:
             _redirect_to_null(1)
-        for worker in self._workers:
-            if not worker.exited:
-                _signal_group(worker.process.pid, signal.SIGTERM)
+        for pid in self._running:
+            _signal_group(pid, signal.SIGTERM)
         deadline = time.monotonic() + TERMINATE_GRACE
-        while time.monotonic() < deadline and not all(worker.exited for worker in self._workers):
+        while time.monotonic() < deadline and self._running:
             self._poll(0.05)
         while time.monotonic() < deadline + KILL_GRACE and kill_descendants():
             self._poll(0.01)

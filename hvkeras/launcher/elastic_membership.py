@@ -417,18 +417,20 @@ class ElasticMembership:
         self._workers.in_background(self._start(numbers))
 
     async def _start(self, numbers: Mapping[str, list[WorkerId]]) -> None:
-        """Starts workers on hosts, one host after the other; those of a host that cannot be used are lost."""
-        for host, newcomers in numbers.items():
-            try:
-                await self._workers.reach(host)
-                self._lost_hosts.discard(host)
-                if wanted := [number for number in newcomers if number in self._driver.workers]:
-                    self._workers.start(host, self._newcomers_order(host, wanted))
-            except HvkerasError as error:
-                self._workers.say(f"hvkeras run: {host} cannot be used: {error}")
-                self._note_failure(host, lost=True)
-                for number in newcomers:
-                    self._handle(Event.LOST, number)
+        """Starts workers on hosts; those of a host that cannot be used are lost."""
+        await asyncio.gather(*(self._start_on(host, newcomers) for host, newcomers in numbers.items()))
+
+    async def _start_on(self, host: str, newcomers: list[WorkerId]) -> None:
+        try:
+            await self._workers.reach(host)
+            self._lost_hosts.discard(host)
+            if wanted := [number for number in newcomers if number in self._driver.workers]:
+                self._workers.start(host, self._newcomers_order(host, wanted))
+        except HvkerasError as error:
+            self._workers.say(f"hvkeras run: {host} cannot be used: {error}")
+            self._note_failure(host, lost=True)
+            for number in newcomers:
+                self._handle(Event.LOST, number)
 
     def _newcomers_order(self, host: str, newcomers: list[WorkerId]) -> Order:
         there = {number: worker.slot for number, worker in self._driver.workers.items() if worker.host == host}

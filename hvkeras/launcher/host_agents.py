@@ -29,14 +29,14 @@ from typing import Any, Protocol
 
 from hvkeras.errors import MachineError, explain
 from hvkeras.launcher.agent import process_state
-from hvkeras.launcher.limits import how_to_free_resources
+from hvkeras.launcher.limits import give_back_open_files, how_to_free_resources
 from hvkeras.launcher.placement import HostRanks
 from hvkeras.launcher.slurm_hosts import SRUN
 
 # Runs the agent from source text on standard input: the other host needs no hvkeras, and versions cannot differ.
 BOOT = "import sys; exec(compile(sys.stdin.buffer.read(int(sys.stdin.buffer.readline())), 'hvkeras agent', 'exec'))"
 AGENT = Path(__file__).with_name("agent.py")
-LINE_LIMIT = 4 * 1024 * 1024
+LINE_LIMIT = 256 * 1024  # bytes of an agent's lines, of which the longest are 64 KiB of output in base64
 # Variables that describe the launcher's host or session rather than the job.
 _HOST_SPECIFIC = frozenset({
     "DBUS_SESSION_BUS_ADDRESS", "DISPLAY", "HOME", "HOSTNAME", "LOGNAME", "MAIL", "OLDPWD", "PWD", "SHELL", "SHLVL",
@@ -90,6 +90,19 @@ def _agent_command(patience: float) -> list[str]:
 def exported(environ: Mapping[str, str]) -> dict[str, str]:
     """Returns the variables to export to other hosts: all but those that belong to this host or session."""
     return {name: value for name, value in environ.items() if name not in _HOST_SPECIFIC}
+
+
+class UnreachableError(MachineError):
+    """A host whose agent does not answer.
+
+    Args:
+        error: The error for this host alone.
+        why: What is known, in short.
+    """
+
+    def __init__(self, error: MachineError, why: str) -> None:
+        super().__init__(str(error))
+        self.why: str = why
 
 
 class AgentTransport(Protocol):
@@ -182,6 +195,7 @@ class AgentProcess:
         except OSError as error:
             raise MachineError(explain(f"The launcher must be able to start a process ({error.strerror})",
                                        how_to_free_resources(error.errno or 0), host=self._host.name)) from error
+        give_back_open_files(self._process.pid)  # before it reads the agent's source
         self._error_output = asyncio.ensure_future(_tail_of(self._pipe("stderr")))
         source = AGENT.read_bytes()
         self.send(str(len(source)).encode() + b"\n" + source)
@@ -288,6 +302,7 @@ class HostAgent:
         self.host = host
         self.host_name: str = host.name
         self.pids: dict[int, int] = {}
+        self._has_answered = False
         self._transport = transport
         self._on_event = on_event
 
@@ -300,10 +315,13 @@ class HostAgent:
         await self._transport.open()
         try:
             await asyncio.wait_for(self._hello(), self._transport.hello_within)
+            self._has_answered = True
+            return
         except asyncio.TimeoutError:
-            raise self._transport.unreachable(f"no answer for {self._transport.hello_within:g} s") from None
+            why = f"no answer for {self._transport.hello_within:g} s"
         except EOFError:
-            raise self._transport.unreachable(await self.last_errors()) from None
+            why = await self.last_errors()
+        raise UnreachableError(self._transport.unreachable(why), why)
 
     async def _hello(self) -> None:
         while True:
@@ -365,8 +383,11 @@ class HostAgent:
         self._transport.close()
 
     async def ended(self, timeout: float) -> None:
-        """Waits for the end of the agent, and enforces it after `timeout` seconds where it can."""
-        await self._transport.ended(timeout)
+        """Waits for the end of the agent, and enforces it after `timeout` seconds where it can.
+
+        One that has never answered runs nothing, and is not waited for.
+        """
+        await self._transport.ended(timeout if self._has_answered else 0.0)
 
     def is_stopped(self, seconds: float) -> bool:
         """Returns whether the agent has been stopped for too long; true once per stop.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import functools
 import os
 import resource
 
@@ -10,6 +12,7 @@ from hvkeras.errors import MachineError, UsageError, explain
 
 FILES_OF_A_LAUNCHER = 40  # open files besides those for ranks and hosts: Python's, asyncio's, a report's
 FILES_OF_A_HOST = 4  # three pipes, and one that is open while its agent starts
+FILES_OF_AN_AGENT = 20  # open files besides two pipes for each rank: Python's, spare ones, those of a rank that starts
 _FIXES = {
     errno.EMFILE: "raise the limit of open files, which ulimit -n shows, or lower -np",
     errno.ENFILE: "end other programs: the whole machine has no more open files left",
@@ -43,18 +46,41 @@ def require_current_folder() -> None:
                                  " another one", PWD=os.environ.get("PWD"))) from None
 
 
-def require_open_files(ranks: int, hosts: int) -> None:
-    """Checks that a launcher may open as many files as its job needs.
+def require_open_files(ranks: int, hosts: int, here: int, more: int = 0, ports: bool = False) -> None:
+    """Checks that a launcher, and the agent on this host, may open as many files as their job needs.
+
+    Where the limit of this process is too low, but may be raised, it is: `give_back_open_files` undoes that for a
+    process below this one. Agents raise their own.
 
     Args:
-        ranks: The number of ranks that connect to it.
+        ranks: The number of ranks that connect to the launcher.
         hosts: The number of agents that it talks to.
+        here: The number of ranks on this host.
+        more: The number of other files that the launcher has open.
+        ports: Whether agents reserve a port for each rank.
 
     Raises:
         MachineError: The limit of open files is too low.
     """
-    needed = FILES_OF_A_LAUNCHER + FILES_OF_A_HOST * hosts + ranks
-    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    if 0 <= allowed < needed:
-        raise MachineError(explain(f"A launcher of {ranks} rank{'s' * (ranks > 1)} needs {needed} open files",
-                                   f"ulimit -n {needed}, or lower -np", allowed=allowed))
+    soft, hard = _limit_at_start()
+    needed = FILES_OF_A_LAUNCHER + FILES_OF_A_HOST * hosts + ranks + more
+    of_agent = FILES_OF_AN_AGENT + (3 if ports else 2) * here
+    for who, count, files in (("A launcher", ranks, needed), ("The agent", here, of_agent)):
+        if 0 <= hard < files:
+            raise MachineError(explain(f"{who} of {count} rank{'s' * (count > 1)} needs {files} open files",
+                                       f"ulimit -n {files}, or lower -np", allowed=hard))
+    if 0 <= soft < needed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def give_back_open_files(pid: int) -> None:
+    """Gives a process below this one the limit of open files that this one has had from its start."""
+    if resource.getrlimit(resource.RLIMIT_NOFILE) != _limit_at_start():
+        with contextlib.suppress(OSError):
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, _limit_at_start())
+
+
+@functools.cache
+def _limit_at_start() -> tuple[int, int]:
+    """Returns the limits of open files, soft and hard, before this process changed them."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)

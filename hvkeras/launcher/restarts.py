@@ -16,20 +16,21 @@ from hvkeras.launcher.fixed_membership import FixedMembership
 from hvkeras.launcher.job_spec import JobSpec
 from hvkeras.launcher.limits import require_open_files
 from hvkeras.launcher.membership import Membership, Workers
-from hvkeras.launcher.printer import Printer
+from hvkeras.launcher.printer import Printer, files_kept_open
 from hvkeras.launcher.run import Launcher
 from hvkeras.launcher.traces import forget_traces, merged_after, trace_of
 from hvkeras.report.after_run import forget_run, report_on_run, reports_to, write_outcome
 from hvkeras.settings import Settings
 
 
-def run(job: JobSpec, printer: Callable[[bool, int], Printer]) -> int:
+def run(job: JobSpec, printer: Callable[[bool, int], Printer], keeps_output: bool = False) -> int:
     """Runs a job to its end, restarting it as often as allowed.
 
     Args:
         job: What to run.
         printer: Makes the object that shows the ranks' output; called for each start, with whether it is a restart, and
             the number of ranks.
+        keeps_output: Whether it keeps the output in files.
 
     Returns:
         The exit code: 0, or that of the rank that failed first, or 128 plus the signal that ended the launcher.
@@ -42,7 +43,9 @@ def run(job: JobSpec, printer: Callable[[bool, int], Printer]) -> int:
     forget_traces(trace)
     resets, starts = 0, 0
     while True:
-        require_open_files(job.size, len(job.hosts))
+        here = sum(len(host.ranks) for host in job.hosts if host.local)
+        require_open_files(job.size, len(job.hosts), here, files_kept_open(job.size) if keeps_output else 0,
+                           job.tf_config)
         shown = printer(starts > 0, job.size)
         code, launcher = asyncio.run(_run_once(job, shown, folder, job.reset_limit - resets))
         resets, starts = resets + launcher.membership.resets, starts + 1

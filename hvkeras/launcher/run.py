@@ -9,16 +9,16 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any
 
 from hvkeras.control.cause import Cause, CauseKind
-from hvkeras.errors import MachineError
+from hvkeras.errors import HvkerasError, MachineError
 from hvkeras.host.console import in_words
-from hvkeras.host.error_text import summary
+from hvkeras.host.error_text import listed, summary
 from hvkeras.host.network import LOOPBACK, address_towards, split_address
 from hvkeras.launcher import exit_report as reports
-from hvkeras.launcher.host_agents import AgentProcess, AgentTransport, Event, HostAgent
+from hvkeras.launcher.host_agents import AgentProcess, AgentTransport, Event, HostAgent, UnreachableError
 from hvkeras.launcher.job_spec import JobSpec
 from hvkeras.launcher.membership import UNWIND, Exit, Membership, Workers
 from hvkeras.launcher.orders import Order
@@ -32,6 +32,9 @@ TICK = 0.25  # seconds between two checks of agents, and of the membership
 INTERRUPT_GRACE = 1.0  # seconds that they have instead when the launcher is interrupted
 KILL_AFTER = 3.0  # seconds between SIGTERM and SIGKILL
 AGENT_GRACE = 10.0  # seconds within which an agent must end what is left on its host
+STARTING = 32  # agents that are being started at a time
+LATE_EVERY = 10.0  # seconds between two lines about hosts that are awaited
+ALSO_WITHIN = 1.5  # seconds after a host's failure within which those of others are told with it
 HINT_AFTER = 30.0  # seconds until a hint says what `hvd.init()` is for, if no rank has called it
 STALLS = 100  # stall warnings kept for a report: the first ones
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -70,6 +73,7 @@ class Launcher:
         self._agents = [new_agent(job, host, self._on_event) for host in job.hosts]  # all that there have been
         self._agent_on = {agent.host.name: agent for agent in self._agents}  # those that workers can be started by
         self._agent_of = {WorkerId(rank): agent for agent in self._agents for rank in agent.host.ranks}
+        self._starting = asyncio.Semaphore(STARTING)
         self._serving: dict[HostAgent, asyncio.Task[None]] = {}
         self._background: set[asyncio.Task[None]] = set()
         self._codes: dict[WorkerId, int] = {}  # exit codes, in the order of ends
@@ -144,20 +148,31 @@ class Launcher:
     # Hosts and their agents.
 
     async def _connect(self) -> None:
-        """Starts all agents; raises the first error, or returns early when interrupted."""
-        waiting = {asyncio.ensure_future(agent.connect()) for agent in self._agents}
-        interrupted = asyncio.ensure_future(self._over.wait())
-        everything: list[asyncio.Future[Any]] = [*waiting, interrupted]
+        """Starts all agents; raises what kept hosts from answering, or returns early when interrupted."""
+        connecting = {asyncio.ensure_future(self._connect_to(agent)): agent.host.name for agent in self._agents}
+        until = [asyncio.ensure_future(asyncio.wait(connecting, return_when=asyncio.FIRST_EXCEPTION)),
+                 asyncio.ensure_future(self._over.wait()), asyncio.ensure_future(self._report_late(connecting))]
         try:
-            while waiting and not interrupted.done():
-                done, _ = await asyncio.wait([*waiting, interrupted], return_when=asyncio.FIRST_COMPLETED)
-                for task in done & waiting:
-                    task.result()
-                waiting -= done
+            await asyncio.wait(until, return_when=asyncio.FIRST_COMPLETED)
+            if _failures(connecting):
+                await asyncio.wait(connecting, timeout=ALSO_WITHIN)
         finally:
-            for each in everything:
-                each.cancel()
-            await asyncio.gather(*everything, return_exceptions=True)
+            failures = _failures(connecting)
+            await _cancelled([*connecting, *until])
+        if failures:
+            raise _as_one(failures, len(connecting))
+
+    async def _connect_to(self, agent: HostAgent) -> None:
+        async with self._starting:
+            await agent.connect()
+
+    async def _report_late(self, connecting: Mapping[asyncio.Task[None], str]) -> None:
+        """Says every few seconds which hosts are awaited."""
+        while True:
+            await asyncio.sleep(LATE_EVERY)
+            late = [host for task, host in connecting.items() if not task.done()]
+            self.say(f"hvkeras run: waiting for {len(late)} of {len(connecting)} host{'s' * (len(connecting) > 1)}:"
+                     f" {listed(late)}")
 
     async def _reserve(self) -> list[str]:
         """Reserves an address for each rank, if the ranks get a TF_CONFIG; returns all host:port in order of ranks."""
@@ -165,14 +180,16 @@ class Launcher:
             return []
         remote = [host.name for host in self._job.hosts if not host.local]
         chosen = self._settings.network_interfaces
-        reserved: list[str] = []
-        for agent in self._agents:
+
+        async def on_host(agent: HostAgent) -> list[str]:
             found = await asyncio.wait_for(agent.reserve(chosen if remote else ()), self._job.ssh.timeout)
             if agent.host.local and not chosen:  # its name is localhost, and no ssh connects to it
                 own = address_towards(remote[0]) if remote else LOOPBACK
                 found = [f"{own}:{split_address(address)[1]}" for address in found]
-            reserved += found
-        return reserved
+            return found
+
+        reserved = await asyncio.gather(*map(on_host, self._agents))
+        return [address for found in reserved for address in found]
 
     async def _run_workers(self, tf_workers: list[str]) -> None:
         for agent in self._agents:
@@ -256,7 +273,7 @@ class Launcher:
         self.log(f"{self.membership.noun} {worker} {end.error}")
         self._codes[worker] = end.code
         self.membership.on_exit(worker, end)  # decides what follows: nothing, the end of the job, other ranks
-        if not self.running and not self.membership.may_start_workers:
+        if len(self._codes) == len(self._agent_of) and not self.membership.may_start_workers:
             self._over.set()
         self._release_empty_hosts()
 
@@ -297,7 +314,7 @@ class Launcher:
         if host not in self._agent_on:
             agent = self._new_agent(self._job, HostRanks(host, (), local=host == THIS_HOST), self._on_event)
             self._agents.append(agent)
-            await agent.connect()
+            await self._connect_to(agent)
             self._agent_on[host] = agent
 
     def start(self, host: str, order: Order) -> None:
@@ -390,9 +407,12 @@ class Launcher:
         self.signal(signal.SIGTERM, self.running - reached)
 
     def _send_signal(self, number: int, workers: frozenset[WorkerId]) -> None:
-        for agent in self._agents:
-            if there := [worker for worker in self._running_by(agent) if worker in workers]:
-                agent.signal(number, there)
+        by_agent: dict[HostAgent, list[WorkerId]] = {}
+        for worker, agent in self._agent_of.items():
+            if worker in workers and worker not in self._codes:
+                by_agent.setdefault(agent, []).append(worker)
+        for agent, there in by_agent.items():
+            agent.signal(number, there)
 
     def _task(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(coroutine)
@@ -461,7 +481,24 @@ class Launcher:
             pass  # nobody reads the output
 
 
-async def _cancelled(tasks: Iterable[asyncio.Task[None]]) -> None:
+def _failures(connecting: Mapping[asyncio.Task[None], str]) -> dict[str, BaseException]:
+    """Returns what has kept hosts from answering."""
+    return {host: error for task, host in connecting.items()
+            if task.done() and not task.cancelled() and (error := task.exception()) is not None}
+
+
+def _as_one(failures: Mapping[str, BaseException], hosts: int) -> BaseException:
+    """Returns one error for all hosts that cannot be used: that of the first one, and a line for each of several."""
+    first = next(iter(failures.values()))
+    if len(failures) == 1 or not isinstance(first, HvkerasError):
+        return first
+    lines = [f"{host}: {error.why if isinstance(error, UnreachableError) else error}"
+             for host, error in failures.items()]
+    return MachineError("\n  ".join([f"{first}\n{len(failures)} of {hosts} hosts cannot be used:",
+                                     listed(lines, "\n  ")]))
+
+
+async def _cancelled(tasks: Iterable[asyncio.Future[Any]]) -> None:
     """Cancels tasks, and waits until they have ended."""
     running = list(tasks)
     for task in running:

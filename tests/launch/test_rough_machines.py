@@ -93,10 +93,30 @@ def test_too_few_open_files_are_reported(tmp_path: Path) -> None:
     assert done.stderr == ("hvkeras run: A launcher of 2 ranks needs 46 open files. Received: allowed=9."
                            " HINT: ulimit -n 46, or lower -np.\n")
     done = shell("ulimit -n 84; hvkeras run -np 40 sleep 1000", tmp_path)  # two for each rank are the agent's
+    assert done.returncode == 1
+    assert done.stderr == ("hvkeras run: The agent of 40 ranks needs 100 open files. Received: allowed=84."
+                           " HINT: ulimit -n 100, or lower -np.\n")
+
+
+def test_a_host_that_allows_too_few_open_files_says_so(tmp_path: Path) -> None:
+    ssh = tmp_path / "ssh"
+    ssh.write_text('#!/bin/sh\nulimit -n 84\nfor command; do :; done\nexec sh -c "$command"\n')
+    ssh.chmod(0o755)
+    done = shell("PATH=.:$PATH hvkeras run -H node2:40 --network-interface lo sleep 1000", tmp_path)
     assert done.returncode == 127
     assert "could not be started: The command must start on every host (Too many open files)" in done.stderr
     assert "HINT: raise the limit of open files, which ulimit -n shows, or lower -np" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_ranks_keep_the_limit_of_open_files_that_launcher_and_agent_raise(tmp_path: Path) -> None:
+    done = shell("ulimit -Sn 100; hvkeras run -np 60 --output-filename logs sh -c 'ulimit -Sn; ulimit -Hn'; ulimit -Hn",
+                 tmp_path)
+    assert done.returncode == 0, done.stderr
+    *shown, hard = done.stdout.splitlines()
+    assert sorted(shown) == sorted(f"[{rank}] {limit}" for rank in range(60) for limit in ("100", hard))
+    assert [(tmp_path / "logs" / f"rank.{rank:02}" / "stdout").read_text() for rank in range(60)] == 60 * [
+        f"100\n{hard}\n"]
 
 
 def test_a_machine_without_tensorflow_says_what_to_install(tmp_path: Path) -> None:
