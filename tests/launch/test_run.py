@@ -136,6 +136,22 @@ sys.stdout.write("no end of line")
     assert sorted(done.stderr.splitlines()[:-1]) == ["[0] complaint", "[1] complaint"]  # the last one is the launcher's
 
 
+@pytest.mark.slow
+def test_every_line_of_many_ranks_arrives_once_on_the_screen_and_in_the_files(tmp_path: Path) -> None:
+    code = 'i=0; while [ $i -lt 100 ]; do echo "$HVKERAS_RUN_RANK $i"; i=$((i+1)); done; echo end >&2'
+    done = run(["-np", "200", "--output-filename", "logs", "sh", "-c", code], tmp_path)
+    assert done.returncode == 0, done.stderr
+    shown: dict[str, list[str]] = {}
+    for line in done.stdout.splitlines():
+        prefix, rest = line.split(" ", 1)
+        shown.setdefault(prefix, []).append(f"{rest}\n")
+    assert shown == {f"[{rank}]": [f"{rank} {number}\n" for number in range(100)] for rank in range(200)}
+    assert sorted(done.stderr.splitlines()[:-1]) == sorted(f"[{rank}] end" for rank in range(200))
+    for rank in range(200):
+        assert (tmp_path / "logs" / f"rank.{rank:03}" / "stdout").read_text() == "".join(shown[f"[{rank}]"])
+        assert (tmp_path / "logs" / f"rank.{rank:03}" / "stderr").read_text() == "end\n"
+
+
 def test_a_line_redrawn_by_carriage_returns_is_shown_once_in_a_file(tmp_path: Path) -> None:
     code = r"sys.stdout.write('\r 10%'); sys.stdout.flush(); time.sleep(0.1); sys.stdout.write('\b\b\b\r 99%\n')"
     assert run(["-np", "1", *python(code)], tmp_path).stdout == "[0]  99%\n"
