@@ -1,7 +1,8 @@
 """What the output of many processes costs: `hvkeras run` shows the lines of programs that do nothing but print.
 
     python tools/scale_output.py 1000 100              # 1,000 processes that print 100 lines each
-    PYTHONPATH=older python tools/scale_output.py 1000 100
+    PYTHONPATH=older python tools/scale_output.py 1000 100    # of another checkout, with its link hvkeras/backends
+    python tools/scale_output.py 1000 100 -- --output-filename logs
 
 Fails unless every line has arrived exactly once, and prints the seconds from the first process to the last line, and
 the peaks of the memory of the launcher and of its agent.
