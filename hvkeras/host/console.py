@@ -99,10 +99,13 @@ def numbers_in_words(numbers: Sequence[int]) -> str:
     return _with_rest(shown, sum(last - first + 1 for first, last in parts[_SHOWN:]))
 
 
-def some_of(texts: Sequence[str]) -> str:
-    """Lists the first few of many texts, and says how many more there are."""
-    return _with_rest(texts[:_SHOWN], len(texts[_SHOWN:]))
+def some_of(texts: Sequence[str], separator: str = ", ") -> str:
+    """Lists the first few of many texts, and says how many more there are: `node1, node2 and 298 more`."""
+    return _with_rest(texts[:_SHOWN], len(texts[_SHOWN:]), separator)
 
 
-def _with_rest(shown: Sequence[str], more: int) -> str:
-    return ", ".join(shown) + (f" and {more} more" if more else "")
+def _with_rest(shown: Sequence[str], more: int, separator: str = ", ") -> str:
+    rest = f"and {more} more"
+    if more and "\n" not in separator:
+        return f"{separator.join(shown)} {rest}"
+    return separator.join([*shown, rest] if more else shown)

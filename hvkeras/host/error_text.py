@@ -1,13 +1,11 @@
-"""Short texts for messages: exceptions in one line, and the first names of many."""
+"""Short texts for messages: exceptions in one line."""
 
 from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Sequence
 
 _GRAPH_ERROR = "Graph execution error:"  # TensorFlow begins with this and the node's origin, then says why
-NAMES = 8  # that a message lists
 
 
 def summary(error: BaseException) -> str:
@@ -16,9 +14,3 @@ def summary(error: BaseException) -> str:
     first = text.splitlines()[0]
     what = re.search(r"^(\S.*)\n\s*\[\[\{\{node", text, re.MULTILINE)
     return f"{first.removesuffix(_GRAPH_ERROR)}{what[1]}" if what and first.endswith(_GRAPH_ERROR) else first
-
-
-def listed(names: Sequence[str], separator: str = ", ") -> str:
-    """Returns names as text: all of a few, and the first of many: `node1, node2, and 298 more`."""
-    more = len(names) - NAMES
-    return separator.join([*names[:NAMES], f"and {more} more"] if more > 0 else names)

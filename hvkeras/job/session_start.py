@@ -12,9 +12,8 @@ from hvkeras.control.announcements import remove_announcement
 from hvkeras.control.client import ControlClient
 from hvkeras.control.rendezvous import REPORT_EVERY
 from hvkeras.errors import MachineError, explain
-from hvkeras.host.console import in_words, prints_at, say
+from hvkeras.host.console import in_words, prints_at, say, some_of
 from hvkeras.host.cores import fair_share, limit_threads, usable_cores
-from hvkeras.host.error_text import listed
 from hvkeras.host.gpus import GpuPlacement, seen_gpus
 from hvkeras.host.mpi import crashes_at_exit, world_size
 from hvkeras.host.network import host_identity
@@ -185,7 +184,7 @@ def exchange_facts(client: ControlClient, launch: Launch, settings: Settings, se
     reported = [0.0]
 
     def names(ranks: list[int]) -> str:
-        return listed([launch.task_name(rank) for rank in ranks]) if launch.tasks else in_words(ranks)
+        return some_of([launch.task_name(rank) for rank in ranks]) if launch.tasks else in_words(ranks)
 
     def on_missing(ranks: list[int], waited: float) -> None:
         if waited - reported[0] >= REPORT_EVERY and (launch.rank == 0 or launch.cluster):

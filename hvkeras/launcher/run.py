@@ -14,8 +14,8 @@ from typing import Any
 
 from hvkeras.control.cause import Cause, CauseKind
 from hvkeras.errors import HvkerasError, MachineError
-from hvkeras.host.console import in_words
-from hvkeras.host.error_text import listed, summary
+from hvkeras.host.console import in_words, some_of
+from hvkeras.host.error_text import summary
 from hvkeras.host.network import LOOPBACK, address_towards, split_address
 from hvkeras.launcher import exit_report as reports
 from hvkeras.launcher.host_agents import AgentProcess, AgentTransport, Event, HostAgent, UnreachableError
@@ -172,7 +172,7 @@ class Launcher:
             await asyncio.sleep(LATE_EVERY)
             late = [host for task, host in connecting.items() if not task.done()]
             self.say(f"hvkeras run: waiting for {len(late)} of {len(connecting)} host{'s' * (len(connecting) > 1)}:"
-                     f" {listed(late)}")
+                     f" {some_of(late)}")
 
     async def _reserve(self) -> list[str]:
         """Reserves an address for each rank, if the ranks get a TF_CONFIG; returns all host:port in order of ranks."""
@@ -495,7 +495,7 @@ def _as_one(failures: Mapping[str, BaseException], hosts: int) -> BaseException:
     lines = [f"{host}: {error.why if isinstance(error, UnreachableError) else error}"
              for host, error in failures.items()]
     return MachineError("\n  ".join([f"{first}\n{len(failures)} of {hosts} hosts cannot be used:",
-                                     listed(lines, "\n  ")]))
+                                     some_of(lines, "\n  ")]))
 
 
 async def _cancelled(tasks: Iterable[asyncio.Future[Any]]) -> None:

@@ -13,8 +13,8 @@ from hvkeras.control.ranks import Ranks, RankState
 from hvkeras.control.rendezvous import Waiting
 from hvkeras.control.server import BEAT
 from hvkeras.errors import PeerError
-from hvkeras.host.console import say
-from hvkeras.host.error_text import listed, summary
+from hvkeras.host.console import say, some_of
+from hvkeras.host.error_text import summary
 from hvkeras.launch_environments import Launch
 from hvkeras.settings import Settings
 
@@ -185,6 +185,6 @@ class Membership:
         while missing := [number for number in range(1, self._launch.size) if number not in self._handler.members]:
             if self.cause is not None:
                 raise PeerError(f"The job ended: {self.cause.sentence()}")
-            waiting.check(listed([self._launch.task_name(number) for number in missing]), "not connected to the chief")
+            waiting.check(some_of([self._launch.task_name(number) for number in missing]), "not connected to the chief")
             time.sleep(_POLL_INTERVAL)
         self._handler.all_connected = True

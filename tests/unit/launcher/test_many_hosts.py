@@ -10,7 +10,6 @@ import pytest
 
 from harness.launchers import clean_environment
 from hvkeras.errors import MachineError
-from hvkeras.host.error_text import listed
 from hvkeras.launcher import restarts
 from hvkeras.launcher import run as launcher_run
 from hvkeras.launcher.host_agents import Ssh
@@ -78,7 +77,7 @@ def test_a_few_hosts_are_started_at_a_time(launch, tmp_path, monkeypatch):
 def test_late_hosts_are_named_in_one_line(launch, tmp_path, monkeypatch):
     monkeypatch.setattr(launcher_run, "LATE_EVERY", 0.2)
     late = [f"late{number:02}" for number in range(10)]
-    line = f"hvkeras run: waiting for 10 of 11 hosts: {', '.join(late[:8])}, and 2 more"
+    line = f"hvkeras run: waiting for 10 of 11 hosts: {', '.join(late[:8])} and 2 more"
     code, lines = launch([*late, "node"], Screen(line, tmp_path / "go"))
     assert code == 0
     assert line in lines
@@ -102,9 +101,3 @@ def test_a_host_that_cannot_be_reached_is_told_without_waiting_for_others(launch
     with pytest.raises(MachineError) as told:
         launch(["silent", "refuses"])
     assert str(told.value).endswith(f"HINT: try: ssh -o BatchMode=yes refuses {sys.executable} --version.")
-
-
-@pytest.mark.parametrize(("count", "words"), [
-    (0, ""), (2, "0, 1"), (8, "0, 1, 2, 3, 4, 5, 6, 7"), (9, "0, 1, 2, 3, 4, 5, 6, 7, and 1 more")])
-def test_of_many_names_the_first_are_listed(count, words):
-    assert listed([str(number) for number in range(count)]) == words
