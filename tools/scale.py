@@ -6,9 +6,10 @@
 
 With `PYTHONPATH` set to the checkout of an older commit, it measures that one, `--direct` where it has no relays.
 
-`clients` starts a process for the server, for each relay and for each rank; a host is an address of the loopback, so
-that each has a relay of its own. All are forked from a process that has imported everything, since a machine of two
-cores would need minutes for what as many machines do at once.
+`clients` starts a process for the server, one for each relay, and one for every four ranks, whose clients run in
+threads; a host is an address of the loopback, so that each has a relay of its own. Processes have imported everything
+before the time is taken, and relays are forked from one that has, since a machine of two cores would need minutes for
+what as many machines do at once.
 `handshakes` has two processes connect the ranks directly, all at once, with the protocol on asyncio: it shows that
 admission is no race. Seconds are those of a wall clock, unless CPU is said; bytes are those of TCP, from the server's
 sockets.
@@ -27,8 +28,10 @@ import platform
 import resource
 import socket
 import struct
+import sys
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection as Pipe
 from typing import Any
 
@@ -40,9 +43,9 @@ from hvkeras.settings import Settings
 
 try:
     from hvkeras.control.relay import relay
-    from hvkeras.control.relay_start import connect_to_relay, relay_name
+    from hvkeras.control.relay_start import connect_to_relay
 except ImportError:  # of a commit that has none
-    relay = relay_name = None  # type: ignore[assignment]
+    relay = None  # type: ignore[assignment]
 try:
     from hvkeras.control.messages import ValueDigest, ValueWanted
 except ImportError:
@@ -50,6 +53,7 @@ except ImportError:
 
 SECRET = b"s" * 32
 PLANS, TENSORS = 8, 20
+PER_PROCESS = 4
 _TCP_INFO_BYTES = struct.Struct("=120xQQ")  # acknowledged and received, of struct tcp_info (linux/tcp.h)
 Command = tuple[Any, ...]
 
@@ -154,13 +158,13 @@ def facts(host: int) -> dict[str, Any]:
             "preferred": names, "preferred_on_gpus": names}
 
 
-class Rank:
-    """A rank's client, in a process of its own that answers commands."""
+class Ranks:
+    """The clients of some ranks of a host, in a process of their own that answers commands."""
 
-    def __init__(self, rank: int, per_host: int, size: int, port: int, direct: bool) -> None:
-        self.rank = rank
+    def __init__(self, ranks: range, per_host: int, size: int, port: int, direct: bool) -> None:
+        self.ranks = ranks
         self._pipe, theirs = multiprocessing.Pipe()
-        self.process = multiprocessing.Process(target=_run_rank, args=(theirs, rank, per_host, size, port, direct),
+        self.process = multiprocessing.Process(target=_run_ranks, args=(theirs, ranks, per_host, size, port, direct),
                                                daemon=True)
         self.process.start()
         theirs.close()
@@ -169,78 +173,104 @@ class Rank:
         """Gives it a command."""
         self._pipe.send(command)
 
-    def answer(self, timeout: float) -> Any:
-        """Returns its answer."""
+    def answers(self, timeout: float) -> list[Any]:
+        """Returns the answers of its ranks."""
         if not self._pipe.poll(timeout):
-            raise TimeoutError(f"rank {self.rank} has not answered in {timeout:.0f} s")
-        found = self._pipe.recv()
-        if isinstance(found, BaseException):
-            raise found
+            raise TimeoutError(f"ranks {self.ranks} have not answered in {timeout:.0f} s")
+        found: list[Any] = self._pipe.recv()
+        for each in found:
+            if isinstance(each, BaseException):
+                raise each
         return found
 
 
-def _run_rank(pipe: Pipe, rank: int, per_host: int, size: int, port: int, direct: bool) -> None:
-    host = rank // per_host
-    address = (f"127.{1 + host // 250}.{host % 250}.1", port)
-    settings = Settings({"HVKERAS_START_TIMEOUT": "120", "HVKERAS_RELAY_FROM": "0" if direct else "2"})
-    entries = Entries(size)
-    ended: list[tuple[float, str]] = []
-    client: Any = None
-    while True:
-        command = pipe.recv()
-        answer: Any = None
+class Rank:
+    """One rank's client."""
+
+    def __init__(self, rank: int, per_host: int, size: int, port: int, direct: bool) -> None:
+        self._rank, self._per_host, self._size, self._direct = rank, per_host, size, direct
+        self._host = rank // per_host
+        self._address = (f"127.{1 + self._host // 250}.{self._host % 250}.1", port)
+        self._entries = Entries(size)
+        self._ended: list[tuple[float, str]] = []
+        self._client: Any = None
+
+    def do(self, *command: Any) -> Any:
+        """Carries out a command; returns the answer."""
         try:
-            match command:
-                case ["connect"]:
-                    if not direct and rank % per_host == 0:
-                        _fork_relay(address, size)
-                    launch = Launch("tool", rank, size, Rendezvous("run", f"{address[0]}:{port}"), rank % per_host,
-                                    per_host)
-                    client = rendezvous._connect_client(
-                        launch, settings, lambda cause: ended.append((time.monotonic(), cause.sentence())),
-                        rendezvous.Waiting(120.0), address, SECRET, None)
-                    client.server_is_rank = False
-                    found = client.gather("facts", facts(host), 120.0)
-                    answer = time.monotonic()
-                    assert len(found) == size and found[rank]["host"] == facts(host)["host"]
-                case ["gather", key, value]:
-                    value = value * 1024 if len(value) == 1 else f"{rank:08}" * 128
-                    found = client.gather(key, value, 120.0)
-                    answer = time.monotonic()
-                    assert len(found) == size and found[rank] == value, f"rank {rank} got others' values"
-                case ["train"]:
-                    client.join(entries)
-                case ["hold"]:  # half the ranks one step behind
-                    entries.beats, entries.held = 1_000_000 - (rank >= size // 2), True
-                case ["ended"]:
-                    until = time.monotonic() + 60.0
-                    while not ended and time.monotonic() < until:
-                        time.sleep(0.05)
-                    answer = ended[0] if ended else (float("inf"), "nothing")
+            return getattr(self, command[0])(*command[1:])
         except BaseException as error:  # noqa: BLE001 - for the one who has asked
-            answer = RuntimeError(f"{type(error).__name__}: {error}")
-        pipe.send(answer)
+            return RuntimeError(f"{type(error).__name__}: {str(error)[:300]}")
+
+    def wait(self) -> None:
+        """Does nothing."""
+
+    def connect(self) -> float:
+        """Connects and gathers the facts; returns when they were there."""
+        settings = Settings({"HVKERAS_START_TIMEOUT": "120", "HVKERAS_RELAY_FROM": "0" if self._direct else "2"})
+        place = Rendezvous("run", "{}:{}".format(*self._address))
+        launch = Launch("tool", self._rank, self._size, place, self._rank % self._per_host, self._per_host)
+        self._client = rendezvous._connect_client(
+            launch, settings, lambda cause: self._ended.append((time.monotonic(), cause.sentence())),
+            rendezvous.Waiting(120.0), self._address, SECRET, None)
+        self._client.server_is_rank = False
+        found = self._client.gather("facts", facts(self._host), 120.0)
+        end = time.monotonic()
+        assert len(found) == self._size and found[self._rank]["host"] == facts(self._host)["host"]
+        return end
+
+    def gather(self, key: str, equal: bool) -> float:
+        """Gathers 1 KiB of each rank; returns when all were there."""
+        value = ("v" if equal else f"{self._rank:08}") * (1024 if equal else 128)
+        found = self._client.gather(key, value, 120.0)
+        end = time.monotonic()
+        assert len(found) == self._size and found[self._rank] == value, f"rank {self._rank} got others' values"
+        return end
+
+    def train(self) -> None:
+        """Has counts change in every beat."""
+        self._client.join(self._entries)
+
+    def hold(self) -> None:
+        """Has half the ranks stay one step behind."""
+        self._entries.beats, self._entries.held = 1_000_000 - (self._rank >= self._size // 2), True
+
+    def ended(self) -> tuple[float, str]:
+        """Returns when the job has ended here, and why."""
+        until = time.monotonic() + 60.0
+        while not self._ended and time.monotonic() < until:
+            time.sleep(0.05)
+        return self._ended[0] if self._ended else (float("inf"), "nothing")
 
 
-def _fork_relay(address: tuple[str, int], size: int) -> None:
-    """Becomes, in a child, the program that a rank would start, without the imports; waits until it is found."""
-    name = relay_name(address, SECRET)
+def _run_ranks(pipe: Pipe, ranks: range, per_host: int, size: int, port: int, direct: bool) -> None:
+    _raise_open_files()
+    sys.setswitchinterval(0.1)  # a thousand threads that ask for the interpreter 200 times a second leave no time
+    rendezvous.start_relay = _fork_relay
+    found = [Rank(rank, per_host, size, port, direct) for rank in ranks]
+    with ThreadPoolExecutor(len(found)) as threads:
+        while True:
+            command = pipe.recv()
+            pipe.send(list(threads.map(lambda rank: rank.do(*command), found)))
+
+
+def _fork_relay(name: str, server: socket.socket, secret: bytes, size: int, liveness: float) -> str:
+    """Becomes, in a child, the program that a rank would start; waits until it is found."""
     if os.fork() == 0:
-        with open(os.devnull, "w") as nothing:
-            os.dup2(nothing.fileno(), 1)
-        relay(name, socket.create_connection(address), SECRET, size, 15.0)
+        os.dup2(os.open(os.devnull, os.O_RDWR), 1)
+        relay(name, server.dup(), secret, size, liveness)
         os._exit(0)
     while True:
         with contextlib.suppress(ConnectionRefusedError):
             connect_to_relay(name, 5.0).close()
-            return
+            return ""
         time.sleep(0.01)
 
 
-def _all(ranks: Sequence[Rank], *command: Any, timeout: float = 130.0) -> list[Any]:
-    for rank in ranks:
-        rank.send(*command)
-    return [rank.answer(timeout) for rank in ranks]
+def _all(ranks: Sequence[Ranks], *command: Any, timeout: float = 130.0) -> list[Any]:
+    for each in ranks:
+        each.send(*command)
+    return [answer for each in ranks for answer in each.answers(timeout)]
 
 
 def clients(chosen: argparse.Namespace) -> None:
@@ -250,24 +280,27 @@ def clients(chosen: argparse.Namespace) -> None:
     print(f"{size} ranks on {hosts} hosts, {'each by itself' if direct else 'through relays'}", flush=True)
     for round_number in range(chosen.rounds):
         served = Served(size, {"stall_warning": 60.0, "mismatch": 3.0})
-        ranks = [Rank(rank, chosen.per_host, size, served.port, direct) for rank in range(size)]
+        firsts = [*range(0, size - 1, PER_PROCESS), size - 1]  # the last rank can be killed alone
+        ranks = [Ranks(range(first, end), chosen.per_host, size, served.port, direct)
+                 for first, end in zip(firsts, [*firsts[1:], size], strict=True)]
         try:
+            _all(ranks, "wait")
             begin = time.monotonic()
             took = max(_all(ranks, "connect")) - begin
             print(f"  connected, and the facts gathered: {took:.2f} s", flush=True)
             if round_number == chosen.rounds - 1:
                 _measure(chosen, served, ranks, hosts)
         finally:
-            for rank in ranks:
-                rank.process.kill()
+            for each in ranks:
+                each.process.kill()
             served.end()
             time.sleep(1.0)
 
 
-def _measure(chosen: argparse.Namespace, served: Served, ranks: Sequence[Rank], hosts: int) -> None:
-    for key, value in (("different", "rank"), ("equal", "v")):
+def _measure(chosen: argparse.Namespace, served: Served, ranks: Sequence[Ranks], hosts: int) -> None:
+    for key, equal in (("different", False), ("equal", True)):
         before, begin = served.ask("bytes"), time.monotonic()
-        took = max(_all(ranks, "gather", key, value)) - begin
+        took = max(_all(ranks, "gather", key, equal)) - begin
         each = (served.ask("bytes") - before) / hosts / 2**20
         print(f"  1 KiB a rank gathered, {key} values: {took:.2f} s, {each:.2f} MiB a host to and from the server",
               flush=True)
@@ -279,13 +312,13 @@ def _measure(chosen: argparse.Namespace, served: Served, ranks: Sequence[Rank], 
         share = (served.ask("cpu") - before) / (time.monotonic() - begin)
         print(f"  server, {what}: {100 * share:.1f} % of a core over {chosen.seconds:.0f} s", flush=True)
     print(f"  server, largest memory: {served.ask('memory'):.0f} MiB", flush=True)
-    victim, others = ranks[-1], ranks[:-1]
+    victim, others = chosen.ranks - 1, ranks[:-1]
     begin = time.monotonic()
-    victim.process.kill()
+    ranks[-1].process.kill()
     ended = _all(others, "ended", timeout=70.0)
-    right = [at for at, text in ended if f"rank {victim.rank} on" in text and "ended unexpectedly" in text]
-    print(f"  rank {victim.rank} killed: {len(right)} of {len(others)} others know it, by name and cause, the last one"
-          f" after {max(right, default=float('inf')) - begin:.2f} s", flush=True)
+    right = [at for at, text in ended if f"rank {victim} on" in text and "ended unexpectedly" in text]
+    print(f"  rank {victim} killed: {len(right)} of {len(ended)} others know it, by name and cause, the last one after"
+          f" {max(right, default=float('inf')) - begin:.2f} s", flush=True)
 
 
 # 4,096 ranks: the protocol on asyncio.
@@ -336,7 +369,7 @@ async def _rank(rank: int, size: int, port: int, gathered: list[int], leave: asy
     writer.close()
 
 
-def _run_ranks(pipe: Pipe, ranks: Sequence[int], size: int, port: int) -> None:
+def _run_handshakes(pipe: Pipe, ranks: Sequence[int], size: int, port: int) -> None:
     _raise_open_files()
 
     async def run() -> None:
@@ -364,7 +397,7 @@ def handshakes(chosen: argparse.Namespace) -> None:
     pipes, processes = [], []
     for part in range(2):
         ours, theirs = multiprocessing.Pipe()
-        processes.append(multiprocessing.Process(target=_run_ranks, daemon=True, args=(
+        processes.append(multiprocessing.Process(target=_run_handshakes, daemon=True, args=(
             theirs, range(part, size, 2), size, served.port)))
         processes[-1].start()
         pipes.append(ours)
@@ -411,5 +444,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    multiprocessing.set_start_method("fork")
+    multiprocessing.set_start_method("spawn")  # a thousand forks of one process would share its pages, and be slow
     main()

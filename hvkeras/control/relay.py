@@ -1,6 +1,6 @@
 """The relay of one host: a process between its ranks and the server, to which it has one connection.
 
-Upwards, it puts together what ranks send: what is equal travels once, heartbeats twice a second, all else at once.
+Upwards, it puts together what ranks send: what is equal travels once, heartbeats once a second, all else at once.
 Downwards, it passes on what is for its ranks. It reads none of that, except the names of a few messages. A rank proves
 the secret to the relay, and the relay to the server. How it is started: `hvkeras.control.relay_start`.
 """
@@ -38,7 +38,7 @@ from hvkeras.control.wire import ProofError
 from hvkeras.errors import HvkerasError
 from hvkeras.host.error_text import summary
 
-BEAT = 0.5  # seconds between two heartbeats to the server
+BEAT = 1.0  # seconds between two heartbeats to the server
 LINGER = 5.0  # seconds for which a relay without ranks waits for others
 _MOST = 2**62  # numbers to choose from: two relays of a job never have the same
 _HEARTBEAT, _JOINED, _ENDED = b'["Heartbeat"', b'["SomeJoined"', b'["JobEnded"'

@@ -2,13 +2,13 @@
 
 The relay (`hvkeras.control.relay`) is a process of its own, as the Python of a rank may be blocked, and a rank may leave
 the job while others go on. It listens on an abstract Unix socket, whose name is derived from the job's secret and the
-server's address: whoever binds the name first is the relay of this host, so that nothing has to be announced, locked or
-removed. The first rank of the host starts it. The others wait for it for a moment, and start it themselves if it does
-not come.
+server's address, so that nothing has to be announced or removed. The rank that binds a second such name first starts the
+relay. The kernel frees that name if the rank ends meanwhile, and another one takes its place.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import json
@@ -17,6 +17,7 @@ import socket
 import struct
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -55,6 +56,21 @@ def connect_to_relay(name: str, timeout: float) -> socket.socket:
         connected.close()
         raise
     return connected
+
+
+@contextlib.contextmanager
+def sole_starter(name: str) -> Iterator[None]:
+    """Makes this rank the only one of its host that starts the relay.
+
+    Args:
+        name: The name of the relay's socket.
+
+    Raises:
+        OSError: Another rank is starting it.
+    """
+    with socket.socket(socket.AF_UNIX) as claim:
+        claim.bind(f"{name}-starter")
+        yield
 
 
 def start_relay(name: str, server: socket.socket, secret: bytes, size: int, liveness: float) -> str:

@@ -28,7 +28,7 @@ from hvkeras.control.cause import Cause
 from hvkeras.control.client import ControlClient
 from hvkeras.control.connection import Introduction
 from hvkeras.control.messages import Deadlines
-from hvkeras.control.relay_start import connect_to_relay, relay_name, start_relay
+from hvkeras.control.relay_start import connect_to_relay, relay_name, sole_starter, start_relay
 from hvkeras.control.server import ControlServer
 from hvkeras.control.wire import ProofError
 from hvkeras.errors import MachineError, PeerError, UsageError, explain
@@ -52,7 +52,6 @@ from hvkeras.settings import Settings
 RECORD_BYTES = 1024  # size of what each rank sends over MPI: its host name and addresses, as JSON
 STORE_KEY = "/hvkeras/control"
 _LONGEST_ANSWER = 64 * 1024  # bytes of horovodrun's store, which anybody may write to
-RELAY_WITHIN = 3.0  # seconds after which any rank of a host starts its relay
 ADMITTED_WITHIN = 6.0  # seconds after which a connection is no longer taken for one that the server has not answered yet
 REPORT_EVERY = 3.0  # seconds between two reports of a missing rank
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds between two looks for what is awaited
@@ -274,12 +273,18 @@ def _reach(launch: Launch, settings: Settings, waiting: Waiting, address: Addres
     name = relay_name(address, secret)
     with contextlib.suppress(ConnectionRefusedError):
         return connect_to_relay(name, timeout)
-    if launch.local_rank and waiting.passed < RELAY_WITHIN:
-        raise ConnectionRefusedError(0, "the first rank of this host has not started the relay to it")
-    with socket.create_connection(address, timeout) as server:
-        why = start_relay(name, server, secret, launch.size, settings.liveness_timeout)
+    why = ""
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(sole_starter(name))
+        except OSError:
+            raise ConnectionRefusedError(0, "another rank of this host is starting the relay to it") from None
+        with contextlib.suppress(ConnectionRefusedError):  # it may have just ended its start
+            return connect_to_relay(name, timeout)
+        with socket.create_connection(address, timeout) as server:
+            why = start_relay(name, server, secret, launch.size, settings.liveness_timeout)
     try:
-        return connect_to_relay(name, timeout)  # another rank may have been faster
+        return connect_to_relay(name, timeout)
     except ConnectionRefusedError:
         say(f"no relay on {socket.gethostname()}: {why or 'it has ended'}; rank {launch.rank} connects by itself")
         return socket.create_connection(address, timeout)
