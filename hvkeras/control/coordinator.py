@@ -114,9 +114,7 @@ class Coordinator:
     def on_leave(self, number: int) -> None:
         """Handles the end of a rank's connection."""
         self._gathers.forget(number)
-        for key, plan in self._unknown.items():
-            if plan.asked == number:
-                self._ask_for_plan(key, plan)
+        self._ask_for_plans([key for key, plan in self._unknown.items() if plan.asked == number])
 
     def send_missing(self) -> None:
         """Tells the ranks that wait in an exchange for whom they wait."""
@@ -130,29 +128,32 @@ class Coordinator:
             numbers: The ranks.
             message: The heartbeat.
         """
-        for key in [key for key in message.counts if not self.waits.knows(key)]:
+        unknown = [key for key in message.counts if not self.waits.knows(key)]
+        for key in unknown:
             plan = self._unknown.setdefault(key, _UnknownPlan())
             plan.counts.update(dict.fromkeys(numbers, message.counts[key]))
             if key in message.sites:
                 plan.sites.update(dict.fromkeys(numbers, message.sites[key]))
-            if plan.asked is None:
-                self._ask_for_plan(key, plan)
-        if self._unknown:
-            self.waits.update(numbers, *({key: value for key, value in values.items() if key not in self._unknown}
-                                         for values in (message.counts, message.sites)))
-        else:
-            self.waits.update(numbers, message.counts, message.sites)
+        self._ask_for_plans([key for key in unknown if self._unknown[key].asked is None])
+        known = [{key: value for key, value in values.items() if key not in self._unknown} if self._unknown else values
+                 for values in (message.counts, message.sites)]
+        self.waits.update(numbers, *known)
         self._participation.learn(message.calls)
         self.waits.set_waiting(numbers, message.waiting_in)
         for number in numbers:
             self._stalls.update(number, message.standstill)
         self._request_participation()
 
-    def _ask_for_plan(self, key: str, plan: _UnknownPlan) -> None:
-        """Asks one of the ranks that have entered a plan what it consists of; all would say the same."""
-        plan.asked = next((number for number in plan.counts if number in self._ranks.present), None)
-        if plan.asked is not None:
-            self._ranks.send([plan.asked], PlansWanted([key]))
+    def _ask_for_plans(self, keys: Iterable[str]) -> None:
+        """Asks, for each plan, one of the ranks that have entered it what it consists of; all would say the same."""
+        to_ask: dict[int, list[str]] = {}
+        for key in keys:
+            plan = self._unknown[key]
+            plan.asked = next((number for number in plan.counts if number in self._ranks.present), None)
+            if plan.asked is not None:
+                to_ask.setdefault(plan.asked, []).append(key)
+        for number, wanted in to_ask.items():
+            self._ranks.send([number], PlansWanted(wanted))
 
     def _learn(self, plans: Mapping[str, PlanDescription]) -> None:
         for key, plan in plans.items():

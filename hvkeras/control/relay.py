@@ -41,7 +41,7 @@ from hvkeras.host.error_text import summary
 BEAT = 1.0  # seconds between two heartbeats to the server
 LINGER = 5.0  # seconds for which a relay without ranks waits for others
 _MOST = 2**62  # numbers to choose from: two relays of a job never have the same
-_HEARTBEAT, _JOINED, _ENDED = b'["Heartbeat"', b'["SomeJoined"', b'["JobEnded"'
+_HEARTBEAT, _WELCOME, _JOINED, _ENDED = b'["Heartbeat"', b'["Welcome"', b'["SomeJoined"', b'["JobEnded"'
 
 
 class RelayHandler(Handler):
@@ -62,6 +62,7 @@ class RelayHandler(Handler):
         self._liveness = liveness
         self._batch = Batch()
         self._is_due = False
+        self._admitted: set[int] = set()  # the ranks that the server has admitted
         self._some_joined = False  # and wait to learn what the others do
         self._is_ending = False  # the server has gone, or the job has ended: no more ranks come
         self._detached = False  # the server has gone in good order
@@ -83,6 +84,7 @@ class RelayHandler(Handler):
 
     def on_leave(self, member: Member) -> None:
         """Reports the end of a rank's connection."""
+        self._admitted.discard(member.number)
         self._add(member, encode(RankGone()))
         self._empty_since = time.monotonic()
 
@@ -113,7 +115,9 @@ class RelayHandler(Handler):
                 if body.startswith(_JOINED):
                     joined = decode(body)
                     self._some_joined = isinstance(joined, SomeJoined) and joined.joined
-                for number in from_runs(runs) if runs else list(self.members):
+                if body.startswith(_WELCOME):
+                    self._admitted.update(from_runs(runs))
+                for number in from_runs(runs) if runs else sorted(self._admitted):
                     if number in self.members:
                         self.members[number].write(body)
 
@@ -171,7 +175,11 @@ def relay(name: str, connected: socket.socket, secret: bytes, size: int, livenes
     serving = MessageServer(handler, secret, name, size=size)  # from now on, there is no other relay
     connected.settimeout(STARTED_WITHIN)
     number = FIRST_RELAY - secrets.randbelow(_MOST)
-    server = Connection(connected, secret, Introduction(number, size, socket.gethostname()))
+    try:
+        server = Connection(connected, secret, Introduction(number, size, socket.gethostname()))
+    except BaseException:
+        serving.stop()
+        raise
     handler.send = server.send
     serving.start()
     _say(READY)

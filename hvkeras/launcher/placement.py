@@ -162,7 +162,7 @@ def _merged(entries: list[tuple[str, int]]) -> dict[str, int]:
     """Adds up the slots of hosts that are listed more than once; all names of this machine count as one host."""
     slots: dict[str, int] = {}
     names = list(dict.fromkeys(name for name, _ in entries))
-    with ThreadPoolExecutor(RESOLVING) as pool:
+    with ThreadPoolExecutor(RESOLVING, "hvkeras-resolve") as pool:
         here = dict(zip(names, pool.map(is_local, names), strict=True))
     for name, number in entries:
         key = THIS_HOST if here[name] else name

@@ -17,6 +17,9 @@ import pytest
 from hvkeras.bench.channel import Channel, ChannelClosedError, Listener
 from hvkeras.control import wire
 from hvkeras.control.membership_channel import MembershipServer
+from hvkeras.control.message_server import MessageServer
+from hvkeras.control.relay import RelayHandler
+from hvkeras.control.relay_start import connect_to_relay, relay_name
 from hvkeras.control.rendezvous import claim_port
 from hvkeras.control.server import ControlServer
 from hvkeras.control.wire import accept_proven
@@ -93,6 +96,22 @@ def claim() -> Iterator[Address]:
 
 
 @contextlib.contextmanager
+def relay() -> Iterator[Address]:
+    handler = RelayHandler(15.0)
+    server = MessageServer(handler, SECRET, relay_name(("here", 1), SECRET))
+    server.start()
+    try:
+        yield server.address
+    finally:
+        server.stop()
+
+
+def connect(address: Address) -> socket.socket:
+    host = address[0]
+    return connect_to_relay(host, 1.0) if host.startswith("\0") else socket.create_connection(address, timeout=1.0)
+
+
+@contextlib.contextmanager
 def stream() -> Iterator[Address]:
     with socket.create_server((LOOPBACK, 0)) as server:
         accepted: list[object] = []
@@ -112,6 +131,7 @@ def stream() -> Iterator[Address]:
 
 OPEN: dict[str, Callable[[], contextlib.AbstractContextManager[Address]]] = {
     "control/server.py": lambda: serving(ControlServer(2, SECRET)),
+    "control/relay.py": relay,
     "control/membership_channel.py": lambda: serving(
         MembershipServer(SECRET, LOOPBACK, lambda worker, message: None, 15.0)),
     "control/rendezvous.py": claim,
@@ -126,7 +146,7 @@ OPEN: dict[str, Callable[[], contextlib.AbstractContextManager[Address]]] = {
 
 @pytest.mark.parametrize("where", OPEN)
 def test_a_stranger_gets_a_challenge_and_nothing_else(where):
-    with OPEN[where]() as address, socket.create_connection(address, timeout=1.0) as stranger:
+    with OPEN[where]() as address, connect(address) as stranger:
         got = b""
         with contextlib.suppress(TimeoutError, ConnectionError):
             stranger.sendall(b"\0" * (wire.NONCE_BYTES + wire.CODE_BYTES))
@@ -137,7 +157,7 @@ def test_a_stranger_gets_a_challenge_and_nothing_else(where):
 
 @pytest.mark.parametrize("where", OPEN)
 def test_endless_input_of_a_stranger_is_cut_off(where):
-    with OPEN[where]() as address, socket.create_connection(address, timeout=1.0) as stranger:
+    with OPEN[where]() as address, connect(address) as stranger:
         sent = 0
         with contextlib.suppress(TimeoutError, ConnectionError):
             while sent < ENDLESS:
