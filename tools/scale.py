@@ -113,22 +113,27 @@ class Entries:
         self._plans = [PlanOfTool(number, size) for number in range(PLANS)]
 
     def snapshot(self) -> dict[str, tuple[int, Any]]:
+        """How often each plan was entered."""
         self.beats += not self.held
         return {plan.key: (self.beats, plan) for plan in self._plans}
 
     def site(self, _key: str) -> str:
+        """Where."""
         return "train.py:42"
 
     def calls(self) -> dict[str, Any]:
+        """None."""
         return {}
 
     def forget(self, _counts: object) -> list[str]:
+        """Forgets none."""
         return []
 
     def set_owed(self, _keys: object) -> None:
-        pass
+        """Does nothing."""
 
     def can_raise(self, _key: str) -> bool:
+        """Never."""
         return False
 
 
@@ -143,6 +148,7 @@ class PlanOfTool:
         self._size = size
 
     def describe(self) -> dict[str, Any]:
+        """What it consists of."""
         names = [f"layer_{number}/kernel" for number in range(TENSORS)]
         return {"operation": self.operation, "how": "average", "label": self.label, "names": names, "hint": "",
                 "kinds": ["float32[1024, 1024]"] * TENSORS, "ranks": list(range(self._size)), "is_of_model": False}
@@ -151,7 +157,8 @@ class PlanOfTool:
 def facts(host: int) -> dict[str, Any]:
     """What a rank reports about itself at the start of a job, in as many bytes."""
     names = ("native", "horovod", "tfdist", "local")
-    return {"host": f"node{host:04}", "identity": hashlib.sha256(str(host).encode()).hexdigest(), "cores": list(range(64)),
+    return {"host": f"node{host:04}", "identity": hashlib.sha256(str(host).encode()).hexdigest(),
+            "cores": list(range(64)),
             "versions": {"Python": platform.python_version(), "hvkeras": "1.0", "TensorFlow": "2.21", "Keras": "3.14"},
             "settings": Settings({}).shared(), "gpus": [], "requested": "auto",
             "objections": dict.fromkeys(names, ""), "objections_between_hosts": dict.fromkeys(names, ""),
@@ -216,7 +223,8 @@ class Rank:
         self._client.server_is_rank = False
         found = self._client.gather("facts", facts(self._host), 120.0)
         end = time.monotonic()
-        assert len(found) == self._size and found[self._rank]["host"] == facts(self._host)["host"]
+        assert len(found) == self._size
+        assert found[self._rank]["host"] == facts(self._host)["host"]
         return end
 
     def gather(self, key: str, equal: bool) -> float:
@@ -224,7 +232,8 @@ class Rank:
         value = ("v" if equal else f"{self._rank:08}") * (1024 if equal else 128)
         found = self._client.gather(key, value, 120.0)
         end = time.monotonic()
-        assert len(found) == self._size and found[self._rank] == value, f"rank {self._rank} got others' values"
+        assert len(found) == self._size
+        assert found[self._rank] == value, f"rank {self._rank} got others' values"
         return end
 
     def train(self) -> None:
@@ -251,7 +260,7 @@ def _run_ranks(pipe: Pipe, ranks: range, per_host: int, size: int, port: int, di
     with ThreadPoolExecutor(len(found)) as threads:
         while True:
             command = pipe.recv()
-            pipe.send(list(threads.map(lambda rank: rank.do(*command), found)))
+            pipe.send([each.result() for each in [threads.submit(rank.do, *command) for rank in found]])
 
 
 def _fork_relay(name: str, server: socket.socket, secret: bytes, size: int, liveness: float) -> str:

@@ -114,7 +114,8 @@ class ControlClient:
                                       lambda: self._exchange.is_waiting)
         self._handlers: dict[type[Message], Callable[[Any], None]] = {
             AllValues: self._exchange.on_message, MissingRanks: self._exchange.on_message,
-            ValueWanted: self._exchange.on_message, PlansWanted: lambda message: self._heartbeats.describe(message.keys),
+            ValueWanted: self._exchange.on_message,
+            PlansWanted: lambda message: self._heartbeats.describe(message.keys),
             AllJoined: self._participate, Participate: self._participate, PlanRefused: self._refuse,
             SomeJoined: self._on_some_joined, ForgetPlans: lambda message: self._heartbeats.forget(message.counts),
             StopQuestion: self._answer_stop,

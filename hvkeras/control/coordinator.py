@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from hvkeras.control.cause import Cause, CauseKind
 from hvkeras.control.deadlocks import Finding, Waits
@@ -31,6 +32,8 @@ from hvkeras.control.messages import (
 from hvkeras.control.ranks import Ranks, RankState
 from hvkeras.control.stalls import Stalls
 from hvkeras.control.stop_agreement import Stops
+
+_Any = TypeVar("_Any")
 
 
 @dataclass
@@ -135,14 +138,18 @@ class Coordinator:
             if key in message.sites:
                 plan.sites.update(dict.fromkeys(numbers, message.sites[key]))
         self._ask_for_plans([key for key in unknown if self._unknown[key].asked is None])
-        known = [{key: value for key, value in values.items() if key not in self._unknown} if self._unknown else values
-                 for values in (message.counts, message.sites)]
-        self.waits.update(numbers, *known)
+        if self._unknown:
+            self.waits.update(numbers, self._known(message.counts), self._known(message.sites))
+        else:
+            self.waits.update(numbers, message.counts, message.sites)
         self._participation.learn(message.calls)
         self.waits.set_waiting(numbers, message.waiting_in)
         for number in numbers:
             self._stalls.update(number, message.standstill)
         self._request_participation()
+
+    def _known(self, values: Mapping[str, _Any]) -> dict[str, _Any]:
+        return {key: value for key, value in values.items() if key not in self._unknown}
 
     def _ask_for_plans(self, keys: Iterable[str]) -> None:
         """Asks, for each plan, one of the ranks that have entered it what it consists of; all would say the same."""

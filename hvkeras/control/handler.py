@@ -131,6 +131,7 @@ class Handler(Protocol):
 
     def on_message(self, _member: Member, _message: Message, /) -> None:
         """Handles a message from a member."""
+        return
 
     def on_leave(self, _member: Member, /) -> None:
         """Handles the end of a member's connection; it is no member any more."""

@@ -30,7 +30,6 @@ from hvkeras.control.messages import (
     SomeJoined,
     decode,
     encode,
-    name_of,
 )
 from hvkeras.control.relay_start import READY, STARTED_WITHIN
 from hvkeras.control.relayed import FIRST_RELAY, Batch, from_runs
@@ -152,7 +151,7 @@ class RelayHandler(Handler):
         """Whether all ranks are silent as well, as when a user suspends the whole job."""
         return all(now - member.seen > self._liveness / 2 for member in self.members.values())
 
-    def on_fault(self, what: str, error: BaseException) -> None:
+    def on_fault(self, _what: str, _error: BaseException, /) -> None:
         """Ends the relay for a fault of hvkeras, which ends the job."""
         os._exit(1)
 

@@ -1,9 +1,9 @@
 """How the ranks of a host find their relay, and how one of them starts it.
 
-The relay (`hvkeras.control.relay`) is a process of its own, as the Python of a rank may be blocked, and a rank may leave
-the job while others go on. It listens on an abstract Unix socket, whose name is derived from the job's secret and the
-server's address, so that nothing has to be announced or removed. The rank that binds a second such name first starts the
-relay. The kernel frees that name if the rank ends meanwhile, and another one takes its place.
+The relay (`hvkeras.control.relay`) is a process of its own, as the Python of a rank may be blocked, and a rank may
+leave the job while others go on. It listens on an abstract Unix socket, whose name is derived from the job's secret and
+the server's address, so that nothing has to be announced or removed. The rank that binds a second such name first
+starts the relay. The kernel frees that name if the rank ends meanwhile, and another one takes its place.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-
 
 STARTED_WITHIN = 30.0  # seconds
 _CODE = ("import sys; sys.path[:] = {path!r}\n"

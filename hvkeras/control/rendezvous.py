@@ -8,6 +8,7 @@ Once connected, they wait for all others in the exchange of facts (`hvkeras.job.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import secrets
 import socket
@@ -52,7 +53,7 @@ from hvkeras.settings import Settings
 RECORD_BYTES = 1024  # size of what each rank sends over MPI: its host name and addresses, as JSON
 STORE_KEY = "/hvkeras/control"
 _LONGEST_ANSWER = 64 * 1024  # bytes of horovodrun's store, which anybody may write to
-ADMITTED_WITHIN = 6.0  # seconds after which a connection is no longer taken for one that the server has not answered yet
+ADMITTED_WITHIN = 6.0  # seconds until a connection of which the server's kernel knows nothing is found out
 REPORT_EVERY = 3.0  # seconds between two reports of a missing rank
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds between two looks for what is awaited
 LOOKS_PER_SECOND = 1000  # of all ranks together, at what they share
@@ -223,42 +224,54 @@ def _connect_client(
     launch: Launch, settings: Settings, on_end: Callable[[Cause], None], waiting: Waiting, address: Address,
     secret: bytes, refresh: Refresh | None,
 ) -> ControlClient:
-    me = Introduction(launch.rank, launch.size, socket.gethostname())
-
-    def whom() -> str:
-        return f"{launch.task_name(0)}, which serves the control channel at {address[0]}:{address[1]}"
-
-    def still() -> None:
-        waiting.check(whom(), "it does not admit this rank yet")
-        if refresh is not None and refresh() != (address, secret):
-            raise ConnectionAbortedError("it has announced itself at another address")
-
     while True:
+        whom = f"{launch.task_name(0)}, which serves the control channel at {address[0]}:{address[1]}"
+        still = functools.partial(_check_still, waiting, whom, refresh, (address, secret))
         try:
             connection = _reach(launch, settings, waiting, address, secret)
         except OSError as error:
-            waiting.check(whom(), _why_unreachable(error))
+            waiting.check(whom, _why_unreachable(error))
         else:
             try:
-                if connection.family != socket.AF_UNIX:
-                    keep_alive(connection, ADMITTED_WITHIN)  # a server's kernel may forget one of a thousand
-                client = ControlClient(connection, secret, me, settings.liveness_timeout, on_end, still)
-                if connection.family == socket.AF_UNIX:
-                    client.local_address = address_towards(address[0])
-                else:
-                    keep_alive(connection, 2 * settings.liveness_timeout)
-                return client
+                return _client_on(connection, launch, settings, on_end, address, secret, still)
             except (OSError, ProofError) as error:
-                connection.close()
                 if refresh is None and isinstance(error, ProofError):
                     raise
-                waiting.check(whom(), str(error))
-            except BaseException:
-                connection.close()
-                raise
+                waiting.check(whom, str(error))
         waiting.pause()
         if refresh is not None:
             address, secret = refresh()
+
+
+def _check_still(waiting: Waiting, whom: str, refresh: Refresh | None, known: tuple[Address, bytes]) -> None:
+    """Reports the wait for a server that does not answer.
+
+    Raises:
+        PeerError: The deadline has passed.
+        OSError: The server is elsewhere now.
+    """
+    waiting.check(whom, "it does not admit this rank yet")
+    if refresh is not None and refresh() != known:
+        raise ConnectionAbortedError("it has announced itself at another address")
+
+
+def _client_on(connection: socket.socket, launch: Launch, settings: Settings, on_end: Callable[[Cause], None],
+               address: Address, secret: bytes, still: Callable[[], None]) -> ControlClient:
+    """Makes a client of a connection to the server, or to a relay, and closes it if that fails."""
+    is_relay = connection.family == socket.AF_UNIX
+    me = Introduction(launch.rank, launch.size, socket.gethostname())
+    try:
+        if not is_relay:
+            keep_alive(connection, ADMITTED_WITHIN)  # a server's kernel may forget one of a thousand
+        client = ControlClient(connection, secret, me, settings.liveness_timeout, on_end, still)
+        if is_relay:
+            client.local_address = address_towards(address[0])
+        else:
+            keep_alive(connection, 2 * settings.liveness_timeout)
+    except BaseException:
+        connection.close()
+        raise
+    return client
 
 
 def _reach(launch: Launch, settings: Settings, waiting: Waiting, address: Address, secret: bytes) -> socket.socket:

@@ -168,9 +168,9 @@ class ControlHandler(Handler):
             self.on_leave(rank.member)
 
     def _end_with_relay(self, kind: CauseKind, relay: Relay, error: str) -> None:
-        member = relay.member
-        self.ranks.end(Cause(kind, None, member.host, member.pid, f"the relay on {member.host} (pid {member.pid}), which"
-                             f" connects {in_words(sorted(relay.ranks))}, {error}"))
+        host, pid = relay.member.host, relay.member.pid
+        text = f"the relay on {host} (pid {pid}), which connects {in_words(sorted(relay.ranks))}, {error}"
+        self.ranks.end(Cause(kind, None, host, pid, text))
 
     def _handle(self, rank: RankState, message: Message) -> None:
         """Handles a message from a rank."""

@@ -50,7 +50,7 @@ class Channel:
         sent: list[Message] = []
         member = Member(number, size, host or f"host{number}", pid or 10 + number, 0,
                         lambda data: sent.append(decode(data)), lambda: self.leave(member), time.monotonic())
-        self.rejected = self.handler.on_join(member)
+        self.rejected = self.handler.on_join(member) or ""
         if not self.rejected:
             self.sent[number] = sent
             self.handler.members.add(member)

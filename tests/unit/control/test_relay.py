@@ -113,7 +113,8 @@ def test_ranks_of_a_host_share_one_connection_and_get_all_values(job):
     job.connect_all()
     assert len({job.relay_of(rank) for rank in range(4)}) == 2 and job.relay_of(0) == job.relay_of(1)
     assert len(job.server._handler.members) == 2 and job.server.connected == {0, 1, 2, 3}
-    for key, values in (("small", [1, 2, 3, 4]), ("equal", ["x" * 5000] * 4), ("large", ["abcd"[r] * 3000 for r in range(4)]),
+    for key, values in (("small", [1, 2, 3, 4]), ("equal", ["x" * 5000] * 4),
+                        ("large", ["abcd"[r] * 3000 for r in range(4)]),
                         ("facts", [{"host": f"node{r // 2}", "rank": r, "text": "y" * 1000} for r in range(4)]),
                         ("large", [[r] * 2000 for r in range(4)])):
         assert job.gather(key, values) == [values] * 4

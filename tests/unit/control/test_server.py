@@ -9,8 +9,8 @@ import pytest
 from harness.handlers import Channel
 from hvkeras.control import server as server_module
 from hvkeras.control.cause import Cause, CauseKind
-from hvkeras.control.handler import TICK
 from hvkeras.control.exchange import packed
+from hvkeras.control.handler import TICK
 from hvkeras.control.messages import (
     AllScriptsEnded,
     AllValues,
