@@ -56,7 +56,7 @@ class HostsJob:
 
     def text(self, rank: int, stream: str = "stdout") -> str:
         """What a rank has printed."""
-        path = self._folder / "logs" / f"rank.{rank}" / stream
+        path = self._folder / "logs" / f"rank.{rank:0{len(str(sum(self.slots) - 1))}}" / stream
         return path.read_text(errors="replace") if path.exists() else ""
 
     def last_line(self, rank: int) -> str:
