@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import re
 import signal
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
 from harness import hosts as machines
-from hosts.jobs import running
+from harness import warm
+from harness.launchers import BIN
+from hosts.jobs import DEADLINE, ENDLESS, environment_for, running
 
 pytestmark = [pytest.mark.nightly, pytest.mark.skipif(bool(machines.missing()), reason=machines.missing())]
 RELAYS = {"HVKERAS_RELAY_FROM": "2"}
@@ -60,3 +66,65 @@ def test_sixty_four_ranks_on_eight_hosts(tmp_path):
                  if f"ends because rank 42 on {network.hosts[5].name}" not in line}
         assert not wrong, wrong
         assert [job.pids_on(host) for host in network.hosts] == [[]] * 8
+
+
+@contextlib.contextmanager
+def started(commands, folder, environments):
+    """Processes whose output goes to files, and what these hold."""
+    files = [(folder / f"output.{number}").open("w+") for number in range(len(commands))]
+    processes = [subprocess.Popen(command, env=environment, cwd=folder, stdin=subprocess.DEVNULL, stdout=file,
+                                  stderr=subprocess.STDOUT, start_new_session=True)
+                 for command, environment, file in zip(commands, environments, files, strict=True)]
+    try:
+        yield processes, lambda: [Path(file.name).read_text(errors="replace") for file in files]
+    finally:
+        for process, file in zip(processes, files, strict=True):
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            file.close()
+
+
+def tf_config_jobs(network, folder):
+    """The commands and environments of 64 workers."""
+    cluster = {"worker": [f"{host.address}:{2222 + slot}" for host in network.hosts for slot in range(8)]}
+    environments = [environment_for(network, folder, {
+        "HVKERAS_SECRET": "not a secret outside of this test",
+        "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "worker", "index": index}})})
+        for index in range(64)]
+    return [host.command(*warm.python(environments[0]), str(ENDLESS)) for host in network.hosts for _ in range(8)
+            ], environments
+
+
+def mpirun_job(network, folder):
+    """The command and environment of an mpirun of 64 ranks."""
+    environment = environment_for(network, folder)
+    inside = f"{machines.NETWORK}.0/24"
+    command = network.hosts[0].command(
+        str(BIN / "mpirun"), "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "--mca", "plm_rsh_agent",
+        str(folder / "ssh"), "-H", ",".join(f"{host.address}:8" for host in network.hosts),
+        "--mca", "btl", "self,tcp", "--mca", "pml", "ob1", "--mca", "btl_tcp_if_include", inside,
+        "--mca", "oob_tcp_if_include", inside, "-x", "PATH", "-x", "PYTHONPATH", "-x", "HVKERAS_LIVENESS_TIMEOUT",
+        *warm.python(environment), str(ENDLESS))
+    return [command], [environment]
+
+
+@pytest.mark.parametrize("jobs", [tf_config_jobs, mpirun_job])
+def test_sixty_four_ranks_of_other_launchers(jobs, tmp_path):
+    with machines.network(8) as network:
+        commands, environments = jobs(network, tmp_path)
+        with started(commands, tmp_path, environments) as (processes, outputs):
+            end = time.monotonic() + DEADLINE
+            while len(re.findall(r"step 1(?!\d)", "".join(outputs()))) < 64:  # of mpirun, lines may run together
+                assert time.monotonic() < end, "".join(outputs())[-9000:]
+                assert all(one.poll() is None for one in processes), "".join(outputs())[-9000:]
+                time.sleep(0.1)
+            pids = [int(pid) for pid in re.findall(r"pid (\d+)", "".join(outputs()))]
+            assert len(pids) == 64
+            os.kill(pids[-1], signal.SIGKILL)
+            for process in processes:
+                process.wait(timeout=DEADLINE)
+            text = "".join(outputs())
+        [lost] = set(re.findall(r"ends because rank (\d+) on", text)) or {None}
+        survivors = set(re.findall(r"rank (\d+) on \S+ ends because rank", text))
+        assert len(survivors) >= 62 and lost not in survivors, text[-9000:]
