@@ -137,6 +137,15 @@ def test_large_tensors_bool_and_variables_arrive_and_xla_is_refused(
     assert all("pass jit_compile=False" in said for said in outcome.results("compiled"))
 
 
+@pytest.mark.parametrize("run", [run for run in RUNS if run.startswith("tfdist over NCCL")])
+def test_collectives_in_unlike_orders_are_an_error(run: str, gpus: int, launch_once: Callable[..., Outcome]) -> None:
+    outcome = outcome_of(run, gpus, launch_once, "collectives in unlike orders", WAYS_WORKER, ("crossed",))
+    found = outcome.results("crossed")
+    for kind in found[0]:
+        said = [text for of_rank in found for text in of_rank[kind]]
+        assert said and all("run their collectives in the same order" in text for text in said), kind
+
+
 @pytest.mark.parametrize("how", ["raise", "kill"])
 @pytest.mark.parametrize("run", [run for run in RUNS if "one GPU" in run])
 def test_a_failed_rank_ends_the_job(run: str, how: str, gpus: int, launch: Callable[..., Outcome]) -> None:

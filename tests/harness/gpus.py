@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import tensorflow as tf
 from tensorflow.python.eager import context
+
+import hvkeras as hvd
 
 
 def pretend(count: int) -> None:
@@ -18,3 +23,33 @@ def pretend(count: int) -> None:
     found._physical_devices += gpus
     found._visible_device_list += gpus
     found._memory_growth_map.update(dict.fromkeys(gpus))
+
+
+def said_when_crossed(rank: int) -> dict[str, list[str]]:
+    """What each kind of collective says, once for each of two that ranks run in unlike orders; in a graph at last.
+
+    Args:
+        rank: The rank.
+    """
+    kinds = {
+        "sum": functools.partial(hvd.allreduce, op=hvd.Sum), "min": functools.partial(hvd.allreduce, op=hvd.Min),
+        "product": functools.partial(hvd.allreduce, op=hvd.Product), "gather": hvd.allgather,
+        "broadcast": functools.partial(hvd.broadcast, root_rank=0), "scatter": hvd.reducescatter,
+        "all to all": hvd.alltoall}
+
+    def both(run: Any, dtype: str) -> list[str]:
+        said = []
+        for name in ("one", "two")[:: -1 if rank else 1]:
+            try:
+                run(tf.ones([2, 2], dtype), name=name)
+            except hvd.MismatchError as error:
+                said.append(str(error))
+        return said
+
+    found = {kind: both(run, "float32") for kind, run in kinds.items()}
+    found["half"] = both(hvd.allreduce, "float16")
+    try:
+        tf.function(lambda: both(hvd.allreduce, "float32"))()
+    except tf.errors.InvalidArgumentError as error:
+        found["in a graph"] = [str(error)]
+    return found

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 import hvkeras as hvd
 from harness.checks import check, run_checks
+from harness.gpus import said_when_crossed
 from harness.launchers import announced_rank
 from parallel.workers.same_training import apart
 
@@ -112,6 +113,12 @@ def compiled() -> str:
     return "no error"
 
 
+@check
+def crossed() -> dict[str, list[str]]:
+    """What collectives say that NCCL, which combines whatever comes next, has combined with others."""
+    return said_when_crossed(hvd.rank())
+
+
 def start() -> None:
     if "--share" in sys.argv:
         os.environ["NCCL_HOSTID"] = f"rank{announced_rank(os.environ) or 0}"
@@ -120,4 +127,4 @@ def start() -> None:
 
 if __name__ == "__main__":
     run_checks(before=start, after=hvd.shutdown,
-               chosen={"large_and_odd", "compiled"} if WAY == "others" else {"difference"})
+               chosen={"others": {"large_and_odd", "compiled"}, "crossed": {"crossed"}}.get(WAY, {"difference"}))

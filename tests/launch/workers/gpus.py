@@ -7,7 +7,6 @@ rank on a host of its own), and `fewer` (rank 1 sees none). With `crosses`, rank
 
 from __future__ import annotations
 
-import functools
 import itertools
 import os
 import sys
@@ -17,7 +16,7 @@ import tensorflow as tf
 
 import hvkeras as hvd
 from harness.checks import check, run_checks
-from harness.gpus import pretend
+from harness.gpus import pretend, said_when_crossed
 from harness.launchers import announced_rank
 from hvkeras.backends import tfdist
 from hvkeras.job import session_start
@@ -50,28 +49,7 @@ def crossed() -> dict[str, list[str]]:
     current_session().backend._cluster.device = "/CPU:0"
     numbers = itertools.count(1)
     tfdist._instance = lambda key, tensor: next(numbers)  # the order alone says what belongs together
-    kinds = {
-        "sum": functools.partial(hvd.allreduce, op=hvd.Sum), "min": functools.partial(hvd.allreduce, op=hvd.Min),
-        "product": functools.partial(hvd.allreduce, op=hvd.Product), "gather": hvd.allgather,
-        "broadcast": functools.partial(hvd.broadcast, root_rank=0), "scatter": hvd.reducescatter,
-        "all to all": hvd.alltoall}
-
-    def both(run: Any, dtype: str) -> list[str]:
-        said = []
-        for name in ("one", "two")[:: -1 if RANK else 1]:
-            try:
-                run(tf.ones([2, 2], dtype), name=name)
-            except hvd.MismatchError as error:
-                said.append(str(error))
-        return said
-
-    found = {kind: both(run, "float32") for kind, run in kinds.items()}
-    found["half"] = both(hvd.allreduce, "float16")
-    try:
-        tf.function(lambda: both(hvd.allreduce, "float32"))()
-    except tf.errors.InvalidArgumentError as error:
-        found["in a graph"] = [str(error)]
-    return found
+    return said_when_crossed(RANK)
 
 
 def start() -> None:
