@@ -52,14 +52,14 @@ from hvkeras.control.messages import (
     ValueWanted,
 )
 from hvkeras.control.process_exit import ExitWatch
-from hvkeras.control.relay_start import relay_behind
 from hvkeras.control.stop_agreement import Stop
 from hvkeras.host.console import say
 from hvkeras.host.error_text import summary
-from hvkeras.host.network import host_identity
+from hvkeras.host.network import host_identity, local_peer
 from hvkeras.progress import location
 
 BEAT = 0.5  # seconds between two heartbeats
+BEAT_BEHIND_RELAY = 1.0  # the same where a relay passes them on once a second
 BEAT_WITH_JOINED_RANKS = 0.01  # the same while some rank has joined and waits to learn what the others do
 FROZEN = 2.0  # a heartbeat later than this means that this process itself was stopped
 
@@ -105,11 +105,13 @@ class ControlClient:
         self._may_exit = threading.Event()
         self._stops: dict[str, Stop] = {}
         self._last_heard = time.monotonic()
-        self._relay = relay_behind(connected)
+        peer = local_peer(connected)
+        self._relay = peer[0] if peer else None  # its process; None for the server itself
         self._connection = Connection(connected, secret, introduction, still)
         # This host's address on the route to the server, and therefore to the other hosts.
         self.local_address: str = self._connection.local_address
         self._exchange = Exchange(introduction.size, self._connection.send)
+        self._beat = BEAT if self._relay is None else BEAT_BEHIND_RELAY
         self._heartbeats = Heartbeats(self._connection.send, self._exchange.waiting_in,
                                       lambda: self._exchange.is_waiting)
         self._handlers: dict[type[Message], Callable[[Any], None]] = {
@@ -260,6 +262,7 @@ class ControlClient:
                     self._handle(message)
                 except Exception as error:  # noqa: BLE001 - a fault of hvkeras, which nobody else would report
                     self._fail_with(f"at a message ({type(message).__name__})", error)
+                del message  # it may be large
         except (OSError, wire.ProofError, ValueError):
             if not self._connection.closed.is_set() and not self.detached:
                 self._connection_lost(ENDED, CauseKind.LOST)
@@ -352,14 +355,15 @@ class ControlClient:
 
     def _beat_until_closed(self) -> None:
         last = beat_at = time.monotonic()
-        while not self._connection.closed.wait(BEAT_WITH_JOINED_RANKS if self._heartbeats.some_joined else BEAT):
+        while not self._connection.closed.wait(BEAT_WITH_JOINED_RANKS if self._heartbeats.some_joined
+                                                else self._beat):
             now = time.monotonic()
             if now - last > FROZEN:
                 self._last_heard = now
                 if self._heartbeats.watch is not None:
                     self._heartbeats.watch.forgive(now)
             last = now
-            is_due = now - beat_at >= BEAT - BEAT_WITH_JOINED_RANKS
+            is_due = now - beat_at >= self._beat - BEAT_WITH_JOINED_RANKS
             beat_at = now if is_due else beat_at
             self._heartbeats.send(only_news=not is_due)
             self._check_exit(now)

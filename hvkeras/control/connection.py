@@ -90,19 +90,24 @@ class Connection:
             OSError: The connection has ended.
             ProofError: A frame is not the server's.
         """
+        return decode(self.receive(still).decode())  # a large message is not kept in bytes as well
+
+    def receive(self, still: Callable[[], None] | None = None) -> bytes | bytearray:
+        """Waits for the next message, and returns it encoded; as `read`."""
         data = None
         while data is None:
-            header = wire.exactly(self._socket, wire.HEADER.size, still=still)
-            code = wire.exactly(self._socket, wire.CODE_BYTES, still=still)
+            begin = bytes(wire.exactly(self._socket, wire.HEADER.size + wire.CODE_BYTES, still=still))
+            header, code = begin[: wire.HEADER.size], begin[wire.HEADER.size :]
             payload = wire.exactly(self._socket, wire.payload_length(header), still=still)
             data = self._seal.open_frame(header, code, payload)
-        return decode(data)
+        return data
 
     def send(self, message: Message) -> None:
         """Sends a message; any thread may. The reading side detects a broken connection."""
         data = encode(message)
         with self._sending, contextlib.suppress(OSError):
-            self._socket.sendall(self._seal.close_frames(data))
+            for piece in self._seal.close_frames(data):
+                self._socket.sendall(piece)
 
     def stop_reading(self) -> None:
         """Keeps the connection open until this process exits, so that the server sees when that happens."""

@@ -32,7 +32,7 @@ class Member:
     host: str
     pid: int
     attempt: int
-    write: Callable[[bytes], None]
+    write: Callable[[bytes | memoryview], None]
     close: Callable[[], None]
     seen: float
     arrived: bool = False

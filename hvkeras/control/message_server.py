@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import errno
 import os
@@ -24,6 +25,7 @@ from hvkeras.host.network import keep_alive
 FROZEN = 2.0  # a tick later than this means that this process itself was stopped, so no member is late
 MAX_CONCURRENT = 64  # in addition to one per rank; each may stay until the deadline of the proof
 LEAST_BACKLOG = 128  # connections that wait to be accepted
+_AT_ONCE = 256 * 1024  # bytes of a large message that a connection is given
 REPORT_EVERY = 60.0  # seconds between two reports
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
@@ -280,6 +282,8 @@ class _Peer(asyncio.Protocol):
         self._seal: wire.Seal | None = None
         self._received = bytearray()
         self._frame = 0  # bytes of the frame that has begun, with its header
+        self._unsent: collections.deque[bytes | memoryview] = collections.deque()
+        self._is_full = False  # the connection takes no more for now
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -313,15 +317,36 @@ class _Peer(asyncio.Protocol):
         self._transport = None
         self._server.leaves(self)
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes | memoryview) -> None:
         """Sends an encoded message, unless the connection has ended."""
         if self._transport is not None and not self._transport.is_closing():
             assert self._seal is not None
-            self._transport.write(self._seal.close_frames(data))
+            self._unsent += self._seal.close_frames(data)
+            self._send()
+
+    def pause_writing(self) -> None:
+        """Keeps what is written: asyncio would copy it, for each connection."""
+        self._is_full = True
+
+    def resume_writing(self) -> None:
+        """Goes on with what was kept."""
+        self._is_full = False
+        if self._transport is not None:
+            self._send()
+
+    def _send(self) -> None:
+        assert self._transport is not None
+        while self._unsent and not self._is_full:
+            piece = self._unsent.popleft()
+            if len(piece) > _AT_ONCE:
+                self._unsent.appendleft(piece[_AT_ONCE:])
+            self._transport.write(piece[:_AT_ONCE])
 
     def close(self) -> None:
         """Closes the connection, after what was written; nothing more is received."""
         if self._transport is not None:
+            self._transport.writelines(self._unsent)
+            self._unsent.clear()
             self._transport.close()
             self._transport = None
 
@@ -339,7 +364,8 @@ class _Peer(asyncio.Protocol):
         wire.check_proof(shown, wire.proof(secret, b"client", challenge, other))
         assert self._transport is not None
         self._transport.write(wire.proof(secret, b"server", challenge, other))
-        self._seal = wire.Seal(wire.proof(secret, b"session", challenge, other), b"server", b"client")
+        key = wire.session_key(self.socket, secret, challenge, other)
+        self._seal = wire.Seal(key, b"server", b"client")
         self.is_proven = True
         self._server.proves(self)
 
@@ -353,7 +379,7 @@ class _Peer(asyncio.Protocol):
             header, code = self._take(wire.HEADER.size), self._take(wire.CODE_BYTES)
             payload, self._frame = self._take(self._frame - begin), 0
             if (message := self._seal.open_frame(header, code, payload)) is not None:
-                return message
+                return bytes(message)
         return None
 
     def _take(self, count: int) -> bytes:

@@ -517,7 +517,7 @@ class Relayed(Message):
     """
 
     ranks: Sequence[Sequence[int]]
-    bodies: Sequence[bytes]
+    bodies: Sequence[bytes | memoryview]
 
 
 @dataclass(frozen=True)
@@ -560,7 +560,7 @@ def encode(message: Message) -> bytes:
                            if key not in defaults or value != defaults[key]}]).encode()
 
 
-def decode(data: bytes) -> Message:
+def decode(data: bytes | bytearray | memoryview | str) -> Message:
     """Decodes a message.
 
     Args:
@@ -569,10 +569,9 @@ def decode(data: bytes) -> Message:
     Raises:
         ValueError: It is no such message.
     """
-    if data.startswith(_RELAYED):
-        head, *bodies = data.split(b"\n")
-        return Relayed(json.loads(head)[1]["ranks"], bodies)
-    name, fields = json.loads(data)
+    if isinstance(data, bytes | bytearray) and data.startswith(_RELAYED):
+        return _relayed(data)
+    name, fields = json.loads(data if isinstance(data, str) else str(data, "utf-8"))  # of bytes it would guess
     layout = _layout(name)
     for key, read in layout.readers.items():
         if key in fields:
@@ -580,12 +579,26 @@ def decode(data: bytes) -> Message:
     return layout.make(**fields)
 
 
-def name_of(data: bytes) -> str:
+def _relayed(data: bytes | bytearray) -> Relayed:
+    """Large bodies are views, as they are passed on to several ranks."""
+    bodies: list[bytes | memoryview] = []
+    end = data.find(b"\n")
+    head = data if end < 0 else data[:end]
+    while end >= 0:
+        start, end = end + 1, data.find(b"\n", end + 1)
+        body = memoryview(data)[start : end if end >= 0 else len(data)]
+        bodies.append(body if len(body) > _COPIED else bytes(body))
+    return Relayed(json.loads(head.decode())[1]["ranks"], bodies)
+
+
+def name_of(data: bytes | memoryview) -> str:
     """Returns the name of an encoded message's class."""
-    return data[2:data.find(b'"', 2)].decode(errors="replace")
+    return bytes(data[2 : 2 + _LONGEST_NAME]).partition(b'"')[0].decode(errors="replace")
 
 
 _RELAYED = b'["Relayed"'
+_COPIED = 64 * 1024  # bytes of a body up to which it is no view
+_LONGEST_NAME = 40
 
 
 @functools.cache

@@ -30,6 +30,7 @@ from hvkeras.control.messages import (
     SomeJoined,
     decode,
     encode,
+    name_of,
 )
 from hvkeras.control.relay_start import READY, STARTED_WITHIN
 from hvkeras.control.relayed import FIRST_RELAY, Batch, from_runs
@@ -40,7 +41,6 @@ from hvkeras.host.error_text import summary
 BEAT = 1.0  # seconds between two heartbeats to the server
 LINGER = 5.0  # seconds for which a relay without ranks waits for others
 _MOST = 2**62  # numbers to choose from: two relays of a job never have the same
-_HEARTBEAT, _WELCOME, _JOINED, _ENDED = b'["Heartbeat"', b'["Welcome"', b'["SomeJoined"', b'["JobEnded"'
 
 
 class RelayHandler(Handler):
@@ -76,7 +76,7 @@ class RelayHandler(Handler):
 
     def on_data(self, member: Member, data: bytes) -> None:
         """Keeps a rank's message until the others' have come that are there already, a heartbeat until the next one."""
-        if data.startswith(_HEARTBEAT) and not self._some_joined:
+        if name_of(data) == "Heartbeat" and not self._some_joined:
             self._batch.add(member.number, data)
         else:
             self._add(member, data)
@@ -110,12 +110,14 @@ class RelayHandler(Handler):
             self.members.broadcast(message)
         elif isinstance(message, Relayed):
             for runs, body in zip(message.ranks, message.bodies, strict=True):
-                self._is_ending |= body.startswith(_ENDED)
-                if body.startswith(_JOINED):
-                    joined = decode(body)
-                    self._some_joined = isinstance(joined, SomeJoined) and joined.joined
-                if body.startswith(_WELCOME):
-                    self._admitted.update(from_runs(runs))
+                match name_of(body):
+                    case "JobEnded":
+                        self._is_ending = True
+                    case "SomeJoined":
+                        joined = decode(body)
+                        self._some_joined = isinstance(joined, SomeJoined) and joined.joined
+                    case "Welcome":
+                        self._admitted.update(from_runs(runs))
                 for number in from_runs(runs) if runs else sorted(self._admitted):
                     if number in self.members:
                         self.members[number].write(body)
@@ -192,7 +194,7 @@ def relay(name: str, connected: socket.socket, secret: bytes, size: int, livenes
 def _read(server: Connection, serving: MessageServer, handler: RelayHandler) -> None:
     try:
         while True:
-            serving.call(handler.on_server_message, server.read())
+            serving.call(handler.on_server_message, decode(server.receive()))
     except (OSError, ProofError, ValueError):
         serving.call(handler.on_server_lost, False)
 

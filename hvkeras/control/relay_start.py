@@ -14,7 +14,6 @@ import hmac
 import json
 import os
 import socket
-import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -23,22 +22,12 @@ from pathlib import Path
 STARTED_WITHIN = 30.0  # seconds
 _CODE = ("import sys; sys.path[:] = {path!r}\n"
          "from hvkeras.control.relay import main; main()")
-_CREDENTIALS = struct.Struct("3i")  # pid, user and group of the process that listens
 
 
 def relay_name(server: tuple[str, int], secret: bytes) -> str:
     """Returns the name of the socket of this host's relay to a server."""
     shown = f"{os.getuid()} relay {server[0]} {server[1]}"
     return f"\0hvkeras-{hmac.new(secret, shown.encode(), hashlib.sha256).hexdigest()[:32]}"
-
-
-def relay_behind(connected: socket.socket) -> int | None:
-    """Returns the process of the relay that a socket is connected to; None if that is the server itself."""
-    if connected.family != socket.AF_UNIX:
-        return None
-    data = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid: int = _CREDENTIALS.unpack(data)[0]
-    return pid
 
 
 def connect_to_relay(name: str, timeout: float) -> socket.socket:

@@ -36,10 +36,11 @@ class Batch:
     """Messages of, or for, several ranks on one connection. What is equal travels once."""
 
     def __init__(self) -> None:
-        self._rounds: list[dict[bytes, list[int]]] = []  # the first message of each rank, the second of each, ...
+        # The first message of each rank, the second of each, ...
+        self._rounds: list[dict[bytes | memoryview, list[int]]] = []
         self._counts: dict[int, int] = {}
 
-    def add(self, rank: int, body: bytes) -> None:
+    def add(self, rank: int, body: bytes | memoryview) -> None:
         """Adds an encoded message of a rank, after its others."""
         count = self._counts.get(rank, 0)
         self._counts[rank] = count + 1
@@ -83,7 +84,7 @@ class Relay:
         self._flush()
         self.member.write(data)
 
-    def _add(self, rank: int, data: bytes) -> None:
+    def _add(self, rank: int, data: bytes | memoryview) -> None:
         self._batch.add(rank, data)
         if not self._is_due:
             self._is_due = True

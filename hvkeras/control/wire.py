@@ -3,7 +3,8 @@
 The handshake is a mutual challenge-response over HMAC-SHA256 (the construction of RFC 2104): each side sends a random
 nonce and proves that it knows the secret with a code over both nonces. The session key is derived from the same
 values. It authenticates every later frame together with its direction and sequence number, so that frames cannot be
-forged, replayed or reordered. A message that is larger than a frame takes several.
+forged, replayed or reordered. Between processes of one user on a Unix socket the kernel sees to that, and frames have
+no code. A message that is larger than a frame takes several.
 """
 
 from __future__ import annotations
@@ -18,15 +19,19 @@ import struct
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 from hvkeras.errors import PeerError, UsageError, explain
+from hvkeras.host.network import local_peer
 
 MAGIC = b"HVK3"
 NONCE_BYTES = 32
 CODE_BYTES = 32
+_NO_CODE = bytes(CODE_BYTES)
 HEADER = struct.Struct(">?I")  # whether more frames of the message follow; bytes of the payload
 MAX_PAYLOAD = 4 * 1024 * 1024  # bytes of a frame
 MAX_MESSAGE = 64 * MAX_PAYLOAD
+COPIED = 64 * 1024  # bytes of a message up to which it is put behind its header; two calls of the kernel cost more
 PROOF_DEADLINE = 10.0  # seconds a new connection has to prove the secret
 MAX_UNPROVEN = 64  # connections that may try at the same time, where one is waited for
 _TICK = 0.1  # seconds between two looks at who has proved it
@@ -43,7 +48,18 @@ def nonce() -> bytes:
 
 def proof(secret: bytes, role: bytes, server_nonce: bytes, client_nonce: bytes) -> bytes:
     """Computes the code that `role` b"client" or b"server" presents as proof, or the session key for b"session"."""
-    return hmac.new(secret, role + server_nonce + client_nonce, hashlib.sha256).digest()
+    return hmac.digest(secret, role + server_nonce + client_nonce, "sha256")
+
+
+def session_key(connected: Any, secret: bytes, server_nonce: bytes, client_nonce: bytes) -> bytes:
+    """Returns the key of the frames on a connection; empty towards a process of the same user on this host.
+
+    Nobody else can write on such a connection, a Unix socket: the kernel has said who is at the other end.
+    """
+    peer = local_peer(connected)
+    if peer is not None and peer[1] == os.geteuid():
+        return b""
+    return proof(secret, b"session", server_nonce, client_nonce)
 
 
 def check_proof(shown: bytes, wanted: bytes) -> None:
@@ -61,7 +77,7 @@ class Seal:
     """Seals messages into authenticated frames in one direction, and verifies frames in the other.
 
     Args:
-        key: The session key.
+        key: The session key; empty for frames without a code, where the kernel itself says who is at the other end.
         outgoing: This side's role, b"client" or b"server".
         incoming: The peer's role.
     """
@@ -71,29 +87,39 @@ class Seal:
         self._labels = (outgoing, incoming)
         self._sent = 0
         self._received = 0
-        self._parts: list[bytes] = []  # of a message whose frames have not all arrived
+        self._parts: list[bytes | bytearray] = []  # of a message whose frames have not all arrived
 
-    def _code(self, label: bytes, number: int, header: bytes, payload: bytes) -> bytes:
-        return hmac.new(self._key, label + struct.pack(">Q", number) + header + payload, hashlib.sha256).digest()
+    def _code(self, label: bytes, number: int, header: bytes, payload: bytes | bytearray | memoryview) -> bytes:
+        if not self._key:
+            return _NO_CODE
+        begin = label + struct.pack(">Q", number) + header
+        if len(payload) <= COPIED:
+            return hmac.digest(self._key, begin + payload, "sha256")
+        code = hmac.new(self._key, begin, hashlib.sha256)
+        code.update(payload)
+        return code.digest()
 
-    def close_frames(self, payload: bytes) -> bytes:
+    def close_frames(self, payload: bytes | memoryview) -> list[bytes | memoryview]:
         """Seals an encoded message; frames must be sent in the order in which they were sealed.
+
+        Returns:
+            What must be sent, in pieces; those of a large message are views of it, which many connections can share.
 
         Raises:
             UsageError: The message is too large.
         """
         if len(payload) > MAX_MESSAGE:
             raise UsageError(explain(f"A control message must be under {MAX_MESSAGE} bytes", "send tensors instead",
-                                     begins=payload[:40], bytes=len(payload)))
-        frames = []
+                                     begins=bytes(payload[:40]), bytes=len(payload)))
+        whole, pieces = memoryview(payload), list[bytes | memoryview]()
         for start in range(0, len(payload), MAX_PAYLOAD):
-            part = payload[start : start + MAX_PAYLOAD]
+            part = whole[start : start + MAX_PAYLOAD]
             header = HEADER.pack(start + MAX_PAYLOAD < len(payload), len(part))
-            frames += [header, self._code(self._labels[0], self._sent, header, part), part]
+            pieces += [header + self._code(self._labels[0], self._sent, header, part), part]
             self._sent += 1
-        return b"".join(frames)
+        return pieces if len(payload) > COPIED else [b"".join(pieces)]
 
-    def open_frame(self, header: bytes, code: bytes, payload: bytes) -> bytes | None:
+    def open_frame(self, header: bytes, code: bytes, payload: bytes | bytearray) -> bytes | bytearray | None:
         """Verifies the peer's next frame.
 
         Returns:
@@ -110,7 +136,7 @@ class Seal:
         if HEADER.unpack(header)[0]:
             return None
         parts, self._parts = self._parts, []
-        return b"".join(parts)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def payload_length(header: bytes) -> int:
@@ -126,7 +152,7 @@ def payload_length(header: bytes) -> int:
 
 
 def exactly(connected: socket.socket, count: int, until: float | None = None,
-            still: Callable[[], None] | None = None) -> bytes:
+            still: Callable[[], None] | None = None) -> bytearray:
     """Reads so many bytes.
 
     Args:
@@ -153,7 +179,7 @@ def exactly(connected: socket.socket, count: int, until: float | None = None,
         if not more:
             raise ConnectionError("the connection was closed by the other side")
         got += more
-    return bytes(data)
+    return data
 
 
 def prove_to_server(connected: socket.socket, secret: bytes, still: Callable[[], None] | None = None) -> Seal:
@@ -168,14 +194,14 @@ def prove_to_server(connected: socket.socket, secret: bytes, still: Callable[[],
         ProofError: The other side does not know the secret.
         OSError: The connection has ended, or the other side does not answer.
     """
-    challenge = exactly(connected, len(MAGIC) + NONCE_BYTES, still=still)
+    challenge = bytes(exactly(connected, len(MAGIC) + NONCE_BYTES, still=still))
     if not challenge.startswith(MAGIC):
         raise ProofError(explain("The address must be hvkeras's own", "another program listens there",
                                       first_bytes=challenge[:8]))
     theirs, own = challenge[len(MAGIC) :], nonce()
     connected.sendall(own + proof(secret, b"client", theirs, own))
-    check_proof(exactly(connected, CODE_BYTES, still=still), proof(secret, b"server", theirs, own))
-    return Seal(proof(secret, b"session", theirs, own), b"client", b"server")
+    check_proof(bytes(exactly(connected, CODE_BYTES, still=still)), proof(secret, b"server", theirs, own))
+    return Seal(session_key(connected, secret, theirs, own), b"client", b"server")
 
 
 def prove_to_client(connected: socket.socket, secret: bytes) -> None:
@@ -187,7 +213,7 @@ def prove_to_client(connected: socket.socket, secret: bytes) -> None:
     """
     until, own = time.monotonic() + PROOF_DEADLINE, nonce()
     connected.sendall(MAGIC + own)
-    answer = exactly(connected, NONCE_BYTES + CODE_BYTES, until)
+    answer = bytes(exactly(connected, NONCE_BYTES + CODE_BYTES, until))
     theirs, shown = answer[: NONCE_BYTES], answer[NONCE_BYTES :]
     check_proof(shown, proof(secret, b"client", own, theirs))
     connected.sendall(proof(secret, b"server", own, theirs))

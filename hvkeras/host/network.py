@@ -6,6 +6,7 @@ import contextlib
 import ipaddress
 import os
 import socket
+import struct
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import psutil
 from hvkeras.errors import UsageError, explain
 
 LOOPBACK = "127.0.0.1"
+_CREDENTIALS = struct.Struct("3i")  # process, user and group
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -149,6 +151,19 @@ def interface_of(address: str) -> str:
         if any(entry.address == address for entry in addresses):
             return name
     return "lo"
+
+
+def local_peer(connected: Any) -> tuple[int, int] | None:
+    """Returns the process and the user at the other end of a Unix socket, as the kernel says; None for other sockets.
+
+    Args:
+        connected: A connected socket. Towards a listening one, they are those that had it listen.
+    """
+    if connected.family != socket.AF_UNIX:
+        return None
+    data = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, user, _ = _CREDENTIALS.unpack(data)
+    return pid, user
 
 
 def keep_alive(connected: Any, seconds: float) -> None:

@@ -48,9 +48,9 @@ class Echo(Handler):
 @pytest.fixture
 def serve():
     with contextlib.ExitStack() as stack:
-        def make(**arguments):
+        def make(host="127.0.0.1", **arguments):
             handler = Echo()
-            server = MessageServer(handler, SECRET, "127.0.0.1", size=2, **arguments)
+            server = MessageServer(handler, SECRET, host, size=2, **arguments)
             stack.callback(server.stop)
             server.start()
             return handler, server.address
@@ -183,7 +183,7 @@ def test_frames_cannot_be_changed_replayed_or_reordered():
         head = wire.HEADER.size
         return frame[:head], frame[head : head + wire.CODE_BYTES], frame[head + wire.CODE_BYTES :]
 
-    first, second = parts(sender.close_frames(b"n1")), parts(sender.close_frames(b"n2"))
+    first, second = (parts(b"".join(sender.close_frames(text))) for text in (b"n1", b"n2"))
     with pytest.raises(wire.ProofError):
         receiver.open_frame(*second)
     with pytest.raises(wire.ProofError):
@@ -195,6 +195,26 @@ def test_frames_cannot_be_changed_replayed_or_reordered():
         receiver.open_frame(*first)
     with pytest.raises(wire.ProofError):  # our own frames do not pass as the peer's
         sender.open_frame(*second)
+
+
+@pytest.mark.parametrize(("host", "sealed"), [("127.0.0.1", True), (f"\0hvkeras-test-{os.getpid()}", False)])
+def test_large_messages_arrive_whole_and_the_last_one_before_the_end(serve, host, sealed):
+    handler, address = serve(host)
+    with socket.socket(socket.AF_INET if sealed else socket.AF_UNIX) as connected:
+        connected.settimeout(10.0)
+        connected.connect(address if sealed else host)
+        client = Connection(connected, SECRET, Introduction(0, 2, "here"))
+        assert bool(client._seal._key) == sealed
+        texts = ["a" * 9_000_000, "b", "c" * 100_000]  # three frames, one with its header, one in pieces
+        for text in texts:
+            client.send(StopQuestion(text))
+        assert [client.read().fit for _ in texts] == texts
+        handler.members.serving.call(lambda: (handler.members.broadcast(StopQuestion(texts[0])),
+                                              handler.members[0].close()))
+        time.sleep(0.2)
+        assert client.read().fit == texts[0]
+        with pytest.raises(ConnectionError):
+            client.read()
 
 
 def test_an_absurd_length_is_refused():
@@ -215,7 +235,8 @@ def giving_up(address, attempt, host="here"):
     """A connection that sends its hello when what it yields is called; it is given up before the answer is read."""
     with socket.create_connection(address, timeout=5.0) as connection:
         seal = wire.prove_to_server(connection, SECRET)
-        yield lambda: connection.sendall(seal.close_frames(encode(Hello(0, 2, host, os.getpid(), attempt))))
+        hello = encode(Hello(0, 2, host, os.getpid(), attempt))
+        yield lambda: connection.sendall(b"".join(seal.close_frames(hello)))
 
 
 @pytest.mark.parametrize("order", ["ended first", "still open", "hello comes late"])
@@ -251,7 +272,7 @@ def test_another_process_cannot_take_the_place_of_a_peer_that_comes_again(serve)
 def test_a_message_that_does_not_exist_ends_its_connection_alone(serve, capsys):
     handler, address = serve()
     with connected(address) as peer, connected(address, 1) as other:
-        peer._socket.sendall(peer._seal.close_frames(b'["Unknown",{}]'))
+        peer._socket.sendall(b"".join(peer._seal.close_frames(b'["Unknown",{}]')))
         assert "ValueError" in handler.faults.get(timeout=5.0)
         assert handler.left.get(timeout=5.0) == 0
         assert says(other)
