@@ -2,6 +2,7 @@
 
     python tools/scale.py clients --ranks 1024 --per-host 8
     python tools/scale.py clients --ranks 1024 --per-host 8 --direct
+    python tools/scale.py costs --ranks 1024 --per-host 8
     python tools/scale.py handshakes --ranks 4096
 
 With `PYTHONPATH` set to the checkout of an older commit, it measures that one, `--direct` where it has no relays.
@@ -10,6 +11,8 @@ With `PYTHONPATH` set to the checkout of an older commit, it measures that one, 
 threads; a host is an address of the loopback, so that each has a relay of its own. Processes have imported everything
 before the time is taken, and relays are forked from one that has, since a machine of two cores would need minutes for
 what as many machines do at once.
+`costs` prints what each exchange costs, less what heartbeats cost meanwhile: messages and bytes of the server, and CPU
+of the server, of a relay and of a rank.
 `handshakes` has two processes connect the ranks directly, all at once, with the protocol on asyncio: it shows that
 admission is no race. Seconds are those of a wall clock, unless CPU is said; bytes are those of TCP, from the server's
 sockets.
@@ -33,9 +36,10 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection as Pipe
+from pathlib import Path
 from typing import Any
 
-from hvkeras.control import rendezvous, wire
+from hvkeras.control import message_server, rendezvous, wire
 from hvkeras.control.messages import Arrived, Deadlines, Heartbeat, Hello, Value, Welcome, decode, encode
 from hvkeras.control.server import ControlServer
 from hvkeras.launch_environments import Launch, Rendezvous
@@ -85,6 +89,7 @@ def _serve(pipe: Pipe, size: int, deadlines: dict[str, float]) -> None:
                            on_end=lambda cause: print(f"    the job ends: {cause.sentence()[:200]}", flush=True),
                            on_warning=lambda text: print(f"    {text[:200]}", flush=True))
     pipe.send(server.start()[1])
+    messages = _count_messages()
     while True:
         match pipe.recv():
             case "cpu":
@@ -94,14 +99,35 @@ def _serve(pipe: Pipe, size: int, deadlines: dict[str, float]) -> None:
                 pipe.send(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
             case "bytes":
                 pipe.send(sum(_traffic()))
+            case "costs":
+                pipe.send([*messages, sum(_traffic()), time.process_time()])
+
+
+def _count_messages() -> list[int]:
+    """Returns how many messages this server has received, and sent; both grow."""
+    counts, receive, write = [0, 0], message_server.MessageServer.receive, message_server._Peer.write
+
+    def counted_receive(server: Any, member: Any, data: bytes) -> None:
+        counts[0] += 1
+        receive(server, member, data)
+
+    def counted_write(peer: Any, data: bytes) -> None:
+        counts[1] += 1
+        write(peer, data)
+
+    message_server.MessageServer.receive, message_server._Peer.write = counted_receive, counted_write
+    return counts
 
 
 def _traffic() -> Iterator[int]:
     """The bytes that each TCP connection of this process has carried, in both directions."""
     for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as one:
-            if one.family == socket.AF_INET and one.getpeername():
-                yield sum(_TCP_INFO_BYTES.unpack_from(one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 136)))
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                with socket.socket(fileno=os.dup(int(name))) as one:
+                    if one.family == socket.AF_INET and one.getpeername():
+                        info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 136)
+                        yield sum(_TCP_INFO_BYTES.unpack_from(info))
 
 
 class Entries:
@@ -236,6 +262,25 @@ class Rank:
         assert found[self._rank] == value, f"rank {self._rank} got others' values"
         return end
 
+    def gather_facts(self, key: str) -> float:
+        """Gathers the facts again; returns when all were there."""
+        self._client.gather(key, facts(self._host), 120.0)
+        return time.monotonic()
+
+    def gather_digest(self, key: str) -> float:
+        """Gathers 32 bytes of each rank, as the check of diverged weights does; returns when all were there."""
+        self._client.gather(key, hashlib.sha256(b"weights").hexdigest()[:32], 120.0)
+        return time.monotonic()
+
+    def stop(self, key: str) -> float:
+        """Agrees to stop a `fit` that all ranks want to stop; returns when this rank knows when."""
+        stop = self._client.stop_of(key)
+        stop.begin()
+        while not stop.now(True, lambda: self._client.ask_to_stop(key, list(range(self._size))),
+                           self._client.raise_if_ended, 60.0):
+            stop.begin()
+        return time.monotonic()
+
     def train(self) -> None:
         """Has counts change in every beat."""
         self._client.join(self._entries)
@@ -266,8 +311,10 @@ def _run_ranks(pipe: Pipe, ranks: range, per_host: int, size: int, port: int, di
 def _fork_relay(name: str, server: socket.socket, secret: bytes, size: int, liveness: float) -> str:
     """Becomes, in a child, the program that a rank would start; waits until it is found."""
     if os.fork() == 0:
+        kept = os.dup2(server.fileno(), 3)
+        os.closerange(kept + 1, os.sysconf("SC_OPEN_MAX"))  # connections of other ranks of this process, above all
         os.dup2(os.open(os.devnull, os.O_RDWR), 1)
-        relay(name, server.dup(), secret, size, liveness)
+        relay(name, socket.socket(fileno=kept), secret, size, liveness)
         os._exit(0)
     while True:
         with contextlib.suppress(ConnectionRefusedError):
@@ -330,6 +377,62 @@ def _measure(chosen: argparse.Namespace, served: Served, ranks: Sequence[Ranks],
     right = [at for at, text in ended if f"rank {victim} on" in text and "ended unexpectedly" in text]
     print(f"  rank {victim} killed: {len(right)} of {len(ended)} others know it, by name and cause, the last one after"
           f" {max(right, default=float('inf')) - begin:.2f} s", flush=True)
+
+
+def costs(chosen: argparse.Namespace) -> None:
+    """Prints what each exchange costs, as a table."""
+    size, hosts = chosen.ranks, -(-chosen.ranks // chosen.per_host)
+    served = Served(size, {"stall_warning": 60.0, "mismatch": 3.0})
+    ranks = [Ranks(range(first, min(first + PER_PROCESS, size)), chosen.per_host, size, served.port, chosen.direct)
+             for first in range(0, size, PER_PROCESS)]
+    try:
+        _all(ranks, "wait")
+        _all(ranks, "connect")
+        pids = [each.process.pid or 0 for each in ranks]
+        relays = [int(child) for pid in pids for thread in Path(f"/proc/{pid}/task").iterdir()
+                  for child in (thread / "children").read_text().split()]
+
+        def now() -> list[float]:
+            return [time.monotonic(), *served.ask("costs"), sum(map(_cpu, relays)), sum(map(_cpu, pids))]
+
+        def row(name: str, command: Command | None, beats: Sequence[float]) -> list[float]:
+            time.sleep(1.0)
+            before = now()
+            if command is None:
+                time.sleep(chosen.seconds)
+            else:
+                _all(ranks, *command)
+            time.sleep(0.5)  # for what is still on its way
+            spent = [after - first for after, first in zip(now(), before, strict=True)]
+            each = [one / (spent[0] if command is None else 1) - beat * (command is not None) * spent[0]
+                    for one, beat in zip(spent, beats or [0.0] * len(spent), strict=True)]
+            _, received, sent, carried, server, of_relays, of_ranks = each
+            print(f"| {name} | {received:.0f} | {sent:.0f} | {carried / 2**10:,.0f} | {1e3 * server:.0f} |"
+                  f" {1e3 * of_relays / max(len(relays), 1):.1f} | {1e3 * of_ranks / size:.2f} |", flush=True)
+            return each
+
+        print(f"{size} ranks on {hosts} hosts, {'each by itself' if chosen.direct else 'through relays'}\n\n"
+              "| exchange | messages to the server | from it | KiB | CPU of the server, ms | of a relay | of a rank |\n"
+              "| --- | --- | --- | --- | --- | --- | --- |", flush=True)
+        beats = row("heartbeats of a second, nothing new", None, ())
+        for name, *command in (("facts of `init()`", "gather_facts", "facts 2"),
+                               ("a digest", "gather_digest", "digest"),
+                               ("1 KiB, equal values", "gather", "equal", True),
+                               ("1 KiB, different values", "gather", "different", False),
+                               ("an early stop that all ranks want", "stop", "fit 1")):
+            row(name, tuple(command), beats)
+        _all(ranks, "train")
+        time.sleep(3.0)
+        row("heartbeats of a second, all counts changed", None, ())
+    finally:
+        for each in ranks:
+            each.process.kill()
+        served.end()
+
+
+def _cpu(pid: int) -> float:
+    """Returns the seconds of CPU that a process's threads have used (the first number of schedstat, in ns)."""
+    return sum(int(each.read_text().split()[0]) for each in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
 
 
 # 4,096 ranks: the protocol on asyncio.
@@ -446,6 +549,12 @@ def main() -> None:
     of_clients.add_argument("--seconds", type=float, default=60.0, help="for each share of CPU (default: %(default)s)")
     of_clients.add_argument("--direct", action="store_true", help="without relays")
     of_clients.set_defaults(run=clients)
+    of_costs = kinds.add_parser("costs", help="what each exchange costs")
+    of_costs.add_argument("--ranks", type=int, default=1024)
+    of_costs.add_argument("--per-host", type=int, default=8)
+    of_costs.add_argument("--seconds", type=float, default=20.0, help="for heartbeats (default: %(default)s)")
+    of_costs.add_argument("--direct", action="store_true", help="without relays")
+    of_costs.set_defaults(run=costs)
     of_handshakes = kinds.add_parser("handshakes", help="many ranks on asyncio, without relays")
     of_handshakes.add_argument("--ranks", type=int, default=4096)
     of_handshakes.set_defaults(run=handshakes)

@@ -52,6 +52,7 @@ from hvkeras.control.messages import (
     ValueWanted,
 )
 from hvkeras.control.process_exit import ExitWatch
+from hvkeras.control.relayed import as_runs, from_runs
 from hvkeras.control.stop_agreement import Stop
 from hvkeras.host.console import say
 from hvkeras.host.error_text import summary
@@ -121,7 +122,8 @@ class ControlClient:
             AllJoined: self._participate, Participate: self._participate, PlanRefused: self._refuse,
             SomeJoined: self._on_some_joined, ForgetPlans: lambda message: self._heartbeats.forget(message.counts),
             StopQuestion: self._answer_stop,
-            StopAfter: lambda message: self.stop_of(message.fit).decide(message.executions, message.wishes),
+            StopAfter: lambda message: self.stop_of(message.fit).decide(message.executions,
+                                                                              from_runs(message.wishes)),
             ClockAnswer: self._on_clock_answer, Locate: self._send_location,
             Terminate: lambda message: self.on_terminate(message.cause),
             JobEnded: lambda message: self._end(message.cause), MayExit: lambda _: self._may_exit.set(),
@@ -206,7 +208,7 @@ class ControlClient:
             fit: Identifies the call of `fit`.
             ranks: All ranks that participate in it.
         """
-        self._connection.send(StopWish(fit, list(ranks)))
+        self._connection.send(StopWish(fit, as_runs(ranks)))
 
     def forget_stop(self, fit: str) -> None:
         """Forgets a finished `fit`."""

@@ -30,6 +30,7 @@ from hvkeras.control.messages import (
     ValueDigest,
 )
 from hvkeras.control.ranks import Ranks, RankState
+from hvkeras.control.relayed import from_runs
 from hvkeras.control.stalls import Stalls
 from hvkeras.control.stop_agreement import Stops
 
@@ -88,7 +89,7 @@ class Coordinator:
             case PlansForgotten():
                 self._participation.forget(self.waits.forgotten(number, message.asked, message.keys))
             case StopWish():
-                self._send(self._stops.ask(number, message.fit, message.ranks))
+                self._send(self._stops.ask(number, message.fit, from_runs(message.ranks)))
             case StopAnswer():
                 self._send(self._stops.receive(number, message.fit, message.executions))
 
@@ -106,7 +107,7 @@ class Coordinator:
             now: The time, in seconds.
         """
         if not self._participation.is_busy:
-            self._send((rank, ForgetPlans(counts)) for rank, counts in self.waits.to_forget(now).items())
+            self._send(([rank], ForgetPlans(counts)) for rank, counts in self.waits.to_forget(now).items())
         stalls = self._stalls.check(self._occupied()) if self._stalls.any_stands_still else []
         for finding in [*self.waits.check(now, self._place), *stalls]:
             if finding.keys and self._participation.refuse(finding, now):
@@ -172,7 +173,7 @@ class Coordinator:
         self._request_participation()
 
     def _request_participation(self) -> None:
-        self._send(self._participation.requests(self.waits))
+        self._send(([number], request) for number, request in self._participation.requests(self.waits))
         if self._participation.is_busy != self._announced_busy:
             self._announced_busy = self._participation.is_busy
             self._ranks.broadcast(SomeJoined(self._announced_busy))
@@ -207,6 +208,6 @@ class Coordinator:
         left = {number for number, rank in self._ranks.present.items() if rank.left}
         return self.waits.concerned() | left | set(self._participation.joined)
 
-    def _send(self, requests: Iterable[tuple[int, Message]]) -> None:
-        for number, request in requests:
-            self._ranks.send([number], request)
+    def _send(self, requests: Iterable[tuple[Sequence[int], Message]]) -> None:
+        for numbers, request in requests:
+            self._ranks.send(numbers, request)

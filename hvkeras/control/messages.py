@@ -220,7 +220,7 @@ class PlansForgotten(Message):
 
 @dataclass(frozen=True)
 class StopWish(Message):
-    """The rank wants to stop a `fit` in which these ranks participate."""
+    """The rank wants to stop a `fit` in which these runs of ranks participate."""
 
     fit: str
     ranks: Sequence[int]
@@ -371,7 +371,7 @@ class StopQuestion(Message):
 
 @dataclass(frozen=True)
 class StopAfter(Message):
-    """All ranks stop a `fit` after this execution; with the ranks that wanted to."""
+    """All ranks stop a `fit` after this execution; with the runs of ranks that wanted to."""
 
     fit: str
     executions: int

@@ -14,9 +14,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from hvkeras.control.messages import Message, StopAfter, StopQuestion
+from hvkeras.control.relayed import as_runs
 from hvkeras.errors import PeerError, explain
 
-Request = tuple[int, Message]
+Request = tuple[Sequence[int], Message]
 POLL_INTERVAL = 0.1  # seconds between two checks whether the job has ended
 
 
@@ -101,14 +102,13 @@ class Stops:
             ranks: All ranks in it.
 
         Yields:
-            A rank and the message for it.
+            The ranks, and the message for them.
         """
         self._wishes.setdefault(fit, []).append(rank)
         if len(self._wishes[fit]) > 1:
             return
         self._waited_for[fit], self._ranks[fit], self._most[fit] = set(ranks), list(ranks), 0
-        for each in ranks:
-            yield each, StopQuestion(fit)
+        yield ranks, StopQuestion(fit)
 
     def receive(self, rank: int, fit: str, executions: int) -> Iterator[Request]:
         """Handles a rank's answer; after the last answer, all ranks receive the decision.
@@ -119,12 +119,11 @@ class Stops:
             executions: The execution that it has reached.
 
         Yields:
-            A rank and the message for it.
+            The ranks, and the message for them.
         """
         self._most[fit] = max(self._most[fit], executions)
         self._waited_for[fit].discard(rank)
         if not self._waited_for[fit]:
             del self._waited_for[fit]
             after = self._most.pop(fit)
-            for each in self._ranks.pop(fit):
-                yield each, StopAfter(fit, after, sorted(self._wishes[fit]))
+            yield self._ranks.pop(fit), StopAfter(fit, after, as_runs(self._wishes[fit]))

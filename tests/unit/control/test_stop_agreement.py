@@ -17,10 +17,10 @@ def nothing() -> None:
 
 def test_all_stop_after_the_latest_execution_that_a_rank_has_come_to() -> None:
     stops = Stops()
-    assert list(stops.ask(2, "fit", [0, 2, 5])) == [(rank, StopQuestion("fit")) for rank in (0, 2, 5)]
+    assert list(stops.ask(2, "fit", [0, 2, 5])) == [([0, 2, 5], StopQuestion("fit"))]
     assert list(stops.ask(5, "fit", [0, 2, 5])) == [], "one question is enough"
     assert [list(stops.receive(rank, "fit", done)) for rank, done in ((2, 7), (0, 8))] == [[], []]
-    assert list(stops.receive(5, "fit", 7)) == [(rank, StopAfter("fit", 8, [2, 5])) for rank in (0, 2, 5)]
+    assert list(stops.receive(5, "fit", 7)) == [([0, 2, 5], StopAfter("fit", 8, [2, 2, 5, 5]))]
     assert list(stops.ask(0, "fit", [0, 2, 5])) == [], "it is decided"
 
 
