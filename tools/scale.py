@@ -65,9 +65,9 @@ Command = tuple[Any, ...]
 class Served:
     """The server, as a process of its own that answers commands."""
 
-    def __init__(self, size: int, deadlines: dict[str, float]) -> None:
+    def __init__(self, size: int, deadlines: dict[str, float], counts: bool = False) -> None:
         ours, theirs = multiprocessing.Pipe()
-        self._process = multiprocessing.Process(target=_serve, args=(theirs, size, deadlines), daemon=True)
+        self._process = multiprocessing.Process(target=_serve, args=(theirs, size, deadlines, counts), daemon=True)
         self._process.start()
         self._pipe = ours
         self.port: int = ours.recv()
@@ -83,13 +83,13 @@ class Served:
         self._process.join()
 
 
-def _serve(pipe: Pipe, size: int, deadlines: dict[str, float]) -> None:
+def _serve(pipe: Pipe, size: int, deadlines: dict[str, float], counts: bool) -> None:
     _raise_open_files()
     server = ControlServer(size, SECRET, "0.0.0.0", deadlines=Deadlines(**deadlines),
                            on_end=lambda cause: print(f"    the job ends: {cause.sentence()[:200]}", flush=True),
                            on_warning=lambda text: print(f"    {text[:200]}", flush=True))
     pipe.send(server.start()[1])
-    messages = _count_messages()
+    messages = _count_messages() if counts else []
     while True:
         match pipe.recv():
             case "cpu":
@@ -100,19 +100,26 @@ def _serve(pipe: Pipe, size: int, deadlines: dict[str, float]) -> None:
             case "bytes":
                 pipe.send(sum(_traffic()))
             case "costs":
-                pipe.send([*messages, sum(_traffic()), time.process_time()])
+                pipe.send([*map(list, messages), time.process_time()])
 
 
-def _count_messages() -> list[int]:
-    """Returns how many messages this server has received, and sent; both grow."""
-    counts, receive, write = [0, 0], message_server.MessageServer.receive, message_server._Peer.write
+def _count_messages() -> list[list[int]]:
+    """Returns what this server has received and sent: messages in, out, and bytes, of heartbeats and of all else."""
+    counts, receive, write = [[0, 0, 0], [0, 0, 0]], message_server.MessageServer.receive, message_server._Peer.write
+
+    def count(data: bytes, place: int) -> None:
+        relayed, *bodies = data.split(b"\n", 1)
+        is_beat = (not bodies and relayed.startswith(b'["Relayed"')) or all(
+            line.startswith(b'["Heartbeat"') for line in (bodies[0].split(b"\n") if bodies else [relayed]))
+        counts[not is_beat][place] += 1
+        counts[not is_beat][2] += len(data)
 
     def counted_receive(server: Any, member: Any, data: bytes) -> None:
-        counts[0] += 1
+        count(data, 0)
         receive(server, member, data)
 
     def counted_write(peer: Any, data: bytes) -> None:
-        counts[1] += 1
+        count(data, 1)
         write(peer, data)
 
     message_server.MessageServer.receive, message_server._Peer.write = counted_receive, counted_write
@@ -240,7 +247,8 @@ class Rank:
 
     def connect(self) -> float:
         """Connects and gathers the facts; returns when they were there."""
-        settings = Settings({"HVKERAS_START_TIMEOUT": "120", "HVKERAS_RELAY_FROM": "0" if self._direct else "2"})
+        relays = {} if relay is None else {"HVKERAS_RELAY_FROM": "0" if self._direct else "2"}
+        settings = Settings({"HVKERAS_START_TIMEOUT": "120"} | relays)
         place = Rendezvous("run", "{}:{}".format(*self._address))
         launch = Launch("tool", self._rank, self._size, place, self._rank % self._per_host, self._per_host)
         self._client = rendezvous._connect_client(
@@ -347,9 +355,9 @@ def clients(chosen: argparse.Namespace) -> None:
             if round_number == chosen.rounds - 1:
                 _measure(chosen, served, ranks, hosts)
         finally:
+            served.end()  # first: it would report the ends of the others
             for each in ranks:
                 each.process.kill()
-            served.end()
             time.sleep(1.0)
 
 
@@ -382,7 +390,7 @@ def _measure(chosen: argparse.Namespace, served: Served, ranks: Sequence[Ranks],
 def costs(chosen: argparse.Namespace) -> None:
     """Prints what each exchange costs, as a table."""
     size, hosts = chosen.ranks, -(-chosen.ranks // chosen.per_host)
-    served = Served(size, {"stall_warning": 60.0, "mismatch": 3.0})
+    served = Served(size, {"stall_warning": 60.0, "mismatch": 3.0}, counts=True)
     ranks = [Ranks(range(first, min(first + PER_PROCESS, size)), chosen.per_host, size, served.port, chosen.direct)
              for first in range(0, size, PER_PROCESS)]
     try:
@@ -392,42 +400,48 @@ def costs(chosen: argparse.Namespace) -> None:
         relays = [int(child) for pid in pids for thread in Path(f"/proc/{pid}/task").iterdir()
                   for child in (thread / "children").read_text().split()]
 
-        def now() -> list[float]:
-            return [time.monotonic(), *served.ask("costs"), sum(map(_cpu, relays)), sum(map(_cpu, pids))]
+        def now() -> list[Any]:
+            return [*served.ask("costs"), sum(map(_cpu, relays)), sum(map(_cpu, pids))]
 
-        def row(name: str, command: Command | None, beats: Sequence[float]) -> list[float]:
+        def row(name: str, command: Command | None, cpu: Sequence[float] = (0.0,) * 3, beats: float = 1.0) -> list[Any]:
             time.sleep(1.0)
-            before = now()
+            before, begin = now(), time.monotonic()
             if command is None:
                 time.sleep(chosen.seconds)
             else:
                 _all(ranks, *command)
-            time.sleep(0.5)  # for what is still on its way
-            spent = [after - first for after, first in zip(now(), before, strict=True)]
-            each = [one / (spent[0] if command is None else 1) - beat * (command is not None) * spent[0]
-                    for one, beat in zip(spent, beats or [0.0] * len(spent), strict=True)]
-            _, received, sent, carried, server, of_relays, of_ranks = each
-            print(f"| {name} | {received:.0f} | {sent:.0f} | {carried / 2**10:,.0f} | {1e3 * server:.0f} |"
-                  f" {1e3 * of_relays / max(len(relays), 1):.1f} | {1e3 * of_ranks / size:.2f} |", flush=True)
-            return each
+                time.sleep(0.5)  # for what is still on its way
+            after, seconds = now(), time.monotonic() - begin
+            of_beats, of_rest = ([last - first for first, last in zip(*pair, strict=True)]
+                                 for pair in ((before[0], after[0]), (before[1], after[1])))
+            carried = [one / seconds for one in of_beats] if command is None else of_rest
+            # Less what those heartbeats took that came meanwhile.
+            per, meanwhile = (seconds, 0.0) if command is None else (1.0, of_beats[0] / beats)
+            spent = [(last - first) / per - meanwhile * one
+                     for first, last, one in zip(before[2:], after[2:], cpu, strict=True)]
+            received, sent, data = carried
+            print(f"| {name} | {received:,.0f} | {sent:,.0f} | {data / 2**10:,.0f} | {1e3 * spent[0]:.0f} |"
+                  f" {1e3 * spent[1] / max(len(relays), 1):.1f} | {1e3 * spent[2] / size:.2f} |", flush=True)
+            return [spent, received]
 
         print(f"{size} ranks on {hosts} hosts, {'each by itself' if chosen.direct else 'through relays'}\n\n"
               "| exchange | messages to the server | from it | KiB | CPU of the server, ms | of a relay | of a rank |\n"
               "| --- | --- | --- | --- | --- | --- | --- |", flush=True)
-        beats = row("heartbeats of a second, nothing new", None, ())
+        beats = row("heartbeats of a second, nothing new", None)
         for name, *command in (("facts of `init()`", "gather_facts", "facts 2"),
                                ("a digest", "gather_digest", "digest"),
                                ("1 KiB, equal values", "gather", "equal", True),
-                               ("1 KiB, different values", "gather", "different", False),
+                               ("1 KiB, different values, the first time", "gather", "different 1", False),
+                               ("1 KiB, different values, again", "gather", "different 2", False),
                                ("an early stop that all ranks want", "stop", "fit 1")):
-            row(name, tuple(command), beats)
+            row(name, tuple(command), *beats)
         _all(ranks, "train")
         time.sleep(3.0)
-        row("heartbeats of a second, all counts changed", None, ())
+        row("heartbeats of a second, all counts changed", None)
     finally:
+        served.end()
         for each in ranks:
             each.process.kill()
-        served.end()
 
 
 def _cpu(pid: int) -> float:
