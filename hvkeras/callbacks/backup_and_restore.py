@@ -14,6 +14,7 @@ from hvkeras.callbacks.backup_file import Backup, BackupFolder, Position
 from hvkeras.callbacks.base import KerasCallback
 from hvkeras.callbacks.chief import should_print
 from hvkeras.callbacks.training_group import TrainingGroup, group_of
+from hvkeras.control.relayed import as_runs
 from hvkeras.errors import HvkerasError, UnsupportedError, UsageError, explain
 from hvkeras.gradients.optimizer import gather_optimizer
 from hvkeras.gradients.optimizer_classes import distributed_part, state_of
@@ -261,7 +262,7 @@ class BackupAndRestore(KerasCallback):
         self._notice.forget()
         ranks = self._group.ranks
         if ranks is not None:
-            self._notice = Notice(f"training {number} of ranks {ranks}, kept in a backup", ranks)
+            self._notice = Notice(f"training {number} of ranks {as_runs(ranks)}, kept in a backup", ranks)
             self._notice.listen()
 
     def _save_and_end(self, position: Position, after: str) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from hvkeras.callbacks.base import KerasCallback
 from hvkeras.callbacks.chief import is_chief
 from hvkeras.collectives.broadcasts import allgather_object
-from hvkeras.host.console import prints_at, say
+from hvkeras.host.console import in_words, prints_at, say
 from hvkeras.job.session import current_session
 from hvkeras.training.fit_hooks import exact_logs, shared_by
 from hvkeras.typing import Logs
@@ -60,8 +60,8 @@ class MetricAverageCallback(KerasCallback):
         settings = current_session().settings
         if key not in self._warned and is_chief(self.model) and prints_at(settings, "WARNING"):
             self._warned.add(key)
-            say(f"MetricAverageCallback: {key!r} is not a number in the logs of rank{'s' * (len(ranks) > 1)}"
-                f" {', '.join(map(str, ranks))}; its mean is taken over the other ranks")
+            say(f"MetricAverageCallback: {key!r} is not a number in the logs of {in_words(ranks)}; its mean is taken"
+                " over the other ranks")
 
 
 def _number(value: Any) -> float | int | None:

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hvkeras.host.console import some_of
+
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _NCCL_HOST = "NCCL_HOSTID"  # NCCL takes ranks for which it differs for ranks on different hosts
 _GROWTH = "TF_FORCE_GPU_ALLOW_GROWTH"
@@ -165,7 +167,7 @@ class GpuPlacement:
         if len(set(lists.values())) == 1:
             where = next(iter(lists.values())) + (f" on each of {len(lists)} hosts" if len(lists) > 1 else "")
         else:
-            where = "; ".join(f"{own} on {names[host]}" for host, own in lists.items())
+            where = some_of([f"{own} on {names[host]}" for host, own in lists.items()], "; ")
         models = sorted({fact["gpus"]["model"] for fact in self.facts} - {""})
         kind = f" ({', '.join(models)})" if models else ""
         used = [_key(fact, numbers[0]) for fact, numbers in zip(self.facts, self.numbers, strict=True) if numbers]

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hvkeras.errors import MachineError, explain
+from hvkeras.host.console import some_of
 from hvkeras.launcher.placement import THIS_HOST, HostRanks, fill, slots_in_lines
 
 SCRIPT_SECONDS = 60.0  # that a host discovery script may take
@@ -166,4 +167,4 @@ class HostPool:
     def _words_on_aside(self) -> str:
         now = time.monotonic()
         names = [name for name, aside in self._aside.items() if aside.until > now]
-        return f", and {', '.join(names)} set aside" if names else ""
+        return f", and {some_of(names)} set aside" if names else ""

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from hvkeras.compat import fit_data
 from hvkeras.errors import PeerError, UnsupportedError, UsageError, explain
-from hvkeras.host.console import prints_at, say
+from hvkeras.host.console import prints_at, say, some_of
 from hvkeras.job.session import current_session
 from hvkeras.training.compile_arguments import Arguments
 
@@ -235,7 +235,7 @@ def _about_data(ranks: Sequence[int], everyone: Sequence[Facts]) -> tuple[str, .
     rows = [facts.last_rows for facts in everyone]
     same_steps = len({facts.batches for facts in everyone}) == 1 and first.batches not in (None, -1)
     if same_steps and None not in rows and len(set(rows)) > 1:
-        sizes = ", ".join(f"{row} on rank {rank}" for rank, row in zip(ranks, rows, strict=True))
+        sizes = some_of([f"{row} on rank {rank}" for rank, row in zip(ranks, rows, strict=True)])
         text = (f"the last batch has different numbers of samples ({sizes}), but all ranks' gradients count the same;"
                 " hvd.shard(data) gives equal parts")
         return (text,)
@@ -243,7 +243,7 @@ def _about_data(ranks: Sequence[int], everyone: Sequence[Facts]) -> tuple[str, .
 
 
 def _uneven(ranks: Sequence[int], numbers: Sequence[str], what: str, end: int | None, unit: str = "epoch") -> str:
-    counts = ", ".join(f"{number} on rank {rank}" for rank, number in zip(ranks, numbers, strict=True))
+    counts = some_of([f"{number} on rank {rank}" for rank, number in zip(ranks, numbers, strict=True)])
     join = ", HVKERAS_UNEVEN=join trains on all" if unit == "epoch" else ""
     how = (f"every {unit} ends after {end} on all ranks, and the rest is not trained on; hvd.shard(data) gives equal"
            f" parts{join}" if end is not None else
