@@ -20,10 +20,10 @@ from rich.console import Console
 from hvkeras.backends import backend_class, backend_names
 from hvkeras.comparison import report, results_file
 from hvkeras.comparison.progress_display import ProgressDisplay
-from hvkeras.comparison.result import SHARED, backend_of
+from hvkeras.comparison.result import ONE_PROCESS, SHARED, backend_of
 from hvkeras.comparison.rows import Comparison, rows_of
-from hvkeras.comparison.runs import Job, Runs, records_of, trials_of
-from hvkeras.comparison.table import explanations, projection_table, scaling_table, table
+from hvkeras.comparison.runs import Job, Runs, trials_of
+from hvkeras.comparison.table import explanations, scaling_table, table
 from hvkeras.comparison.trial import Trial
 from hvkeras.errors import MachineError, UsageError, explain
 from hvkeras.host.cores import fair_share, operation_threads, usable_cores
@@ -32,8 +32,6 @@ from hvkeras.launch_environments import Launch, Rendezvous
 from hvkeras.launcher.check_build import why_not
 from hvkeras.launcher.placement import HostRanks, place
 from hvkeras.launcher.run_arguments import Parser, flags_and_command, require_command, seconds
-from hvkeras.projection import arguments as projection
-from hvkeras.projection.rows import ONE_PROCESS
 from hvkeras.report.charts import missing
 from hvkeras.settings import Settings
 
@@ -67,7 +65,6 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--out", metavar="FOLDER", help="Where the report, its charts, results.json and the output of all"
                       " ranks go; by default a new folder for temporary files.")
     made.add_argument("--verbose", action="store_true", help="Shows the output of all ranks as well.")
-    projection.add_arguments(made)
     made.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     made.set_defaults(trial=Trial)  # what a run is made of
     return made
@@ -117,7 +114,6 @@ def compare(arguments: Sequence[str]) -> int:
                                  f"write them before {flags.command[0]}, or put -- before it if the command should get"
                                  " them",
                                  behind_the_command=" ".join(flags.after_command)))
-    projection.check_flags(flags)
     made = comparison_of(flags, ProgressDisplay(), shlex.join(flags.command))
     print_table(made, Console(highlight=False, soft_wrap=True, width=WIDEST))
     print(f"output of all ranks: {made.folder}")
@@ -159,10 +155,8 @@ def comparison_of(flags: argparse.Namespace, display: ProgressDisplay, title: st
     began, machine = time.time(), facts(usable_cores())
     with exiting_on_signals():
         results = Runs(trials, problems, flags, display).results()
-    rows = rows_of(results)
-    jobs_with_records = [(row, records_of(row, trials)) for row in rows] if flags.project else []
-    made = Comparison(title, several, flags.repeat, rows, cores, folder, began, time.time() - began, machine,
-                      projection.projected_by(flags, jobs_with_records))
+    made = Comparison(title, several, flags.repeat, rows_of(results), cores, folder, began, time.time() - began,
+                      machine)
     results_file.write(made, folder)
     report.write(made, folder)
     return made
@@ -247,9 +241,6 @@ def print_table(made: Comparison, console: Console) -> None:
     console.print()
     if len(made.sizes) > 1:
         console.print(scaling_table(made))
-        console.print()
-    if made.projected is not None and made.projected.rows:
-        console.print(projection_table(made.projected))
         console.print()
     for line in [*notes, *([""] if notes else []), *explanations(made), *filter(None, [missing()])]:
         console.print(line, markup=False)

@@ -41,7 +41,6 @@ def document(comparison: Comparison) -> dict[str, Any]:
         "machine": dict(comparison.machine),
         "one_process": comparison.cores,
         "sentences": sentences(comparison),
-        "projection": None if comparison.projected is None else _known(comparison.projected.to_json()),
         "rows": rows(comparison),
         "runs": [_known(_run(run)) for row in comparison.rows for run in row.runs],
     }

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
+from hvkeras.comparison.result import ONE_PROCESS
 from hvkeras.comparison.rows import Comparison, Row, reference_of
 from hvkeras.comparison.table import milliseconds
-from hvkeras.projection.rows import ONE_PROCESS
 from hvkeras.report.findings import COMPARE, limit
 
 # Sums in a different order differ in their last bits, and training amplifies that. A difference up to this fraction of

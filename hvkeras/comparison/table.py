@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from rich import box
 from rich.table import Table
 
-from hvkeras.comparison.result import SHARED, WARM_UP, Number
+from hvkeras.comparison.result import ONE_PROCESS, SHARED, WARM_UP, Number
 from hvkeras.comparison.rows import Comparison, Row, reference_of
-from hvkeras.projection.rows import ONE_PROCESS, Projected
 
 UNKNOWN, NOT_HERE = "?", "-"
 
@@ -83,21 +82,6 @@ def scaling_table(comparison: Comparison) -> Table:
     return _laid_out(*scaling_cells(comparison))
 
 
-def projection_cells(projected: Projected) -> tuple[list[str], list[list[str]]]:
-    """Formats the projection to more ranks: the headers, and the rows."""
-    headers = ["projection,\nnot measured", "ranks", "hosts", "step, ms\n(range)", "samples\nper s",
-               "share of\nranks x one\nprocess"]
-    return headers, [
-        [row.backend, f"{row.ranks:,}", f"{row.hosts:,}",
-         f"{milliseconds(row.step)} ({milliseconds(row.low)}-{milliseconds(row.high)})", rate(row.samples),
-         UNKNOWN if row.share is None else f"{row.share:.0%}"] for row in projected.rows]
-
-
-def projection_table(projected: Projected) -> Table:
-    """Builds the table of the projection to more ranks."""
-    return _laid_out(*projection_cells(projected))
-
-
 def _cells(comparison: Comparison, row: Row, is_reference: bool, marks: str) -> list[str]:
     """All cells except the name."""
     step = UNKNOWN if row.step is None else (f"{milliseconds(row.step[1])} ({milliseconds(row.step[0])}"
@@ -168,8 +152,6 @@ def explanations(comparison: Comparison) -> list[str]:
     if "load_before" in comparison.machine:
         lines.append(f"machine: {comparison.machine['cpu']}, {len(comparison.machine['cores'])} cores, load before the"
                      f" first run: {comparison.machine['load_before'][0]:.1f}")
-    if comparison.projected is not None:
-        lines += filter(None, [comparison.projected.explanation, *comparison.projected.reasons])
     return lines
 
 

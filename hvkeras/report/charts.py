@@ -28,7 +28,6 @@ _OF_THE_PAGE = {INK: "currentColor", PAPER: "var(--paper, #ffffff)", LINE: "var(
 PARTS = {"compute": ("#0072b2", ""), "update": ("#009e73", "\\\\\\"), "input": ("#e69f00", "xxx"),
          "wait": ("#56b4e9", "///"), "communication": ("#d55e00", "..."), "hidden": ("#cc79a7", "---")}
 _ENGINES = {"native": "#0072b2", "horovod": "#e69f00", "tfdist": "#009e73", "one process": "#8a919c"}
-PROJECTION = ", projection"  # suffix of a line that is projected, not measured; it has its engine's colour
 IDEAL = "ideal"  # the name of the ideal line, which has no engine's colour
 _OTHERS = ("#cc79a7", "#56b4e9", "#d55e00", "#009e73", "#e69f00", "#0072b2")
 _PATTERNS = ("\\\\\\", "++", "oo")
@@ -182,7 +181,7 @@ class Line:
         y: The y values of its points.
         low: The lower ends of the points' spread, or empty.
         high: The upper ends of the points' spread, or empty.
-        dashed: Whether it is an ideal or a projection rather than a measurement.
+        dashed: Whether it is an ideal rather than a measurement.
     """
 
     name: str
@@ -263,10 +262,9 @@ def _lines(axes: Any, lines: Sequence[Line], points: bool) -> None:
     for place, line in enumerate(lines):
         style = ":" if line.dashed else _DASHES[place % len(_DASHES)]
         colour = INK if line.name == IDEAL else colours[line.name]
-        hollow = line.name.endswith(PROJECTION)
         axes.plot(line.x, line.y, style, color=colour, label=line.name, linewidth=1.2 if line.dashed else 2,
-                  marker=_MARKERS[place % len(_MARKERS)] if points and (hollow or not line.dashed) else "",
-                  markersize=6, markeredgecolor=colour if hollow else PAPER, fillstyle="none" if hollow else "full")
+                  marker=_MARKERS[place % len(_MARKERS)] if points and not line.dashed else "",
+                  markersize=6, markeredgecolor=PAPER)
         if len(line.low) and len(line.high):
             axes.fill_between(line.x, line.low, line.high, color=colour, alpha=0.2, linewidth=0)
     axes.grid()
@@ -276,9 +274,7 @@ def _lines(axes: Any, lines: Sequence[Line], points: bool) -> None:
 
 def colours_of(names: Iterable[str]) -> dict[str, str]:
     """Assigns a colour to each name; an engine has the same colour in all charts."""
-    names = list(names)
-    engines = dict.fromkeys(name.removesuffix(PROJECTION) for name in names)
-    taken = {_ENGINES.get(name) for name in engines}
+    names = list(dict.fromkeys(names))
+    taken = {_ENGINES.get(name) for name in names}
     free = itertools.cycle([colour for colour in _OTHERS if colour not in taken])
-    colours = {name: _ENGINES.get(name) or next(free) for name in engines}
-    return {name: colours[name.removesuffix(PROJECTION)] for name in names}
+    return {name: _ENGINES.get(name) or next(free) for name in names}

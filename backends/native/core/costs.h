@@ -1,6 +1,6 @@
 // What messages between hosts cost, and the way of an allreduce that takes the least time by it.
 //
-// The model is Hockney's (docs/projection.md), with the sender's own work apart: a message of m bytes takes
+// The model is Hockney's (docs/performance.md), with the sender's own work apart: a message of m bytes takes
 // latency + m * per_byte, and of several messages at once each begins per_message, and the time of its bytes, after the
 // one before.
 #pragma once

@@ -17,6 +17,7 @@ from hvkeras.cli.main import main
 from hvkeras.comparison import results_file
 from hvkeras.comparison.command import parser
 from hvkeras.comparison.result import (
+    ONE_PROCESS,
     WARM_UP,
     Number,
     Result,
@@ -34,7 +35,6 @@ from hvkeras.comparison.table import explanations, scaling_table, table
 from hvkeras.control.cause import Cause, CauseKind
 from hvkeras.errors import UsageError
 from hvkeras.launcher.exit_report import exit_report, root_cause
-from hvkeras.projection.rows import ONE_PROCESS
 from hvkeras.records.record import Record, write_weights
 from hvkeras.records.time_split import TimeSplit
 from hvkeras.report.findings import COMPARE, Finding

@@ -20,7 +20,6 @@ MAKERS: dict[str, Callable[[], charts.Chart]] = {
     "distribution": lambda: charts.distribution({"native": [1.0, 2.0, 9.0] * 200, "$x_1$": [2.0], "empty": []}, "ms"),
     "scaling": lambda: charts.scaling([charts.Line("native", [1, 2], [9.0, 17.0], [8.0, 15.0], [10.0, 19.0]),
                                        charts.Line(charts.IDEAL, [1, 2], [9.0, 18.0], dashed=True)], "samples per s"),
-    "projected": lambda: charts.scaling([charts.Line("native", [1, 512], [9.0, 4000.0], dashed=True)], "samples per s"),
     "curves": lambda: charts.curves([charts.Line("one process", [0.0, 1.0, 2.0], [2.0, np.nan, 0.01]),
                                     charts.Line("native", [0.0, 1.0], [np.inf, 2.0])], "s", "loss"),
     "nothing": lambda: charts.curves([], "s", "loss"),
