@@ -31,7 +31,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from hvkeras.host.namespaces import CABLE, NETWORK, Host, network, remote_shell
+from hvkeras.bench.namespaces import CABLE, NETWORK, Host, network, remote_shell
 
 WORKER = Path(__file__).resolve().parents[1] / "tests" / "launch" / "workers" / "survives.py"
 LIVENESS = 3.0  # seconds until a stopped worker counts as lost

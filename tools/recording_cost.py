@@ -26,9 +26,9 @@ import tensorflow as tf
 
 import hvkeras as hvd
 from hvkeras.bench.models import MODELS, Model
+from hvkeras.diagnostics import recorder, spans
 from hvkeras.gradients.reducer import GradientReducer
-from hvkeras.plans import Plan
-from hvkeras.profiling import recorder, spans
+from hvkeras.job.plans import Plan
 
 
 def train_step(model: Model) -> Callable[[], None]:

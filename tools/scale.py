@@ -40,9 +40,9 @@ from pathlib import Path
 from typing import Any
 
 from hvkeras.control import message_server, rendezvous, wire
+from hvkeras.control.launch_environments import Launch, Rendezvous
 from hvkeras.control.messages import Arrived, Deadlines, Heartbeat, Hello, Value, Welcome, decode, encode
 from hvkeras.control.server import ControlServer
-from hvkeras.launch_environments import Launch, Rendezvous
 from hvkeras.settings import Settings
 
 try:

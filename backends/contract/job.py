@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hvkeras.backends import backend_class
+from hvkeras.control.launch_environments import Launch, Rendezvous
 from hvkeras.errors import UsageError, explain
-from hvkeras.launch_environments import Launch, Rendezvous
 
 _START = 120.0  # seconds for the start and the end of a job
 _LAUNCHES = {"hvkeras": ("hvkeras run", Rendezvous("run"), False),

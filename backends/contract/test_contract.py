@@ -16,7 +16,7 @@ from hvkeras.backends.contract.failures import EAGER, GRAPH
 from hvkeras.backends.contract.job import Job, Verdict
 from hvkeras.backends.contract.usage import CLAUSES as OF_USAGE
 from hvkeras.backends.interface import Backend
-from hvkeras.launch_environments import Launch, Rendezvous
+from hvkeras.control.launch_environments import Launch, Rendezvous
 
 LAUNCHES = [Launch("hvkeras run", 0, 2, Rendezvous("run")), Launch("TF_CONFIG", 0, 2, Rendezvous("tf_config")),
             Launch("mpirun (Open MPI)", 0, 2, Rendezvous("mpi"), mpi=True)]
@@ -24,7 +24,7 @@ LAUNCHES = [Launch("hvkeras run", 0, 2, Rendezvous("run")), Launch("TF_CONFIG", 
 ASKED = """
 import json, os, sys, threading
 from hvkeras.backends import backend_class
-from hvkeras.launch_environments import Launch, Rendezvous
+from hvkeras.control.launch_environments import Launch, Rendezvous
 chosen = backend_class(sys.argv[1])
 before = dict(os.environ), threading.active_count()
 chosen.availability(), chosen.built_with()

@@ -11,14 +11,14 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hvkeras.as_horovod import horovod_itself
 from hvkeras.backends.horovod.store import bounded_store
 from hvkeras.backends.interface import Start
+from hvkeras.control.launch_environments.horovod_variables import topology_variables
 from hvkeras.errors import MachineError, explain
+from hvkeras.horovod.as_horovod import horovod_itself
 from hvkeras.host.environment import env
 from hvkeras.host.network import LOOPBACK, interface_of, own_addresses, own_name_resolves_to
 from hvkeras.host.topology import topology_from_hosts
-from hvkeras.launch_environments.horovod_variables import topology_variables
 
 # Lets process sets be added later. Horovod's thread then holds the lock of all sets during a collective in each of its
 # cycles, and a new collective waits for that lock. If a rank is lost, both go on at the same moment, and the new one

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from http import HTTPStatus
 from typing import Any
 
-from hvkeras.as_horovod import horovod_itself
+from hvkeras.horovod.as_horovod import horovod_itself
 
 LONGEST_PATH = 1024  # characters of scope and key
 _KEYS, _KEYS_OF_A_RANK = 1024, 64

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 from hvkeras.backends.capabilities import HostsStrategies
 from hvkeras.backends.interface import Availability, Reduction, Start, Tensor
 from hvkeras.backends.tfdist.cluster import Cluster
-from hvkeras.errors import UnsupportedError, explain
-from hvkeras.requirements import TENSORFLOW
+from hvkeras.errors import INSTALL_TENSORFLOW, UnsupportedError, explain
 
 if TYPE_CHECKING:
     from hvkeras.compat.graphs import OrderHandles
-    from hvkeras.launch_environments import Launch
+    from hvkeras.control.launch_environments import Launch
 
 _MERGE = {Reduction.SUM: "Add", Reduction.MIN: "Min", Reduction.MAX: "Max", Reduction.PRODUCT: "Mul"}
 
@@ -54,7 +53,7 @@ class TfdistBackend(HostsStrategies):
     def availability(cls) -> Availability:
         found = importlib.util.find_spec("tensorflow") is not None
         return Availability(found, "TensorFlow is installed" if found else
-                            f"TensorFlow is not installed: {TENSORFLOW}")
+                            f"TensorFlow is not installed: {INSTALL_TENSORFLOW}")
 
     @classmethod
     def objection(cls, launch: Launch, several_hosts: bool) -> str:

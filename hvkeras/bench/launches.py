@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hvkeras.bench.namespaces import NETWORK, Host, Network, remote_shell
 from hvkeras.comparison.trial import hvkeras_run
+from hvkeras.control.launch_environments import Launch, Rendezvous
+from hvkeras.diagnostics.check_build import find_command, version_of, why_not
 from hvkeras.errors import MachineError, explain
-from hvkeras.host.namespaces import NETWORK, Host, Network, remote_shell
-from hvkeras.launch_environments import Launch, Rendezvous
-from hvkeras.launcher.check_build import find_command, version_of, why_not
 
 LAUNCHERS = {"hvkeras": ("hvkeras run", "run"), "mpirun": ("mpirun (Open MPI)", "mpi"),
              "tf_config": ("TF_CONFIG", "tf_config")}

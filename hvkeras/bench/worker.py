@@ -16,10 +16,10 @@ from hvkeras.bench.channel import Channel, ChannelClosedError
 from hvkeras.bench.memory import PeakMemory
 from hvkeras.bench.plan import SILENT, Plan, Stage
 from hvkeras.bench.ranks import Ranks
+from hvkeras.control.launch_environments import detect_launch
 from hvkeras.host.cores import usable_cores
 from hvkeras.host.machine import spread
 from hvkeras.job.session import current_session
-from hvkeras.launch_environments import detect_launch
 from hvkeras.startup import init_without_engine
 
 if TYPE_CHECKING:

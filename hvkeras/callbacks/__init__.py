@@ -5,7 +5,7 @@ They derive from the callbacks of the Keras version that `tf.keras` refers to wh
 
 from __future__ import annotations
 
-from hvkeras.requirements import require_tensorflow
+from hvkeras.errors import require_tensorflow
 
 require_tensorflow()
 

@@ -19,7 +19,7 @@ from hvkeras.errors import HvkerasError, UnsupportedError, UsageError, explain
 from hvkeras.gradients.optimizer import gather_optimizer
 from hvkeras.gradients.optimizer_classes import distributed_part, state_of
 from hvkeras.host.console import say
-from hvkeras.job.notice import Notice
+from hvkeras.job.preemption import Notice
 from hvkeras.typing import CallbackLike, Logs, ModelLike, PathLike
 
 if TYPE_CHECKING:

@@ -13,12 +13,12 @@ import tensorflow as tf
 from hvkeras import compat
 from hvkeras.callbacks import summaries
 from hvkeras.callbacks.chief import is_chief, spanning_strategy
+from hvkeras.diagnostics import spans
+from hvkeras.diagnostics.rank_times import LATEST, RankTimes, figures
+from hvkeras.diagnostics.ring_buffer import PythonRing
 from hvkeras.errors import MachineError, UsageError, explain
 from hvkeras.job.changes import changes
 from hvkeras.job.session import current_session, is_initialized
-from hvkeras.profiling import spans
-from hvkeras.profiling.rank_times import LATEST, RankTimes, figures
-from hvkeras.profiling.ring_buffer import PythonRing
 from hvkeras.typing import Logs, ModelLike, PathLike
 
 if TYPE_CHECKING:

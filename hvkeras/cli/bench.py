@@ -26,6 +26,7 @@ from hvkeras.bench.interleaved import BLOCK, InterleavedRun, LaunchMethod
 from hvkeras.bench.jobs import TimeIsUpError
 from hvkeras.bench.launches import LAUNCHERS, Starter, objection
 from hvkeras.bench.models import MODELS, OPTIMIZERS
+from hvkeras.bench.namespaces import Network, missing, network
 from hvkeras.bench.plan import AT, Plan, rate_of
 from hvkeras.bench.plot import draw, require_matplotlib
 from hvkeras.bench.rounds import Effort
@@ -35,7 +36,6 @@ from hvkeras.comparison.trial import end, timeout_message
 from hvkeras.errors import MachineError, UsageError, explain
 from hvkeras.host import machine
 from hvkeras.host.cores import usable_cores
-from hvkeras.host.namespaces import Network, missing, network
 from hvkeras.launcher.exit_report import root_cause
 from hvkeras.launcher.run_arguments import Parser, seconds
 from hvkeras.settings import Settings, size_in_bytes

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from hvkeras.diagnostics.run_report import write_report
 from hvkeras.errors import MachineError, explain
 from hvkeras.launcher.run_arguments import DEFAULT, Parser
-from hvkeras.report.run_report import write_report
 
 
 def report(arguments: Sequence[str]) -> int:

@@ -12,15 +12,15 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from hvkeras import as_horovod
 from hvkeras.cli.errors import guarded
+from hvkeras.control.launch_environments import Launch
 from hvkeras.errors import UsageError, explain
+from hvkeras.horovod import as_horovod
 from hvkeras.host.commit_files import remove_commits
 from hvkeras.host.console import prints_at
-from hvkeras.launch_environments import Launch
+from hvkeras.host.ssh import Ssh
 from hvkeras.launcher import pods
 from hvkeras.launcher.horovod_flags import tuning_variables
-from hvkeras.launcher.host_agents import Ssh
 from hvkeras.launcher.host_pool import FAILURES, HostPool, discovered
 from hvkeras.launcher.job_spec import JobSpec
 from hvkeras.launcher.placement import THIS_HOST, HostRanks, place, slots_in
@@ -50,7 +50,7 @@ def run(arguments: Sequence[str], prog: str = "hvkeras run") -> int:
 def _run(arguments: Sequence[str], prog: str) -> int:
     flags = parse(arguments, prog)
     if flags.check_build:
-        from hvkeras.launcher.check_build import check_build  # noqa: PLC0415 - imports Rich, which only this flag needs
+        from hvkeras.diagnostics.check_build import check_build  # noqa: PLC0415 - imports Rich, which only this flag needs
 
         return check_build()
     is_elastic = flags.min_np is not None or flags.max_np is not None

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from hvkeras.diagnostics.trace_files import merge_all
 from hvkeras.launcher.run_arguments import Parser
-from hvkeras.profiling.trace_files import merge_all
 
 
 def trace(arguments: Sequence[str]) -> int:

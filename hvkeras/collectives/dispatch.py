@@ -1,6 +1,6 @@
 """Planned collectives without gradients: the layer between the public collectives and the backend.
 
-Each collective is described by a `hvkeras.plans.Plan`, so a mismatch between ranks raises an error.
+Each collective is described by a `hvkeras.job.plans.Plan`, so a mismatch between ranks raises an error.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from hvkeras.backends.interface import Reduction
 from hvkeras.collectives.mismatch import refusable
 from hvkeras.collectives.operations import plan_of, require_kernels, shaped
 from hvkeras.collectives.run_time_shapes import compared
+from hvkeras.diagnostics import spans
+from hvkeras.job.plans import Call, Plan
 from hvkeras.job.session import Session, current_session
-from hvkeras.plans import Call, Plan
-from hvkeras.profiling import spans
 
 
 def run(session: Session, plan: Plan, calls: Sequence[Call]) -> list[Any]:

@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from hvkeras.backends import cpp_library
 from hvkeras.compat import graphs
 from hvkeras.compat.tensorflow_errors import MismatchError
-from hvkeras.cpp_library import loading
 from hvkeras.errors import MachineError
 from hvkeras.host.console import prints_at, say
+from hvkeras.job.plans import OWED_WITHIN
 from hvkeras.job.session import Session, current_session
-from hvkeras.plans import OWED_WITHIN
 
 if TYPE_CHECKING:
-    from hvkeras.plans import EntryCounts, Plan
+    from hvkeras.job.plans import EntryCounts, Plan
 
 
 class Refusals:
@@ -43,7 +43,7 @@ class Refusals:
             text: What differs.
         """
         self._texts[key] = text
-        library = loading.loaded()
+        library = cpp_library.loaded()
         if library is not None:  # graphs may raise
             entries = self._session.entries
             if not entries.settled(0):
@@ -53,13 +53,13 @@ class Refusals:
 
     def taken(self, key: str) -> str | None:
         """Returns what differs if a plan has been refused and nobody has raised that error yet."""
-        text, library = self._texts.pop(key, None), loading.loaded()
+        text, library = self._texts.pop(key, None), cpp_library.loaded()
         if text is not None and library is not None and not library.take_refusal(key):
             return None  # a graph has raised the error already
         return text
 
 
-def _release(library: loading.Library, entries: EntryCounts) -> None:
+def _release(library: cpp_library.Library, entries: EntryCounts) -> None:
     """Lets graphs raise once this rank has participated in what it owes to others."""
     entries.settled(OWED_WITHIN)
     library.hold_refusals(-1)
@@ -115,7 +115,7 @@ def refuse_in_graph(key: str, difference: Callable[[Any], str], found: Any) -> b
         difference: Returns a description of the difference, or "" if there is none.
         found: The argument of `difference`.
     """
-    text, library = difference(found), loading.loaded()
+    text, library = difference(found), cpp_library.loaded()
     if text and library is not None:
         library.refuse(key, text)
     return not text
@@ -140,12 +140,12 @@ def operations() -> Any:
 
 
 @functools.cache
-def _library() -> loading.Library | None:
+def _library() -> cpp_library.Library | None:
     """Loads the C++ library if it was built; warns once if it cannot be loaded."""
-    if loading.objection():
+    if cpp_library.objection():
         return None
     try:
-        return loading.library()
+        return cpp_library.library()
     except MachineError as error:
         if prints_at(current_session().settings, "WARNING"):
             say(f"mismatched collectives in graphs will end the job instead of raising: {error}")

@@ -1,6 +1,6 @@
 """Shapes that are known only when a graph runs: ranks compare them before the collective.
 
-Static shapes are part of a collective's plan (`hvkeras.plans`). Some engines compare the run-time shapes
+Static shapes are part of a collective's plan (`hvkeras.job.plans`). Some engines compare the run-time shapes
 themselves (`Backend.compares_shapes`); for all others, each rank gathers the shapes of all ranks.
 """
 
@@ -16,8 +16,8 @@ import tensorflow as tf
 
 from hvkeras.collectives import mismatch
 from hvkeras.compat import graphs
+from hvkeras.job.plans import Call, Plan
 from hvkeras.job.session import Session
-from hvkeras.plans import Call, Plan
 
 _ROWS_ARE_FREE = ("allgather", "alltoall")  # the first dimension may differ between ranks
 _MOST_DIMENSIONS = 8

@@ -7,7 +7,6 @@ from typing import Any, overload
 
 import tensorflow as tf
 
-from hvkeras import as_horovod
 from hvkeras.collectives.compression import Compression
 from hvkeras.collectives.differentiable import gathered
 from hvkeras.collectives.dispatch import alltoall_raw, derived, reducescatter_raw
@@ -25,6 +24,7 @@ from hvkeras.collectives.operations import (
 from hvkeras.compat import graphs
 from hvkeras.compat.tensorflow_errors import ArgumentError
 from hvkeras.errors import UsageError, explain
+from hvkeras.horovod import as_horovod
 from hvkeras.job.process_sets import ProcessSet, global_process_set
 from hvkeras.typing import CompressorLike, Tensor, TensorLike
 

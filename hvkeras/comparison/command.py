@@ -25,14 +25,14 @@ from hvkeras.comparison.rows import Comparison, rows_of
 from hvkeras.comparison.runs import Job, Runs, trials_of
 from hvkeras.comparison.table import explanations, scaling_table, table
 from hvkeras.comparison.trial import Trial
+from hvkeras.control.launch_environments import Launch, Rendezvous
+from hvkeras.diagnostics.charts import missing
+from hvkeras.diagnostics.check_build import why_not
 from hvkeras.errors import MachineError, UsageError, explain
 from hvkeras.host.cores import fair_share, operation_threads, usable_cores
 from hvkeras.host.machine import facts
-from hvkeras.launch_environments import Launch, Rendezvous
-from hvkeras.launcher.check_build import why_not
 from hvkeras.launcher.placement import HostRanks, place
 from hvkeras.launcher.run_arguments import Parser, flags_and_command, require_command, seconds
-from hvkeras.report.charts import missing
 from hvkeras.settings import Settings
 
 PROG = "hvkeras compare"

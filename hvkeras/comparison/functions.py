@@ -17,11 +17,11 @@ from hvkeras.comparison.progress_display import progress_display
 from hvkeras.comparison.rows import Comparison
 from hvkeras.comparison.sentences import sentences
 from hvkeras.comparison.trial import Trial
+from hvkeras.diagnostics.charts import missing
+from hvkeras.diagnostics.page import fragment
 from hvkeras.errors import UsageError, explain
 from hvkeras.launcher.functions import command_of
 from hvkeras.launcher.placement import place
-from hvkeras.report.charts import missing
-from hvkeras.report.page import fragment
 
 
 class ComparisonResult:

@@ -18,9 +18,9 @@ from hvkeras.comparison.table import (
     milliseconds,
     scaling_cells,
 )
+from hvkeras.diagnostics.charts import IDEAL, Chart, Line, curves, distribution, missing, scaling, stacked
+from hvkeras.diagnostics.page import Section, page, table_html
 from hvkeras.host.durable_files import write_durably
-from hvkeras.report.charts import IDEAL, Chart, Line, curves, distribution, missing, scaling, stacked
-from hvkeras.report.page import Section, page, table_html
 
 NAME = "report.html"
 CHARTS = ("step_times", "time_split", "scaling", "loss")

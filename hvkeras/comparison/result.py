@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-from hvkeras.records.record import WEIGHTS, Array, Record
-from hvkeras.records.time_split import TimeSplit, time_splits
-from hvkeras.report.findings import Finding, findings
-from hvkeras.report.run_summary import Summary
+from hvkeras.diagnostics.findings import Finding, findings
+from hvkeras.diagnostics.record import WEIGHTS, Array, Record
+from hvkeras.diagnostics.run_summary import Summary
+from hvkeras.diagnostics.time_split import TimeSplit, time_splits
 
 WARM_UP = 5  # first steps to skip (at most half of all): TensorFlow traces graphs and fills caches in them
 FEW = 10  # with fewer steps than this, a median is unreliable

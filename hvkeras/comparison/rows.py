@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hvkeras.comparison.result import ONE_PROCESS, Number, Result, quartiles
-from hvkeras.records.time_split import TimeSplit
+from hvkeras.diagnostics.time_split import TimeSplit
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from pathlib import Path
 from hvkeras.comparison.progress_display import ProgressDisplay
 from hvkeras.comparison.result import ONE_PROCESS, SHARED, Result, backend_of, result, weight_difference
 from hvkeras.comparison.trial import Trial
+from hvkeras.diagnostics.record import WEIGHTS, Record
 from hvkeras.launcher.exit_report import TAIL_LINES
-from hvkeras.records.record import WEIGHTS, Record
 
 Job = tuple[str, int]  # a backend, or ONE_PROCESS, and its number of processes
 

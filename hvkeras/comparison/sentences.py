@@ -7,7 +7,7 @@ import math
 from hvkeras.comparison.result import ONE_PROCESS
 from hvkeras.comparison.rows import Comparison, Row, reference_of
 from hvkeras.comparison.table import milliseconds
-from hvkeras.report.findings import COMPARE, limit
+from hvkeras.diagnostics.findings import COMPARE, limit
 
 # Sums in a different order differ in their last bits, and training amplifies that. A difference up to this fraction of
 # the largest weight counts as rounding, not as a different result.

@@ -8,6 +8,7 @@ import socket
 import tempfile
 from pathlib import Path
 
+from hvkeras.control.launch_environments import Launch
 from hvkeras.errors import MachineError, explain
 from hvkeras.host.network import (
     LOOPBACK,
@@ -20,7 +21,6 @@ from hvkeras.host.network import (
     split_address,
 )
 from hvkeras.host.private_files import create_private, why_not_private
-from hvkeras.launch_environments import Launch
 from hvkeras.settings import Settings
 
 

@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hvkeras.control import wire
+from hvkeras.control import location, wire
 from hvkeras.control.cause import ENDED, Cause, CauseKind, silent_for
 from hvkeras.control.clock import Clock
 from hvkeras.control.connection import Connection, Introduction
@@ -57,7 +57,6 @@ from hvkeras.control.stop_agreement import Stop
 from hvkeras.host.console import say
 from hvkeras.host.error_text import summary
 from hvkeras.host.network import host_identity, local_peer
-from hvkeras.progress import location
 
 BEAT = 0.5  # seconds between two heartbeats
 BEAT_BEHIND_RELAY = 0.9  # the same where a relay passes them on once a second: each time it has one of every rank

@@ -1,6 +1,6 @@
 """Detects deadlocks and stalls from the ranks' counts of entered plans.
 
-A rank enters a plan just before the collective runs (`hvkeras.plans`), and leaves it only when all other ranks
+A rank enters a plan just before the collective runs (`hvkeras.job.plans`), and leaves it only when all other ranks
 have entered it equally often. A rank with a higher count of a plan than another rank is therefore waiting for that
 rank. So is a rank that waits in an exchange over this channel. Ranks that wait for each other, two of them or several
 in a circle, would wait forever: that is a mismatch. A rank that waits for one that has left is stuck as well. A rank

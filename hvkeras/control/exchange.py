@@ -15,14 +15,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hvkeras.control import wire
+from hvkeras.control import activity, wire
 from hvkeras.control.cause import Cause
 from hvkeras.control.messages import AllValues, Message, MissingRanks, Value, ValueDigest, ValueWanted
 from hvkeras.control.relayed import as_runs, from_runs
 from hvkeras.errors import PeerError, UsageError, explain
 from hvkeras.host.console import in_words
 from hvkeras.host.forks import detach_in_children
-from hvkeras.progress import activity
 
 LARGE = 512  # bytes of a value from which its digest is sent first
 LOOK_EVERY, LOOK_OFTEN = 0.5, 0.1  # seconds between two looks at what nobody tells

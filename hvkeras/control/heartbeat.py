@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from hvkeras.control import activity, location
 from hvkeras.control.messages import (
     CallDescriptions,
     Heartbeat,
@@ -16,15 +17,14 @@ from hvkeras.control.messages import (
     PlansForgotten,
     Standstill,
 )
-from hvkeras.progress import activity, location
-from hvkeras.records.record import GRADIENTS
 
+GRADIENTS = "gradients"  # the operation of plans that reduce gradients: their counts are the steps of training
 _NOTHING_NEW = Heartbeat()
 CHECK_INTERVAL = 0.4  # minimum seconds between two checks of whether this rank makes progress
 
 
 class PlanLike(Protocol):
-    """A plan; see `hvkeras.plans`."""
+    """A plan; see `hvkeras.job.plans`."""
 
     @property
     def operation(self) -> str:
@@ -39,7 +39,7 @@ class PlanLike(Protocol):
 
 
 class Entries(Protocol):
-    """How often this rank has entered each plan; see `hvkeras.plans`."""
+    """How often this rank has entered each plan; see `hvkeras.job.plans`."""
 
     def snapshot(self) -> Mapping[str, tuple[int, PlanLike]]:
         """Reads every count."""

@@ -18,8 +18,8 @@ from typing import Any
 from hvkeras.control.cause import Cause
 from hvkeras.settings import Settings
 
-PlanDescription = Mapping[str, Any]  # see `hvkeras.plans.Plan.describe`
-CallDescriptions = Sequence[Mapping[str, Any]]  # see `hvkeras.plans.Call.describe`
+PlanDescription = Mapping[str, Any]  # see `hvkeras.job.plans.Plan.describe`
+CallDescriptions = Sequence[Mapping[str, Any]]  # see `hvkeras.job.plans.Call.describe`
 
 
 @dataclass(frozen=True)

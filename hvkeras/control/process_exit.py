@@ -12,8 +12,8 @@ import signal
 import sys
 import time
 
+from hvkeras.control import location, stall_listeners
 from hvkeras.host.console import say
-from hvkeras.progress import location, stall_listeners
 
 LAST_RESORT = 5.0  # seconds from when the server should have ended a process until the kernel ends it
 BACKOFF = 2.0  # the next report is due after this multiple of the time waited so far

@@ -18,6 +18,7 @@ import urllib.request
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+from hvkeras.control import stall_listeners
 from hvkeras.control.announcements import (
     announcement_path,
     is_one_host,
@@ -28,6 +29,7 @@ from hvkeras.control.announcements import (
 from hvkeras.control.cause import Cause
 from hvkeras.control.client import ControlClient
 from hvkeras.control.connection import Introduction
+from hvkeras.control.launch_environments import Launch
 from hvkeras.control.messages import Deadlines
 from hvkeras.control.relay_start import connect_to_relay, relay_name, sole_starter, start_relay
 from hvkeras.control.server import ControlServer
@@ -46,8 +48,6 @@ from hvkeras.host.network import (
     split_address,
 )
 from hvkeras.host.private_files import read_private
-from hvkeras.launch_environments import Launch
-from hvkeras.progress import stall_listeners
 from hvkeras.settings import Settings
 
 RECORD_BYTES = 1024  # size of what each rank sends over MPI: its host name and addresses, as JSON

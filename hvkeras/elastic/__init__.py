@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hvkeras.requirements import require_tensorflow
+from hvkeras.errors import require_tensorflow
 
 require_tensorflow()
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from hvkeras.data.accounts import keeps_accounts
+from hvkeras.data.resharding import accounted
+from hvkeras.data.sequences import Share
 from hvkeras.errors import UsageError, explain
-from hvkeras.sharding.accounts import keeps_accounts
-from hvkeras.sharding.redealing import accounted
-from hvkeras.sharding.sequences import Share
 
 
 def batches(x: Any, y: Any = None, sample_weight: Any = None, *, batch_size: int = 32,

@@ -9,8 +9,8 @@ from typing import Any, cast
 
 from hvkeras import compat
 from hvkeras.callbacks.base import KerasCallback
+from hvkeras.data.accounts import keeps_accounts
 from hvkeras.elastic.state import State
-from hvkeras.sharding.accounts import keeps_accounts
 from hvkeras.typing import Logs, ModelLike
 
 

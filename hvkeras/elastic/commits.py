@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hvkeras.data.accounts import Positions
 from hvkeras.elastic.encoding import decode, encode
 from hvkeras.errors import CommitError, HvkerasError, MachineError, UsageError, explain
 from hvkeras.host.commit_files import commit_path
 from hvkeras.host.disk_space import room_left
 from hvkeras.host.durable_files import replace_durably
 from hvkeras.host.private_files import create_private, read_private, why_not_private
-from hvkeras.sharding.accounts import Positions
 
 SHARE = 0.02  # of the time, at most, for writing commits while training goes on
 LOOK_EVERY = 0.1  # seconds between two looks whether the script is over

@@ -6,10 +6,10 @@ import copy
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from hvkeras.data.accounts import Positions, accounts
 from hvkeras.elastic.commits import CommitFile
 from hvkeras.errors import HostsUpdatedInterrupt, UsageError, explain
-from hvkeras.job.notice import Notice
-from hvkeras.sharding.accounts import Positions, accounts
+from hvkeras.job.preemption import Notice
 
 
 class State:

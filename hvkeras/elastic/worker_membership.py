@@ -16,9 +16,12 @@ from typing import Any
 from hvkeras.backends import backend_class
 from hvkeras.backends.refusing import StandbyBackend
 from hvkeras.control.cause import Cause
+from hvkeras.control.launch_environments import Launch, detect_launch, hvkeras_run
+from hvkeras.control.launch_environments.hvkeras_run import JOINS_AT_COMMIT, JOINS_AT_START
 from hvkeras.control.membership_channel import ANY_FUNCTION, MembershipClient
 from hvkeras.control.messages import FunctionEntered, GenerationJoined, RanksChanged, WorkerLeaving
 from hvkeras.control.rendezvous import Waiting
+from hvkeras.diagnostics.recorder import recording
 from hvkeras.elastic import handover
 from hvkeras.errors import PeerError
 from hvkeras.host.cores import limit_threads, usable_cores
@@ -29,9 +32,6 @@ from hvkeras.job.changes import Change
 from hvkeras.job.failure import END_ALWAYS, FailurePolicy
 from hvkeras.job.session import Session, current_session, is_initialized, this_process
 from hvkeras.job.session_start import open_session
-from hvkeras.launch_environments import Launch, detect_launch, hvkeras_run
-from hvkeras.launch_environments.hvkeras_run import JOINS_AT_COMMIT, JOINS_AT_START
-from hvkeras.profiling.recorder import recording
 from hvkeras.settings import Settings
 from hvkeras.training.session_services import install_hooks, start_services
 

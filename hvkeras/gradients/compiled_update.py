@@ -20,12 +20,12 @@ import tensorflow as tf
 from hvkeras import compat
 from hvkeras.compat import graphs
 from hvkeras.compat.compiling import CompiledFunction
+from hvkeras.diagnostics import recorder
 from hvkeras.gradients.options import Exchange, Options
 from hvkeras.gradients.plain_update import DenseUpdate, PlainUpdate
 from hvkeras.host.console import prints_at, say
 from hvkeras.host.memory import available
 from hvkeras.job.session import current_session
-from hvkeras.profiling import recorder
 
 Specs = Mapping[int, Any]  # the `tf.TensorSpec` of each dense gradient, by its index
 UpdateOfOne = Callable[..., None]  # takes a gradient and its `variable`

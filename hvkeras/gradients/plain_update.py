@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from hvkeras import compat
+from hvkeras.diagnostics import spans
 from hvkeras.gradients.options import Options
 from hvkeras.gradients.reducer import Shares
-from hvkeras.profiling import spans
 
 Apply = Callable[..., Any]  # applies gradients to the variables that it was made for, or to those of a second argument
 

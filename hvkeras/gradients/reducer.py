@@ -31,15 +31,15 @@ from hvkeras.collectives.operations import (
 from hvkeras.collectives.reductions import grouped_allreduce
 from hvkeras.collectives.run_time_shapes import compared
 from hvkeras.compat import graphs
+from hvkeras.control.heartbeat import GRADIENTS
+from hvkeras.diagnostics import recorder, spans
 from hvkeras.errors import UnsupportedError, explain
 from hvkeras.gradients import sparse_rows
 from hvkeras.gradients.buckets import by_dtype, pack
 from hvkeras.gradients.options import Exchange
 from hvkeras.gradients.weighting import joining
+from hvkeras.job.plans import Call, Plan
 from hvkeras.job.session import current_session
-from hvkeras.plans import Call, Plan
-from hvkeras.profiling import recorder, spans
-from hvkeras.records.record import GRADIENTS
 
 
 class Shares(Protocol):

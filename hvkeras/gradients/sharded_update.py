@@ -17,16 +17,16 @@ from hvkeras.backends.interface import Backend
 from hvkeras.collectives.operations import Sum, number_in_graph, shaped
 from hvkeras.collectives.reductions import allreduce
 from hvkeras.compat import graphs
+from hvkeras.diagnostics import spans
+from hvkeras.diagnostics.record import GATHER
 from hvkeras.errors import UsageError, explain
 from hvkeras.gradients.buckets import pack
 from hvkeras.gradients.compiled_update import UpdateCompiler
 from hvkeras.gradients.options import Exchange
 from hvkeras.gradients.plain_update import PlainUpdate
 from hvkeras.gradients.shards import Bounds, Shards
+from hvkeras.job.plans import Call, Plan
 from hvkeras.job.session import current_session
-from hvkeras.plans import Call, Plan
-from hvkeras.profiling import spans
-from hvkeras.records.record import GATHER
 
 Gathered = Callable[[Any], list[tuple[int, Any]]]  # takes a collective's results; returns new values by number
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from hvkeras.backends import backend_class, backend_names, importable_backends
+from hvkeras.control.launch_environments import Launch
 from hvkeras.errors import MachineError, UsageError, explain
-from hvkeras.launch_environments import Launch
 
 
 def facts_of_rank(requested: str, launch: Launch) -> dict[str, Any]:

@@ -8,14 +8,14 @@ from collections.abc import Callable
 
 from hvkeras.control.cause import Cause
 from hvkeras.control.client import ControlClient
+from hvkeras.control.launch_environments import Launch, describe_cluster
+from hvkeras.control.launch_environments.starter import open_starter
 from hvkeras.control.messages import Deadlines
 from hvkeras.control.process_exit import ExitWatch
 from hvkeras.control.rendezvous import connect
 from hvkeras.host.console import prints_at, say
 from hvkeras.host.mpi import finalize_mpi, running_mpi
 from hvkeras.job.failure import FailureHooks, FailurePolicy
-from hvkeras.launch_environments import Launch, describe_cluster
-from hvkeras.launch_environments.starter import open_starter
 from hvkeras.settings import Settings
 
 CAUSE_TIMEOUT = 2.0  # seconds to wait for a message from the server in the same process

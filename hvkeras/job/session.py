@@ -9,22 +9,22 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hvkeras.autograph import exclude_from_autograph
 from hvkeras.backends import backend_class
 from hvkeras.backends.refusing import ForkedBackend
+from hvkeras.control.launch_environments import Launch
 from hvkeras.errors import NotInitializedError, UsageError, explain
 from hvkeras.host.forks import at_exit, at_script_end, detach_in_children, end_without_libraries
 from hvkeras.host.program import Program
 from hvkeras.host.topology import Topology, topology_from_hosts
+from hvkeras.job.autograph import exclude_from_autograph
 from hvkeras.job.failure import FailureHooks, FailurePolicy
 from hvkeras.job.link import JobLink
-from hvkeras.launch_environments import Launch
 from hvkeras.settings import Settings
 
 if TYPE_CHECKING:
     from hvkeras.backends.interface import Backend
     from hvkeras.control.client import ControlClient
-    from hvkeras.plans import EntryCounts
+    from hvkeras.job.plans import EntryCounts
 
 Part = TypeVar("Part")
 _numbers = itertools.count(1)
@@ -143,7 +143,7 @@ class Process:
     @property
     def entries(self) -> EntryCounts:
         """The counts of entered collectives, of all sessions that have the same link."""
-        from hvkeras.plans import EntryCounts  # noqa: PLC0415 - imports TensorFlow; settings come first
+        from hvkeras.job.plans import EntryCounts  # noqa: PLC0415 - imports TensorFlow; settings come first
 
         self._entries = self._entries or EntryCounts()
         return self._entries

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 
 from hvkeras.control.cause import Cause, CauseKind
 from hvkeras.control.server import ControlServer
+from hvkeras.diagnostics.outcome import Outcome
 from hvkeras.launcher.job_spec import JobSpec
 from hvkeras.launcher.membership import Exit, Workers, control_server, listening_address, start_serving
 from hvkeras.launcher.orders import Order, start_order
 from hvkeras.launcher.placement import HostRanks, Rank, WorkerId
-from hvkeras.report.outcome import Outcome
 from hvkeras.settings import Settings
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hvkeras.launcher.host_agents import Ssh
+from hvkeras.host.ssh import Ssh
 from hvkeras.launcher.host_pool import HostPool
 from hvkeras.launcher.placement import HostRanks
 from hvkeras.launcher.reporting_hosts import ReportingHosts

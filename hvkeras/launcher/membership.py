@@ -13,13 +13,13 @@ from typing import Any, Protocol
 from hvkeras.control.cause import Cause, CauseKind
 from hvkeras.control.messages import Deadlines
 from hvkeras.control.server import ControlServer
+from hvkeras.diagnostics.outcome import Outcome
 from hvkeras.errors import UsageError
 from hvkeras.host.network import LOOPBACK, address_towards, interface_address, outward_address
 from hvkeras.launcher.exit_report import shell_code
 from hvkeras.launcher.job_spec import JobSpec
 from hvkeras.launcher.orders import Order
 from hvkeras.launcher.placement import HostRanks, Rank, WorkerId
-from hvkeras.report.outcome import Outcome
 from hvkeras.settings import Settings
 
 UNWIND = 1.0  # seconds beyond HVKERAS_EXIT_GRACE that ranks have for their last output

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from hvkeras.control.launch_environments import hvkeras_run, tf_config
+from hvkeras.control.launch_environments.horovod_variables import rank_variables, with_launcher
 from hvkeras.host.console import quiet_variables
-from hvkeras.launch_environments import hvkeras_run, tf_config
-from hvkeras.launch_environments.horovod_variables import rank_variables, with_launcher
 from hvkeras.launcher.host_agents import exported
 from hvkeras.launcher.job_spec import JobSpec
 from hvkeras.launcher.placement import HostRanks, WorkerId

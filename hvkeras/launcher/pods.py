@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from hvkeras.control.launch_environments import indexed_job
+from hvkeras.control.launch_environments.launch import Launch
 from hvkeras.errors import UsageError, explain
 from hvkeras.host.network import outward_address, split_address
-from hvkeras.launch_environments import indexed_job
-from hvkeras.launch_environments.launch import Launch
 from hvkeras.launcher.host_reporter import report
 from hvkeras.launcher.placement import THIS_HOST
 from hvkeras.launcher.reporting_hosts import ReportingHosts

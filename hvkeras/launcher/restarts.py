@@ -10,16 +10,16 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+from hvkeras.diagnostics.after_run import forget_run, report_on_run, reports_to, write_outcome
 from hvkeras.errors import MachineError
 from hvkeras.launcher.elastic_membership import ElasticMembership
 from hvkeras.launcher.fixed_membership import FixedMembership
 from hvkeras.launcher.job_spec import JobSpec
+from hvkeras.launcher.launcher import Launcher
 from hvkeras.launcher.limits import require_open_files
 from hvkeras.launcher.membership import Membership, Workers
 from hvkeras.launcher.printer import Printer, files_kept_open
-from hvkeras.launcher.run import Launcher
 from hvkeras.launcher.traces import forget_traces, merged_after, trace_of
-from hvkeras.report.after_run import forget_run, report_on_run, reports_to, write_outcome
 from hvkeras.settings import Settings
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from hvkeras.diagnostics.trace_files import merge, rank_files
 from hvkeras.errors import HvkerasError, UsageError, explain
-from hvkeras.profiling.trace_files import merge, rank_files
 from hvkeras.settings import Settings
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from hvkeras.control.launch_environments import parameter_server_launch
 from hvkeras.errors import UsageError, explain
 from hvkeras.host.console import quiet_engines
 from hvkeras.job.session import is_initialized
-from hvkeras.launch_environments import parameter_server_launch
 from hvkeras.parameter_server.server import serve
 from hvkeras.settings import Settings
 from hvkeras.typing import CallbackLike, DatasetLike, History, InputContext, ModelLike, PathLike

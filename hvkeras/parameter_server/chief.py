@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from hvkeras.control.announcements import remove_announcement
 from hvkeras.control.cause import Cause, CauseKind
+from hvkeras.control.launch_environments import Launch
 from hvkeras.control.rendezvous import claim_port, serve_parameter_servers, uses_announced_port
 from hvkeras.errors import HvkerasError, MachineError, PeerError, explain
 from hvkeras.host.console import prints_at, say, say_last, silence_engines
@@ -25,7 +26,6 @@ from hvkeras.host.forks import at_exit
 from hvkeras.host.grpc_ports import held_port
 from hvkeras.host.network import split_address
 from hvkeras.job.signals import SignalWatch
-from hvkeras.launch_environments import Launch
 from hvkeras.parameter_server.cluster_membership import Membership
 from hvkeras.parameter_server.placement import balanced_over
 from hvkeras.settings import Settings

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from hvkeras.control.cause import Cause, CauseKind
 from hvkeras.control.handler import Handler, Member, Members
+from hvkeras.control.launch_environments import Launch
 from hvkeras.control.message_server import MessageServer
 from hvkeras.control.messages import ExitReported, Failed, Heartbeat, LeftJob, Message
 from hvkeras.control.ranks import Ranks, RankState
@@ -15,7 +16,6 @@ from hvkeras.control.server import BEAT
 from hvkeras.errors import PeerError
 from hvkeras.host.console import say, some_of
 from hvkeras.host.error_text import summary
-from hvkeras.launch_environments import Launch
 from hvkeras.settings import Settings
 
 _LOST = "ended unexpectedly (killed, crashed, or out of memory)"

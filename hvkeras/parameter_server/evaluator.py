@@ -8,9 +8,9 @@ from typing import Any, NoReturn
 import tensorflow as tf
 
 from hvkeras.callbacks import summaries
+from hvkeras.control.launch_environments import Launch
 from hvkeras.errors import UsageError, explain
 from hvkeras.host.console import say
-from hvkeras.launch_environments import Launch
 from hvkeras.parameter_server.datasets import whole
 from hvkeras.parameter_server.server import Registration
 from hvkeras.parameter_server.training import Plan, built_model

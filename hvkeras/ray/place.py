@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hvkeras.launch_environments import hvkeras_run
+from hvkeras.control.launch_environments import hvkeras_run
 from hvkeras.launcher.reported_job import Results, serve
 from hvkeras.ray import ray_logger
 from hvkeras.ray.placement import LAUNCHER

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hvkeras import as_horovod
 from hvkeras.errors import PeerError, explain
+from hvkeras.horovod import as_horovod
 from hvkeras.host.network import LOOPBACK
 from hvkeras.launcher.reported_job import Output, ReportedJob, values_of
 from hvkeras.spark.order import Gpus, report_in

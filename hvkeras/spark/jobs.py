@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from hvkeras import as_horovod
 from hvkeras.errors import UsageError, explain
+from hvkeras.horovod import as_horovod
 from hvkeras.host.console import say
 from hvkeras.settings import TABLE, Settings
 from hvkeras.spark.barrier_job import BarrierJob

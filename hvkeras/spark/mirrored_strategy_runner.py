@@ -129,7 +129,7 @@ class MirroredStrategyRunner:
 
 def _in_scope(train_fn: Callable[..., ResultT], **kwargs: Any) -> ResultT:
     """Runs the training function in the scope of a strategy on all ranks."""
-    from hvkeras.strategies import strategy  # noqa: PLC0415 - imports TensorFlow
+    from hvkeras.startup import strategy  # noqa: PLC0415 - imports TensorFlow
 
     with strategy("multi_worker_mirrored").scope():
         return train_fn(**kwargs)

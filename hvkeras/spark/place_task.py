@@ -6,9 +6,9 @@ import os
 import pickle
 from collections.abc import Iterator
 
-from hvkeras import as_horovod
+from hvkeras.control.launch_environments import hvkeras_run
+from hvkeras.horovod import as_horovod
 from hvkeras.host.gpus import VISIBLE
-from hvkeras.launch_environments import hvkeras_run
 from hvkeras.launcher.reported_job import serve
 from hvkeras.spark.elastic_job import PlaceOrder
 from hvkeras.spark.gpus import visible_devices

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from hvkeras.requirements import require_tensorflow
+from hvkeras.errors import require_tensorflow
 
 require_tensorflow()
 
@@ -32,6 +32,7 @@ from hvkeras.collectives.reductions import (
     grouped_allreduce,
 )
 from hvkeras.collectives.scattering import alltoall, grouped_reducescatter, reducescatter
+from hvkeras.diagnostics.timeline import start_timeline, stop_timeline
 from hvkeras.errors import UnsupportedError, explain
 from hvkeras.gradients.optimizer import DistributedOptimizer as _KerasOptimizer
 from hvkeras.gradients.options import Exchange, checked_groups
@@ -60,7 +61,6 @@ from hvkeras.job.queries import (
     sycl_built,
 )
 from hvkeras.job.session import is_initialized
-from hvkeras.profiling.timeline import start_timeline, stop_timeline
 from hvkeras.startup import init, shutdown
 from hvkeras.tensorflow.mpi_ops import _allreduce as _allreduce  # as in Horovod; scripts import it from here
 from hvkeras.tensorflow.mpi_ops import _grouped_allreduce as _grouped_allreduce

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from hvkeras import as_horovod, compat
+from hvkeras import compat
 from hvkeras.collectives.broadcasts import allgather_object
 from hvkeras.errors import DivergenceError, explain
 from hvkeras.gradients.optimizer_classes import distributed_part
+from hvkeras.horovod import as_horovod
 from hvkeras.host.console import prints_at, say
 from hvkeras.job.process_sets import ProcessSet
 from hvkeras.job.session import current_session

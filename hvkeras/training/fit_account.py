@@ -1,6 +1,6 @@
 """One call of `fit` that keeps account of the samples trained on, so that an epoch goes on after a change of ranks.
 
-`fit` gets data that are dealt anew in each pass (`hvkeras.sharding.redealing`), and an epoch that goes on begins with
+`fit` gets data that are dealt anew in each pass (`hvkeras.data.resharding`), and an epoch that goes on begins with
 the step after the last one that was made.
 """
 
@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from hvkeras import compat
+from hvkeras.data.accounts import Account, keeps_accounts
+from hvkeras.data.resharding import Data, accounted, redealt
 from hvkeras.host.console import prints_at, say
 from hvkeras.job.session import current_session
-from hvkeras.sharding.accounts import Account, keeps_accounts
-from hvkeras.sharding.redealing import Data, accounted, redealt
 
 _WITHOUT = ("validation_split", "steps_per_epoch")
 

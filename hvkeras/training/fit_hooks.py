@@ -13,19 +13,20 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from hvkeras import as_horovod, compat
+from hvkeras import compat
 from hvkeras.collectives.broadcasts import allgather_object
 from hvkeras.collectives.operations import Average
 from hvkeras.compat import graphs, patches, strategies
+from hvkeras.control import activity
+from hvkeras.diagnostics import timeline
+from hvkeras.diagnostics.recorder import recording
 from hvkeras.errors import UnsupportedError, explain
 from hvkeras.gradients.optimizer_classes import distributed_part, install_hooks
+from hvkeras.horovod import as_horovod
 from hvkeras.host.console import prints_at, say
 from hvkeras.host.forks import detach_in_children
 from hvkeras.job.process_sets import ProcessSet, global_process_set
 from hvkeras.job.session import current_session, is_initialized, this_process
-from hvkeras.profiling import timeline
-from hvkeras.profiling.recorder import recording
-from hvkeras.progress import activity
 from hvkeras.training import losses, metrics, moving_statistics
 from hvkeras.training.fit_account import FitAccount, account_for, present_share
 from hvkeras.training.fit_callbacks import followed

@@ -12,6 +12,8 @@ import numpy as np
 from hvkeras import compat
 from hvkeras.collectives.broadcasts import allgather_object, gather_objects
 from hvkeras.compat import graphs
+from hvkeras.data.datasets import keeps_elements_whole
+from hvkeras.data.sequences import Share
 from hvkeras.errors import UsageError, explain
 from hvkeras.gradients.optimizer import gather_optimizer
 from hvkeras.gradients.optimizer_classes import distributed_part, state_of
@@ -19,8 +21,6 @@ from hvkeras.gradients.weighting import joining
 from hvkeras.host.console import in_words, prints_at, say
 from hvkeras.job.process_sets import ProcessSet, global_process_set
 from hvkeras.job.session import current_session, is_initialized
-from hvkeras.sharding.datasets import keeps_elements_whole
-from hvkeras.sharding.sequences import Share
 from hvkeras.training import compile_arguments, metrics, model_layers, moving_statistics
 from hvkeras.training.divergence_check import DivergenceCheck
 from hvkeras.training.epoch_length import (

@@ -14,14 +14,14 @@ from hvkeras import compat
 from hvkeras.collectives.broadcasts import allgather_object
 from hvkeras.collectives.dispatch import allgather_raw
 from hvkeras.collectives.operations import members
+from hvkeras.data.arrays import arrays_facts
+from hvkeras.data.datasets import leading_rows, require_same_dataset
+from hvkeras.data.proof import Facts, Hints, exchange, require_same_data
+from hvkeras.data.sequences import share_like
+from hvkeras.data.structure import count_rows, map_leaves, require_arrays, take_slice
 from hvkeras.errors import UnsupportedError, UsageError, explain
 from hvkeras.job.process_sets import ProcessSet, global_process_set
 from hvkeras.job.session import current_session
-from hvkeras.sharding.arrays import arrays_facts
-from hvkeras.sharding.datasets import leading_rows, require_same_dataset
-from hvkeras.sharding.proof import Facts, Hints, exchange, require_same_data
-from hvkeras.sharding.sequences import share_like
-from hvkeras.sharding.structure import count_rows, map_leaves, require_arrays, take_slice
 from hvkeras.typing import CallbackLike, Data, ModelLike
 
 KERAS_BATCH_SIZE = 32

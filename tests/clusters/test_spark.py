@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(bool(spark.missing()), reason=spark.missing())
 
 WORKERS = Path(__file__).parent / "workers"
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-SESSION, FAULTS, CLUSTER, TENSORFLOW, ESTIMATOR = (
+SESSION, FAULTS, CLUSTER, INSTALL_TENSORFLOW, ESTIMATOR = (
     WORKERS / f"spark_{name}.py" for name in ("session", "faults", "cluster", "tensorflow", "estimator"))
 PYTHON_3_9 = "type('Version', (tuple,), {'major': 3, 'minor': 9})((3, 9, 0, 'final', 0))"
 LACKING = """
@@ -249,7 +249,7 @@ def test_a_host_that_is_cut_off_is_named(on_cluster: Callable[..., Outcome]):
 @pytest.fixture
 def tensorflow(driver: Driver) -> Outcome:
     """The checks of `MirroredStrategyRunner`."""
-    return driver(TENSORFLOW, "local[2]")
+    return driver(INSTALL_TENSORFLOW, "local[2]")
 
 
 def test_fit_trains_in_the_scope_of_a_strategy_as_one_process_would(tensorflow: Outcome):
@@ -343,7 +343,8 @@ def test_mistakes_of_an_estimator_are_told(estimator: Outcome):
 
 
 def test_scripts_for_horovod_run_unchanged(driver: Driver):
-    outcome = driver(WORKERS / "spark_horovod.py", "local[2]", python=[spark.python(), "-m", "hvkeras.as_horovod"])
+    outcome = driver(WORKERS / "spark_horovod.py", "local[2]", python=[
+        spark.python(), str(Path(spark.python()).with_name("hvkeras")), "exec", "--as-horovod"])
     assert outcome.result("functions_import_horovod", 0) == [
         [rank, 2.0, "hvkeras.tensorflow.keras"] for rank in (0, 1)]
     assert all(module.startswith("hvkeras.spark.") for module in outcome.result("its_names_are_here", 0))

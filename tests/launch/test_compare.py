@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import hvkeras as hvd
-from hvkeras.records.record import WEIGHTS, Record
+from hvkeras.diagnostics.record import WEIGHTS, Record
 from launch.hvkeras_run import Started, run, warm_ranks
 
 WORKERS = Path(__file__).parent / "workers"

@@ -11,8 +11,9 @@ import pytest
 
 from hvkeras.control.cause import Cause, CauseKind
 from hvkeras.errors import MachineError, UsageError
+from hvkeras.host.ssh import Ssh
 from hvkeras.launcher.exit_report import exit_code, exit_report
-from hvkeras.launcher.host_agents import Ssh, exported
+from hvkeras.launcher.host_agents import exported, remote_agent_command
 from hvkeras.launcher.placement import HostRanks, place
 from hvkeras.launcher.printer import Printer
 
@@ -214,7 +215,7 @@ def test_what_belongs_to_this_host_is_not_exported() -> None:
 
 
 def test_ssh_asks_for_no_password() -> None:
-    assert "BatchMode=yes" in Ssh().command("node2", 15.0)
+    assert "BatchMode=yes" in remote_agent_command(Ssh(), "node2", 15.0)
 
 
 KILLED = Cause(CauseKind.LOST, 1, "node1", 7, "ended unexpectedly")

@@ -16,6 +16,7 @@ import pytest
 
 from hvkeras.bench.channel import Channel, ChannelClosedError, Listener
 from hvkeras.control import wire
+from hvkeras.control.launch_environments import Launch
 from hvkeras.control.membership_channel import MembershipServer
 from hvkeras.control.message_server import MessageServer
 from hvkeras.control.relay import RelayHandler
@@ -23,10 +24,9 @@ from hvkeras.control.relay_start import connect_to_relay, relay_name
 from hvkeras.control.rendezvous import claim_port
 from hvkeras.control.server import ControlServer
 from hvkeras.control.wire import accept_proven
-from hvkeras.doctor.hosts import CallServer
+from hvkeras.diagnostics.doctor.hosts import CallServer
 from hvkeras.errors import PeerError
 from hvkeras.host.network import LOOPBACK
-from hvkeras.launch_environments import Launch
 from hvkeras.launcher.printer import Printer
 from hvkeras.launcher.reporting_hosts import ReportingHosts
 from hvkeras.parameter_server.cluster_membership import Membership
@@ -73,7 +73,7 @@ def listening_files() -> set[str]:
 def test_the_tables_list_every_listening_socket():
     listed = set(re.findall(r"`([\w/]+\.py)`", TABLES.read_text()))
     assert listed == listening_files()
-    not_here = {"doctor/machine.py", "backends/horovod/store.py"}  # accepts nothing; tests/unit/backends
+    not_here = {"diagnostics/doctor/machine.py", "backends/horovod/store.py"}  # accepts nothing; tests/unit/backends
     assert listed - not_here == {*OPEN, "bench/channel.py"}
 
 
@@ -139,7 +139,7 @@ OPEN: dict[str, Callable[[], contextlib.AbstractContextManager[Address]]] = {
     "spark/output.py": lambda: serving(OutputServer(2, SECRET, LOOPBACK, Printer(2, BytesIO(), BytesIO())).server),
     "parameter_server/cluster_membership.py": lambda: serving(Membership(
         Launch("TF_CONFIG", size=2), Settings(), SECRET, LOOPBACK, 0, lambda cause: None)),
-    "doctor/hosts.py": lambda: serving(CallServer(LOOPBACK).server),
+    "diagnostics/doctor/hosts.py": lambda: serving(CallServer(LOOPBACK).server),
     "bench/streams.py": stream,
 }
 

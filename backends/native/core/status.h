@@ -9,7 +9,7 @@
 
 namespace hvkeras {
 
-// Python has the same numbers: hvkeras/cpp_library/loading.py.
+// Python has the same numbers: backends/cpp_library.py.
 enum class Code : int32_t {
   kOk,
   kFailed,      // wrong arguments, or this machine cannot do it

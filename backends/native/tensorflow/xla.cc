@@ -33,7 +33,7 @@ struct Message {
   bool there;
 };
 
-// How often this process came to each plan of collectives, see hvkeras/plans/agreement.py.
+// How often this process came to each plan of collectives, see hvkeras/job/plans/agreement.py.
 class Entries {
  public:
   void add(const std::string& plan) {

@@ -30,7 +30,7 @@ _NUMBER = struct.Struct("=q")
 _MOST_DESCRIPTORS = 6  # three streams, three namespaces
 # What ranks of tests import as a rule. Absent ones are left out: the oldest environment has neither MPI nor Horovod.
 _MODULES = ("numpy", "hvkeras", "tensorflow", "hvkeras.tensorflow", "hvkeras.keras", "hvkeras.callbacks",
-            "hvkeras.training.fit_run", "hvkeras.sharding", "tensorflow.python.framework.function_def_to_graph",
+            "hvkeras.training.fit_run", "hvkeras.data", "tensorflow.python.framework.function_def_to_graph",
             "harness.checks")
 
 

@@ -17,8 +17,8 @@ import numpy as np
 import tensorflow as tf
 
 import hvkeras as hvd
+from hvkeras.diagnostics import rank_recorder
 from hvkeras.job.session import current_session
-from hvkeras.profiling import rank_recorder
 
 SLOW = 0.05  # seconds
 STEPS = 40

@@ -15,7 +15,7 @@ import tensorflow as tf
 from harness.checks import check, run_checks
 from hvkeras import parameter_server
 from hvkeras.compat import asynchronous
-from hvkeras.launch_environments import parameter_server_launch
+from hvkeras.control.launch_environments import parameter_server_launch
 from hvkeras.parameter_server.checkpoints import Checkpoints
 from hvkeras.parameter_server.placement import server_of
 from hvkeras.parameter_server.training import Plan, fit

@@ -17,7 +17,8 @@ import tensorflow as tf
 
 import hvkeras as hvd
 from harness.checks import check, run_checks
-from hvkeras import as_horovod, compat
+from hvkeras import compat
+from hvkeras.horovod import as_horovod
 
 keras: Any = tf.keras
 PyDataset = getattr(keras.utils, "PyDataset", None) or keras.utils.Sequence

@@ -33,11 +33,11 @@ from hvkeras.comparison.runs import trials_of
 from hvkeras.comparison.sentences import sentences
 from hvkeras.comparison.table import explanations, scaling_table, table
 from hvkeras.control.cause import Cause, CauseKind
+from hvkeras.diagnostics.findings import COMPARE, Finding
+from hvkeras.diagnostics.record import Record, write_weights
+from hvkeras.diagnostics.time_split import TimeSplit
 from hvkeras.errors import UsageError
 from hvkeras.launcher.exit_report import exit_report, root_cause
-from hvkeras.records.record import Record, write_weights
-from hvkeras.records.time_split import TimeSplit
-from hvkeras.report.findings import COMPARE, Finding
 
 
 def stamps(seconds: list[float], rows: list[float], kinds: list[int] | None = None) -> np.ndarray:

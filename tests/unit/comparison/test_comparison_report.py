@@ -17,7 +17,7 @@ from hvkeras.comparison.functions import ComparisonResult
 from hvkeras.comparison.result import ONE_PROCESS, Number, Result
 from hvkeras.comparison.rows import Comparison, rows_of
 from hvkeras.comparison.sentences import sentences
-from hvkeras.records.time_split import TimeSplit
+from hvkeras.diagnostics.time_split import TimeSplit
 
 TITLES = {"All backends", "Step times", "Where the time of a step goes", "Scaling", "Loss against time",
           "How this was measured"}

@@ -13,13 +13,13 @@ import time
 import pytest
 
 from hvkeras.control.client import ControlClient
+from hvkeras.control.launch_environments import Launch, Rendezvous
 from hvkeras.control.messages import Deadlines, Heartbeat
 from hvkeras.control.relay_start import connect_to_relay, relay_name, sole_starter, start_relay
 from hvkeras.control.relayed import Batch, as_runs, from_runs
 from hvkeras.control.rendezvous import Waiting, _connect_client
 from hvkeras.control.server import ControlServer
 from hvkeras.errors import UsageError
-from hvkeras.launch_environments import Launch, Rendezvous
 from hvkeras.settings import Settings
 
 SECRET = b"s" * 32

@@ -9,11 +9,11 @@ import pytest
 
 from hvkeras.control.client import ControlClient
 from hvkeras.control.connection import Introduction
+from hvkeras.control.launch_environments import Launch
 from hvkeras.control.server import ControlServer
 from hvkeras.errors import MachineError, PeerError
 from hvkeras.job import session_start
 from hvkeras.job.session_start import check_versions, exchange_facts, settings_of_rank_0
-from hvkeras.launch_environments import Launch
 from hvkeras.settings import Settings
 
 VERSIONS = {"Python": "3.11.7", "hvkeras": "0.1.0", "TensorFlow": "2.21.0", "Keras": "3.12.0"}

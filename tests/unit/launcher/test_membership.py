@@ -15,6 +15,7 @@ import pytest
 from hvkeras.control.cause import Cause, CauseKind
 from hvkeras.control.membership_channel import MembershipClient
 from hvkeras.control.messages import FunctionEntered, Ready
+from hvkeras.diagnostics.outcome import Outcome
 from hvkeras.errors import MachineError
 from hvkeras.launcher.elastic_membership import ElasticMembership
 from hvkeras.launcher.fixed_membership import FixedMembership
@@ -22,7 +23,6 @@ from hvkeras.launcher.host_pool import HostPool
 from hvkeras.launcher.job_spec import JobSpec
 from hvkeras.launcher.membership import Exit
 from hvkeras.launcher.placement import HostRanks
-from hvkeras.report.outcome import Outcome
 
 SECRET = "of the job"
 WITHIN = 30.0

@@ -1,0 +1,245 @@
+"""Shares of data that follow the ranks of an elastic job: what `hvd.shard` has dealt is dealt again after a change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from hvkeras.data.accounts import Account, accounts, rough
+from hvkeras.data.arrays import split_arrays
+from hvkeras.data.partition import Partition
+from hvkeras.data.pipeline import batching_to
+from hvkeras.data.proof import fingerprint
+from hvkeras.data.resharded_batches import DealtBatches
+from hvkeras.data.sequences import EpochEnd, Share
+from hvkeras.data.structure import IdentityMap, count_rows, leaves, spec_of_rows, take_rows
+from hvkeras.job.process_sets import ProcessSet
+from hvkeras.job.session import current_session, this_process
+
+CHUNK, MOST_AT_ONCE = 1024**2, 64  # bytes, and batches, that are read at once
+
+
+class Arrays:
+    """Arrays that `hvd.shard` has dealt.
+
+    Args:
+        data: The whole arrays.
+        training: As for `hvd.shard`.
+        shuffle: As for `hvd.shard`.
+        seed: As for `hvd.shard`.
+    """
+
+    def __init__(self, data: Any, training: bool, shuffle: bool, seed: int) -> None:
+        self.training = training
+        self.whole: list[Any] = leaves(data)
+        self._data, self._shuffle, self._seed = data, shuffle, seed
+        count = count_rows(data)
+        self.account: Account = accounts().account(("arrays", rough(fingerprint(data)), shuffle), count, seed)
+        self._base = np.random.default_rng(seed).permutation(count) if shuffle else None
+        self._split: tuple[tuple[int, int], list[Any]] | None = None
+
+    def rows(self, shuffles: bool) -> Any:
+        """Returns the rows of this rank in what is left of the pass, an int64 array in the order of its steps."""
+        done, usable, size, rank = self.account.share(all_of_them=True)
+        order = self.account.order(shuffles)[done : done + usable][rank::size]
+        return order if self._base is None else self._base[order]
+
+    def current(self) -> list[Any]:
+        """Returns this rank's share now, for evaluation: an array for each of the whole ones."""
+        topology = current_session().topology
+        place = topology.rank, topology.size
+        if self._split is None or self._split[0] != place:
+            share, _ = split_arrays(self._data, Partition(*place, self.training), self._shuffle, self._seed)
+            self._split = place, leaves(share)
+        return self._split[1]
+
+
+@dataclass(frozen=True)
+class _Dealt:
+    """Which of the whole arrays an array of a share comes from."""
+
+    source: Arrays
+    place: int
+
+
+class Shares:
+    """What each share comes from that `hvd.shard` has made in this process, as long as the share exists.
+
+    Attributes:
+        arrays: The whole arrays of an array.
+        datasets: The account of a dataset of samples.
+        of_whole_elements: True for a dataset whose elements were dealt whole.
+    """
+
+    def __init__(self) -> None:
+        self.arrays: IdentityMap[_Dealt] = IdentityMap()
+        self.datasets: IdentityMap[Account] = IdentityMap()
+        self.of_whole_elements: IdentityMap[bool] = IdentityMap()
+
+
+def shares() -> Shares:
+    """Returns what is known of the shares in this process."""
+    return this_process().part(Shares)
+
+
+def remember_arrays(share: Any, source: Arrays) -> None:
+    """Remembers that a share comes from whole arrays, as long as the share exists."""
+    for place, leaf in enumerate(leaves(share)):
+        if leaf is not None:
+            shares().arrays[leaf] = _Dealt(source, place)
+
+
+def redealt(data: Any) -> Any:
+    """Returns the present share of data, if it was dealt for evaluation by `hvd.shard`; other data unchanged."""
+    def current(leaf: Any) -> Any:
+        if isinstance(leaf, Share) and leaf.dealt is not None and not leaf.dealt.training:
+            return leaf.dealt.current()
+        found = shares().arrays.get(leaf)
+        return leaf if found is None or found.source.training else found.source.current()[found.place]
+
+    if data is None or isinstance(data, tf.data.Dataset):
+        return data
+    return tf.nest.map_structure(current, data)
+
+
+@dataclass(frozen=True)
+class Data:
+    """Data for `fit` that goes on where the account says.
+
+    Attributes:
+        account: The account.
+        batch: The samples in a step of this rank.
+        drops: Whether a last step with fewer samples is left out.
+        dataset: What `fit` is to train on; None to leave its arguments as they are.
+        end_pass: Called when a pass has ended.
+    """
+
+    account: Account
+    batch: int
+    drops: bool = False
+    dataset: Any = None
+    end_pass: Callable[[], None] = lambda: None
+
+
+def accounted(x: Any, y: Any, sample_weight: Any, batch_size: int | None, shuffle: bool) -> Data | None:
+    """Returns data for `fit` that is dealt anew in each pass; None if it is not known how.
+
+    Args:
+        x: As for `fit`.
+        y: As for `fit`.
+        sample_weight: As for `fit`.
+        batch_size: As for `fit`.
+        shuffle: As for `fit`.
+    """
+    if isinstance(x, tf.data.Dataset):
+        return _accounted_dataset(x)
+    if isinstance(x, Share):
+        return _accounted_batches(x, shuffle)
+    given = (x,) if y is None and sample_weight is None else (x, y) if sample_weight is None else (x, y, sample_weight)
+    found = [shares().arrays.get(leaf) for leaf in tf.nest.flatten(given) if leaf is not None]
+    dealt = [one for one in found if one is not None and one.source.training]
+    if not dealt or len(dealt) < len(found) or len({one.source.account.count for one in dealt}) > 1:
+        return None
+    source, batch = dealt[0].source, batch_size or 32
+    whole = [one.source.whole[one.place] for one in dealt]
+    specs = [spec_of_rows(leaf) for leaf in whole]
+    if None in specs or any(leaf is None for leaf in tf.nest.flatten(given)):
+        return None
+    dataset = _dataset_of(whole, specs, given, lambda: source.rows(shuffle), source.account, batch)
+    return Data(source.account, batch, dataset=dataset)
+
+
+def _dataset_of(whole: Sequence[Any], specs: Sequence[Any], like: Any, rows: Callable[[], Any], account: Account,
+                batch: int) -> Any:
+    """Returns the batches of a pass; the last one has what is left, which may be a row more than `batch`.
+
+    Several batches are read at once: a call of Python takes as long as reading a small one.
+    """
+    in_python = [place for place, leaf in enumerate(whole) if not tf.is_tensor(leaf)]
+    kinds = [specs[place].dtype for place in in_python]
+    at_once = min(MOST_AT_ONCE, max(1, CHUNK // max(1, batch * sum(_bytes_of_row(spec) for spec in specs))))
+
+    def read(indices: Any, steps: Any) -> Any:
+        found = tf.numpy_function(lambda some: [
+            np.asarray(take_rows(whole[place], some), kind.as_numpy_dtype)
+            for place, kind in zip(in_python, kinds, strict=True)], [indices], kinds) if in_python else []
+        picked = dict(zip(in_python, found, strict=True))
+        parts = [tf.ensure_shape(picked[place], spec.shape) if place in picked else tf.gather(whole[place], indices)
+                 for place, spec in enumerate(specs)]
+        return tf.nest.pack_sequence_as(like, [_in_steps(part, steps) for part in parts])
+
+    def chunks(_: Any) -> Any:
+        mine = tf.ensure_shape(tf.numpy_function(rows, [], tf.int64), [None])
+        steps = tf.ensure_shape(tf.numpy_function(lambda: np.int64(account.steps(batch)), [], tf.int64), [])
+        full = tf.maximum(steps - 1, 0)  # the last step is a chunk of its own, as it may have another size
+
+        def part(chunk: Any) -> Any:
+            first = tf.minimum(chunk * at_once, full)
+            after = tf.where(first == full, steps, tf.minimum(first + at_once, full))
+            return mine[first * batch : tf.where(after == steps, tf.size(mine, tf.int64), after * batch)], after - first
+
+        return tf.data.Dataset.range(tf.where(steps == 0, steps, 1 - (-full // at_once))).map(part)
+
+    return tf.data.Dataset.range(1).flat_map(chunks).map(read).prefetch(1).unbatch().prefetch(2)
+
+
+def _in_steps(part: Any, steps: Any) -> Any:
+    """Gives rows another dimension in front of them, for the steps."""
+    shape = tf.shape(part, tf.int64)
+    cut = tf.reshape(part, tf.concat([[steps, shape[0] // steps], shape[1:]], axis=0))
+    return tf.ensure_shape(cut, [None, None, *part.shape[1:]])
+
+
+def _bytes_of_row(spec: Any) -> int:
+    return int((spec.shape[1:].num_elements() or 1) * spec.dtype.size)
+
+
+def dealt_dataset(dataset: Any, marks: Any, count: int, buffer_size: int, seed: int) -> Any:
+    """Returns the share of an unbatched dataset, read anew for each pass by the rank that this process then is.
+
+    Args:
+        dataset: The whole dataset.
+        marks: The fingerprint of its first samples.
+        count: The number of samples.
+        buffer_size: The samples in the buffer that shuffles all of them; 0 for none.
+        seed: The seed of shuffling.
+    """
+    account = accounts().account(("dataset", rough(marks), buffer_size), count, seed)
+
+    def numbers() -> Any:
+        return np.asarray([*account.share(), seed + account.passes], np.int64)
+
+    def left(_: Any) -> Any:
+        # Not tf.unstack, at which TensorFlow 2.21 crashes here.
+        now = tf.ensure_shape(tf.numpy_function(numbers, [], tf.int64), [5])
+        whole = dataset if not buffer_size else dataset.shuffle(buffer_size, seed=now[4],
+                                                                reshuffle_each_iteration=False)
+        return whole.skip(now[0]).take(now[1]).shard(now[2], now[3])
+
+    share = tf.data.Dataset.range(1).flat_map(left)
+    shares().datasets[share] = account
+    return share
+
+
+def remember_batches(share: Any, data: Any, training: bool, seed: int, process_set: ProcessSet) -> None:
+    """Remembers what a share of batches comes from, if their number is known."""
+    if share.batches is not None:
+        share.dealt = DealtBatches(data, share, training, seed, EpochEnd(data, seed, process_set))
+
+
+def _accounted_batches(share: Share, shuffle: bool) -> Data | None:
+    if share.dealt is None or not share.dealt.training or (dataset := share.dealt.dataset(shuffle)) is None:
+        return None
+    return Data(share.dealt.account, share.dealt.batches.rows, dataset=dataset, end_pass=share.dealt.end_pass)
+
+
+def _accounted_dataset(dataset: Any) -> Data | None:
+    """Returns the data of a dataset, if it batches samples that `hvd.shard` has dealt, and changes no other way."""
+    datasets = shares().datasets
+    source, batch, drops = batching_to(dataset, lambda stage: datasets.get(stage) is not None)
+    account = None if source is None else datasets.get(source)
+    return None if account is None or batch is None else Data(account, batch, drops)

@@ -1,0 +1,220 @@
+"""Checks of the installed software: what is installed, whether it can be loaded, and whether it is compatible."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from typing import Any
+
+from hvkeras import __version__
+from hvkeras.backends import cpp_library
+from hvkeras.backends.horovod import installed
+from hvkeras.backends.native import NativeBackend
+from hvkeras.diagnostics.check_build import find_command as path_of
+from hvkeras.diagnostics.check_build import version_of, version_output
+from hvkeras.diagnostics.doctor.finding import NOTE, OK, PROBLEM, Finding, check_result
+from hvkeras.diagnostics.doctor.schedulers import findings as schedulers
+from hvkeras.errors import INSTALL_TENSORFLOW, UsageError
+from hvkeras.host.mpi import mpi_of
+from hvkeras.settings import Settings
+
+PROBE_DEADLINE = 60.0  # seconds in which all imports must finish
+_INSTALL_TENSORFLOW = INSTALL_TENSORFLOW
+_INSTALL_MPI = "pip install 'hvkeras[mpi]'"
+
+Facts = dict[str, dict[str, Any]]
+
+
+def probed() -> Facts:
+    """Imports what is installed, in a separate process.
+
+    Returns:
+        For each part its properties, or the `error`; no entry for a part that is not installed.
+    """
+    modules = {"tensorflow": "tensorflow", "keras": "tensorflow", "mpi": "mpi4py", "horovod": "horovod"}
+    parts = [part for part, module in modules.items() if importlib.util.find_spec(module)]
+    parts += [] if cpp_library.objection() else ["native"]
+    facts: Facts = {}
+    while parts:  # continues after a part that takes down the process
+        answers, how = _probe(parts)
+        facts |= answers
+        parts = [part for part in parts if part not in facts]
+        if parts and how:
+            facts[parts.pop(0)] = {"error": how}
+    return facts
+
+
+def _probe(parts: list[str]) -> tuple[Facts, str]:
+    """The output of the parts, and how the process failed if it did."""
+    command = [sys.executable, "-m", "hvkeras.diagnostics.doctor.probe", *parts]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_DEADLINE, check=False)
+        output, how = done.stdout, f"the import ended with code {done.returncode}"
+    except subprocess.TimeoutExpired as error:
+        output = (error.stdout or b"").decode()
+        how = f"the import took longer than {PROBE_DEADLINE:g} s"
+    facts: Facts = {}
+    for line in output.splitlines():
+        if line.startswith("{"):
+            facts |= json.loads(line)
+    return facts, how
+
+
+def findings(facts: Facts, environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Checks what is installed.
+
+    Args:
+        facts: The result of `probed`.
+        environ: The environment variables, for the settings in them.
+
+    Yields:
+        A finding for each part.
+    """
+    yield Finding("hvkeras", OK, f"{__version__}, Python {sys.version.split()[0]} at {sys.executable}")
+    yield _settings(environ)
+    yield from _tensorflow(facts)
+    yield _native(facts)
+    yield from _mpi(facts)
+    yield _horovod(facts)
+    yield from schedulers(environ)
+    yield _gpus(facts)
+
+
+def _settings(environ: Mapping[str, str]) -> Finding:
+    chosen = sorted(name for name in environ if name.startswith("HVKERAS_"))
+    try:
+        Settings(environ)
+    except UsageError as error:
+        text, _, fix = str(error).partition(" HINT: ")
+        return Finding("settings", PROBLEM, text, fix)
+    return Finding("settings", OK, ", ".join(f"{name}={environ[name]}" for name in chosen) or "all are the defaults")
+
+
+def _tensorflow(facts: Facts) -> Iterator[Finding]:
+    known = facts.get("tensorflow")
+    if known is None:
+        yield Finding("TensorFlow", PROBLEM, "it is not installed", _INSTALL_TENSORFLOW)
+        return
+    if "error" in known:
+        yield Finding("TensorFlow", PROBLEM, f"it cannot be imported ({known['error']})",
+                      "reinstall it: pip install --force-reinstall " + _distribution("tensorflow"))
+        return
+    minor = tuple(int(number) for number in known["version"].split(".")[:2])
+    yield check_result("TensorFlow", known["version"], "" if (2, 16) <= minor <= (2, 21) else
+                       "hvkeras is tested with 2.16 to 2.21", "pip install 'tensorflow>=2.16,<2.22'", NOTE)
+    keras = facts.get("keras", {})
+    if "error" in keras:
+        yield Finding("Keras", PROBLEM, f"tf.keras cannot be imported ({keras['error']})",
+                      "pip install --upgrade keras, or tf_keras where TF_USE_LEGACY_KERAS=1 asks for it")
+    else:
+        other = keras.get("backend", "tensorflow") not in ("tensorflow", "")
+        yield check_result("Keras", f"tf.keras is {keras['name']} {keras['version']}",
+                           f"its backend is {keras['backend']}" if other else "", "KERAS_BACKEND=tensorflow")
+
+
+def _distribution(module: str) -> str:
+    return next(iter(metadata.packages_distributions().get(module, [])), module)
+
+
+def _native(facts: Facts) -> Finding:
+    if "tensorflow" not in facts:
+        return Finding("backend native", NOTE, "it needs TensorFlow", _INSTALL_TENSORFLOW)
+    available = NativeBackend.availability()
+    if not available.ok:
+        return Finding("backend native", NOTE, available.reason.split("; ")[0], cpp_library.INSTALL)
+    known = facts.get("native", {})
+    if "error" in known:
+        return Finding("backend native", PROBLEM, known["error"], cpp_library.INSTALL)
+    return check_result("backend native", available.reason, known["xla"], "jit_compile=False", NOTE)
+
+
+def _mpi(facts: Facts) -> Iterator[Finding]:
+    launcher = path_of("mpirun") or path_of("mpiexec")
+    launcher_version = _launcher_version(launcher) if launcher else ""
+    known = facts.get("mpi")
+    if not launcher and known is None:
+        yield Finding("MPI", NOTE, "neither mpirun nor mpi4py is installed; hvkeras run and TF_CONFIG need none",
+                      _INSTALL_MPI)
+        return
+    if not launcher:
+        yield Finding("MPI", NOTE, "mpi4py is installed, but no mpirun", _INSTALL_MPI)
+    elif known is None:
+        yield Finding("MPI", NOTE, f"{launcher} is installed, but ranks need mpi4py to find each other", _INSTALL_MPI)
+    elif "error" in known:
+        yield Finding("MPI", NOTE, f"mpi4py cannot be imported ({known['error']})", "pip install --force-reinstall"
+                      " --no-binary :all: mpi4py, for the MPI that is installed")
+    else:
+        yield _compare_mpi(launcher, launcher_version, known["library"])
+
+
+def _launcher_version(launcher: str) -> str:
+    """The MPI version of a launcher, in the format of that MPI's library; "" if the launcher does not start."""
+    answer = version_output(launcher) or ""
+    if match := re.search(r"\(Open MPI\) (\S+)", answer):
+        return f"Open MPI v{match[1]}"
+    if match := re.search(r"Version:\s+(\S+)", answer):  # Hydra, the launcher of MPICH and Intel MPI
+        return f"MPICH Version: {match[1]}"
+    return answer.partition("\n")[0]
+
+
+def _compare_mpi(launcher: str, launcher_version: str, library: str) -> Finding:
+    here, loaded = mpi_of(launcher_version), mpi_of(library)
+    if not launcher_version:
+        return Finding("MPI", PROBLEM, f"{launcher} does not start", _INSTALL_MPI)
+    # Hydra also starts the ranks of Intel MPI.
+    hydra = here[0] != "Open MPI" and loaded[0] != "Open MPI"
+    compatible = hydra or (here[0] == loaded[0] and _major(here[1]) == _major(loaded[1]))
+    return check_result("MPI", f"{launcher} is of {' '.join(here)}, mpi4py loads {' '.join(loaded)}",
+                        "" if compatible else "they do not belong together, and each rank would run as a job of its"
+                        " own",
+                        f"use the mpirun of {' '.join(loaded)}, or install mpi4py for {' '.join(here)}")
+
+
+def _major(version: str) -> str:
+    return version.partition(".")[0]
+
+
+def _horovod(facts: Facts) -> Finding:
+    available = installed.availability()
+    if "tensorflow" not in facts and version_of("horovod"):
+        return Finding("backend horovod", NOTE, "it needs TensorFlow", _INSTALL_TENSORFLOW)
+    if not available.ok:
+        state = NOTE if "is not installed" in available.reason else PROBLEM
+        text, _, fix = available.reason.partition("; ")
+        return Finding("backend horovod", state, text, fix)
+    known = facts.get("horovod", {})
+    return check_result("backend horovod", available.reason + (", and NCCL" if known.get("nccl") else ""),
+                        f"it cannot be imported ({known['error']})" if "error" in known else "",
+                        installed.BUILD)
+
+
+def _gpus(facts: Facts) -> Finding:
+    known = facts.get("tensorflow", {})
+    seen = known.get("gpus", [])
+    smi = path_of("nvidia-smi")
+    if seen:
+        slow = version_of("horovod") and not facts.get("horovod", {}).get("nccl")
+        return check_result("GPUs", f"TensorFlow (CUDA {known['cuda']}) sees {len(seen)}",
+                            "Horovod was built without NCCL, and moves their tensors through the host" if slow else "",
+                            f"{installed.BUILD} --with-mpi --cuda", NOTE)
+    if smi and "error" not in known:
+        return Finding("GPUs", NOTE, f"{smi} is installed, but TensorFlow sees no GPU"
+                       + ("" if known.get("cuda") else ": it was built without CUDA"), "pip install 'hvkeras[cuda]'")
+    return Finding("GPUs", OK, "none; training runs on the CPUs")
+
+
+def versions(facts: Facts) -> dict[str, str]:
+    """The versions that must be the same on all hosts."""
+    return {
+        "hvkeras": __version__,
+        "Python": ".".join(sys.version.split()[0].split(".")[:2]),
+        "TensorFlow": facts.get("tensorflow", {}).get("version", ""),
+        "Keras": " ".join(facts.get("keras", {}).get(name, "") for name in ("name", "version")).strip(),
+        "Horovod": version_of("horovod"),
+        "MPI": " ".join(mpi_of(facts.get("mpi", {}).get("library", ""))).strip(),
+    }
