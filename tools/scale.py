@@ -46,8 +46,7 @@ from hvkeras.control.server import ControlServer
 from hvkeras.settings import Settings
 
 try:
-    from hvkeras.control.relay import relay
-    from hvkeras.control.relay_start import connect_to_relay
+    from hvkeras.control.relay import connect_to_relay, relay
 except ImportError:  # of a commit that has none
     relay = None  # type: ignore[assignment]
 try:

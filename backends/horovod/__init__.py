@@ -12,8 +12,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hvkeras.backends.horovod import installed
-from hvkeras.backends.horovod.connections import Connections
-from hvkeras.backends.horovod.rendezvous import DYNAMIC_SETS, GlooRendezvous, check_own_name, horovod_variables
+from hvkeras.backends.horovod.gloo import DYNAMIC_SETS, Connections, GlooRendezvous, check_own_name, horovod_variables
 from hvkeras.backends.interface import Availability, Backend, Reduction, Start, Tensor
 from hvkeras.errors import UnsupportedError, explain
 from hvkeras.horovod.as_horovod import horovod_itself

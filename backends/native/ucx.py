@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from hvkeras.backends.cpp_library import Code, Library, Status, declare
 from hvkeras.errors import MachineError, PeerError, explain
-from hvkeras.host.environment import env
+from hvkeras.host.program import env
 
 
 class Costs(NamedTuple):

@@ -9,11 +9,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hvkeras.bench.figures import least_seconds
 from hvkeras.bench.jobs import DescribeFailure, End, Job, Remote, Watchdog
+from hvkeras.bench.participant import Effort, run_rounds
 from hvkeras.bench.plan import ONE, TCP, Plan
-from hvkeras.bench.rounds import Effort, run_rounds
-from hvkeras.bench.row import APART, ENGINE, MPI_ALONE, ONE_PROCESS, PEER, REFERENCE, TCP_ALONE, Row, title_of
+from hvkeras.bench.row import (
+    APART,
+    ENGINE,
+    MPI_ALONE,
+    ONE_PROCESS,
+    PEER,
+    REFERENCE,
+    TCP_ALONE,
+    Row,
+    least_seconds,
+    title_of,
+)
 
 BLOCK = {"allreduce": 0.1, "step": 0.2}  # seconds per block
 _ORDER = {"allreduce": (ENGINE, PEER, REFERENCE), "step": (REFERENCE, ENGINE, PEER)}

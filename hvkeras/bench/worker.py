@@ -1,4 +1,4 @@
-"""The program of each rank in a job of `hvkeras bench`: it serves requests and otherwise waits."""
+"""Program of each rank in a job of `hvkeras bench`: it serves requests and otherwise waits."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any
 import hvkeras
 from hvkeras.bench import participant
 from hvkeras.bench.channel import Channel, ChannelClosedError
-from hvkeras.bench.memory import PeakMemory
+from hvkeras.bench.participant import PeakMemory
 from hvkeras.bench.plan import SILENT, Plan, Stage
 from hvkeras.bench.ranks import Ranks
 from hvkeras.control.launch_environments import detect_launch
-from hvkeras.host.cores import usable_cores
-from hvkeras.host.machine import spread
+from hvkeras.host.cores import spread, usable_cores
 from hvkeras.job.session import current_session
 from hvkeras.startup import init_without_engine
 

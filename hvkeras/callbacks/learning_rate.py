@@ -10,8 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from hvkeras import compat
-from hvkeras.callbacks.base import KerasCallback
-from hvkeras.callbacks.chief import is_chief
+from hvkeras.callbacks.base import KerasCallback, is_chief
 from hvkeras.collectives.operations import Min
 from hvkeras.collectives.reductions import allreduce
 from hvkeras.compat import graphs

@@ -21,21 +21,19 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from hvkeras.backends import backend_class, backend_names
 from hvkeras.bench import report
-from hvkeras.bench.figures import with_figures
 from hvkeras.bench.interleaved import BLOCK, InterleavedRun, LaunchMethod
 from hvkeras.bench.jobs import TimeIsUpError
 from hvkeras.bench.launches import LAUNCHERS, Starter, objection
 from hvkeras.bench.models import MODELS, OPTIMIZERS
 from hvkeras.bench.namespaces import Network, missing, network
+from hvkeras.bench.participant import Effort
 from hvkeras.bench.plan import AT, Plan, rate_of
-from hvkeras.bench.plot import draw, require_matplotlib
-from hvkeras.bench.rounds import Effort
-from hvkeras.bench.row import PEER, Row
+from hvkeras.bench.report import draw, require_matplotlib
+from hvkeras.bench.row import PEER, Row, with_figures
 from hvkeras.comparison.command import exiting_on_signals
 from hvkeras.comparison.trial import end, timeout_message
 from hvkeras.errors import MachineError, UsageError, explain
-from hvkeras.host import machine
-from hvkeras.host.cores import usable_cores
+from hvkeras.host.cores import machine_facts, usable_cores
 from hvkeras.launcher.exit_report import root_cause
 from hvkeras.launcher.run_arguments import Parser, seconds
 from hvkeras.settings import Settings, size_in_bytes
@@ -109,7 +107,7 @@ def bench(arguments: Sequence[str]) -> int:
     cores = usable_cores()
     work = _checked(flags, cores)
     names = _backends(flags)
-    facts = machine.facts(cores)
+    facts = machine_facts(cores)
     folder = Path(tempfile.mkdtemp(prefix="hvkeras-bench-"))
     rows: list[Row] = []
     with exiting_on_signals():

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hvkeras.diagnostics.doctor import hosts, machine, software
-from hvkeras.diagnostics.doctor.finding import NOTE, OK, PROBLEM, Finding
+from hvkeras.diagnostics.doctor.machine import NOTE, OK, PROBLEM, Finding
 from hvkeras.host.ssh import Ssh
 from hvkeras.launcher.placement import THIS_HOST, place
 from hvkeras.launcher.run_arguments import Parser

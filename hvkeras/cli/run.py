@@ -16,19 +16,18 @@ from hvkeras.cli.errors import guarded
 from hvkeras.control.launch_environments import Launch
 from hvkeras.errors import UsageError, explain
 from hvkeras.horovod import as_horovod
-from hvkeras.host.commit_files import remove_commits
 from hvkeras.host.console import prints_at
+from hvkeras.host.files import remove_commits
 from hvkeras.host.ssh import Ssh
-from hvkeras.launcher import pods
+from hvkeras.launcher import host_reporter
 from hvkeras.launcher.horovod_flags import tuning_variables
 from hvkeras.launcher.host_pool import FAILURES, HostPool, discovered
 from hvkeras.launcher.job_spec import JobSpec
-from hvkeras.launcher.placement import THIS_HOST, HostRanks, place, slots_in
+from hvkeras.launcher.placement import THIS_HOST, HostRanks, allocated_hosts, place, slots_in
 from hvkeras.launcher.printer import Printer
 from hvkeras.launcher.reporting_hosts import ReportingHosts
 from hvkeras.launcher.restarts import run as run_job
 from hvkeras.launcher.run_arguments import ELASTIC_RESETS, ELASTIC_TIMEOUT, parse
-from hvkeras.launcher.slurm_hosts import allocated_hosts
 from hvkeras.settings import Settings
 
 _FOLDER, _REMOVES = "HVKERAS_ELASTIC_DIR", "HVKERAS_RUN_COMMITS"  # of commits; whether `hvkeras run` removes them
@@ -54,7 +53,7 @@ def _run(arguments: Sequence[str], prog: str) -> int:
 
         return check_build()
     is_elastic = flags.min_np is not None or flags.max_np is not None
-    pod = pods.pod(os.environ) if is_elastic and not (flags.hosts or flags.hostfile) else None
+    pod = host_reporter.pod(os.environ) if is_elastic and not (flags.hosts or flags.hostfile) else None
     if pod is not None:
         return _run_in_pod(flags, pod)
     allocated = None if flags.hosts or flags.hostfile else allocated_hosts(os.environ, flags.np)
@@ -76,15 +75,15 @@ def _run_in_pod(flags: argparse.Namespace, pod: Launch) -> int:
     """Runs an elastic job in the pods of an Indexed Job: the first one launches it, and the others report to that."""
     slots = flags.slots_per_host or 1
     if pod.rank:
-        return pods.report_from_pod(pod, slots)
+        return host_reporter.report_from_pod(pod, slots)
     flags.by_srun = False
     flags.min_np = flags.min_np or 1
     flags.max_np = flags.max_np or max(flags.min_np, flags.np or 0, pod.size * slots)
-    flags.blacklist_cooldown_range = flags.blacklist_cooldown_range or pods.COOL_DOWN
-    reporting = pods.hosts_of_pods(pod)
+    flags.blacklist_cooldown_range = flags.blacklist_cooldown_range or host_reporter.COOL_DOWN
+    reporting = host_reporter.hosts_of_pods(pod)
     code = 1
     try:
-        pool = pool_of(flags, None, pods.slots_of(reporting, slots))
+        pool = pool_of(flags, None, host_reporter.slots_of(reporting, slots))
         assert pool is not None
         flags.counts_changes = flags.reset_limit is not None
         if flags.reset_limit is None:

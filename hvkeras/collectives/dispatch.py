@@ -11,9 +11,8 @@ from typing import Any
 import tensorflow as tf
 
 from hvkeras.backends.interface import Reduction
-from hvkeras.collectives.mismatch import refusable
+from hvkeras.collectives.mismatch import compared, refusable
 from hvkeras.collectives.operations import plan_of, require_kernels, shaped
-from hvkeras.collectives.run_time_shapes import compared
 from hvkeras.diagnostics import spans
 from hvkeras.job.plans import Call, Plan
 from hvkeras.job.session import Session, current_session

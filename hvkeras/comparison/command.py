@@ -19,18 +19,16 @@ from rich.console import Console
 
 from hvkeras.backends import backend_class, backend_names
 from hvkeras.comparison import report, results_file
-from hvkeras.comparison.progress_display import ProgressDisplay
 from hvkeras.comparison.result import ONE_PROCESS, SHARED, backend_of
 from hvkeras.comparison.rows import Comparison, rows_of
 from hvkeras.comparison.runs import Job, Runs, trials_of
 from hvkeras.comparison.table import explanations, scaling_table, table
-from hvkeras.comparison.trial import Trial
+from hvkeras.comparison.trial import ProgressDisplay, Trial
 from hvkeras.control.launch_environments import Launch, Rendezvous
 from hvkeras.diagnostics.charts import missing
 from hvkeras.diagnostics.check_build import why_not
 from hvkeras.errors import MachineError, UsageError, explain
-from hvkeras.host.cores import fair_share, operation_threads, usable_cores
-from hvkeras.host.machine import facts
+from hvkeras.host.cores import fair_share, machine_facts, operation_threads, usable_cores
 from hvkeras.launcher.placement import HostRanks, place
 from hvkeras.launcher.run_arguments import Parser, flags_and_command, require_command, seconds
 from hvkeras.settings import Settings
@@ -152,7 +150,7 @@ def comparison_of(flags: argparse.Namespace, display: ProgressDisplay, title: st
     jobs: list[Job] = [*problems, *([(ONE_PROCESS, 1)] if flags.baseline else [])]
     fewer = {job: environment for job in jobs if job[1] < several[-1]}
     trials = trials_of(jobs, flags, folder, fewer)
-    began, machine = time.time(), facts(usable_cores())
+    began, machine = time.time(), machine_facts(usable_cores())
     with exiting_on_signals():
         results = Runs(trials, problems, flags, display).results()
     made = Comparison(title, several, flags.repeat, rows_of(results), cores, folder, began, time.time() - began,

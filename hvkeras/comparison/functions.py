@@ -13,10 +13,9 @@ from rich.console import Console
 
 from hvkeras.comparison import report, results_file
 from hvkeras.comparison.command import TIMEOUT, WIDEST, comparison_of, print_table
-from hvkeras.comparison.progress_display import progress_display
 from hvkeras.comparison.rows import Comparison
-from hvkeras.comparison.sentences import sentences
-from hvkeras.comparison.trial import Trial
+from hvkeras.comparison.table import sentences
+from hvkeras.comparison.trial import Trial, progress_display
 from hvkeras.diagnostics.charts import missing
 from hvkeras.diagnostics.page import fragment
 from hvkeras.errors import UsageError, explain

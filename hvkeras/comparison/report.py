@@ -10,17 +10,17 @@ from pathlib import Path
 
 from hvkeras.comparison.result import WARM_UP
 from hvkeras.comparison.rows import Comparison, Row
-from hvkeras.comparison.sentences import sentences
 from hvkeras.comparison.table import (
     NOT_HERE,
     cells,
     explanations,
     milliseconds,
     scaling_cells,
+    sentences,
 )
 from hvkeras.diagnostics.charts import IDEAL, Chart, Line, curves, distribution, missing, scaling, stacked
 from hvkeras.diagnostics.page import Section, page, table_html
-from hvkeras.host.durable_files import write_durably
+from hvkeras.host.files import write_durably
 
 NAME = "report.html"
 CHARTS = ("step_times", "time_split", "scaling", "loss")

@@ -1,4 +1,4 @@
-"""The runs of a comparison: lists them, runs them one after the other, and collects their results."""
+"""Runs of a comparison: their list, their order, and their results."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from hvkeras.comparison.progress_display import ProgressDisplay
 from hvkeras.comparison.result import ONE_PROCESS, SHARED, Result, backend_of, result, weight_difference
-from hvkeras.comparison.trial import Trial
+from hvkeras.comparison.trial import ProgressDisplay, Trial
 from hvkeras.diagnostics.record import WEIGHTS, Record
 from hvkeras.launcher.exit_report import TAIL_LINES
 

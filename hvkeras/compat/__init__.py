@@ -8,19 +8,20 @@ skip the step, so it is a seam as well.
 
 from __future__ import annotations
 
-from hvkeras.compat.batches import batches_base, count_batches, loading_options, overrides
-from hvkeras.compat.classes import adopt_class, subclass_like
 from hvkeras.compat.families import (
     KERAS,
     TF_KERAS,
     TF_KERAS_LEGACY,
+    adopt_class,
     default_keras,
     family_of,
     foreign_backend,
     is_keras_3,
     is_of_keras,
     loaded_families,
+    subclass_like,
 )
+from hvkeras.compat.fit_data import batches_base, count_batches, loading_options, overrides
 from hvkeras.compat.kept import Kept, derive_statistics, kept_variables
 from hvkeras.compat.learned import (
     MOMENTS,
@@ -70,25 +71,23 @@ from hvkeras.compat.optimizers import (
     weighed_loss,
     with_slots,
 )
-from hvkeras.compat.resuming import (
+from hvkeras.compat.strategies import OptimizerState, is_summed, number_of_replica, sum_over_replicas, summed, sums_once
+from hvkeras.compat.traces import renew_traces
+from hvkeras.compat.training import (
     Done,
     Passes,
     PassFacts,
     assigning_locally,
     begin_with_epoch,
-    global_seed,
-    passes,
-    seed_variables,
-)
-from hvkeras.compat.summing import OptimizerState, is_summed, number_of_replica, sum_over_replicas, summed, sums_once
-from hvkeras.compat.traces import renew_traces
-from hvkeras.compat.training import (
     callback_class,
     fit_arguments,
     forget_train_function,
+    global_seed,
     make_train_function,
     metric_groups,
     new_history,
+    passes,
+    seed_variables,
     settle_direction,
     steps_by_itself,
     steps_per_execution,

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from hvkeras.control.launch_environments import Launch
 from hvkeras.errors import MachineError, explain
+from hvkeras.host.files import create_private, why_not_private
 from hvkeras.host.network import (
     LOOPBACK,
     address_towards,
@@ -20,7 +21,6 @@ from hvkeras.host.network import (
     shared_address,
     split_address,
 )
-from hvkeras.host.private_files import create_private, why_not_private
 from hvkeras.settings import Settings
 
 

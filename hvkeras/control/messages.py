@@ -404,7 +404,7 @@ class Ready(Message):
 
 @dataclass(frozen=True)
 class RanksChanged(Message):
-    """How training goes on after a change; see `hvkeras.job.changes.Change`."""
+    """How training goes on after a change; see `hvkeras.job.session.Change`."""
 
     change: Mapping[str, Any]
 

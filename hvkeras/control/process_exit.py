@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 
-from hvkeras.control import location, stall_listeners
+from hvkeras.control import location, stalls
 from hvkeras.host.console import say
 
 LAST_RESORT = 5.0  # seconds from when the server should have ended a process until the kernel ends it
@@ -68,7 +68,7 @@ class ExitWatch:
             place, stacks = location.blocking_exit()
             text = f"{self._who} has not ended, {waited:.0f} s after its script did: {place}"
             say(f"{text}; the innermost call last:\n" + "\n".join(stacks))
-            stall_listeners.note(text)
+            stalls.note(text)
         return ""
 
     def arm_last_resort(self) -> None:

@@ -38,8 +38,7 @@ from hvkeras.control.messages import (
 )
 from hvkeras.control.ranks import Ranks, RankState
 from hvkeras.control.relayed import FIRST_RELAY, Relay, from_runs
-from hvkeras.host.console import in_words, some_of
-from hvkeras.host.error_text import summary
+from hvkeras.host.console import in_words, some_of, summary
 from hvkeras.host.network import host_identity
 
 BEAT = 1.0  # seconds between two heartbeats to ranks

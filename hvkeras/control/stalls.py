@@ -1,17 +1,31 @@
 """Ranks that make no progress though they wait for no other rank, due to a dead data source or a hung callback.
 
 Each rank measures how long it has made no progress, and where (`hvkeras.control.heartbeat.Watch`).
-`hvkeras.control.deadlocks` handles ranks that wait for others or that others wait for.
+`hvkeras.control.deadlocks` handles ranks that wait for others or that others wait for. `listeners` are notified of
+stalls in addition to the console, such as the record of this rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from hvkeras.control.cause import CauseKind
 from hvkeras.control.deadlocks import MAX_WARNINGS, Finding
 from hvkeras.control.messages import Standstill
 from hvkeras.host.console import in_words, numbers_in_words
+
+listeners: list[Callable[[str], None]] = []
+
+
+def note(stall: str) -> None:
+    """Notifies all listeners of a stall.
+
+    Args:
+        stall: Which rank makes no progress, and where.
+    """
+    for listener in listeners:
+        listener(stall)
+
 
 BACKOFF = 2.0  # the next report of the same stall is due after this multiple of its duration so far
 

@@ -11,9 +11,8 @@ import tensorflow as tf
 from hvkeras import compat
 from hvkeras.collectives.operations import members
 from hvkeras.data.accounts import keeps_accounts
-from hvkeras.data.arrays import shard_arrays
 from hvkeras.data.datasets import shard_dataset
-from hvkeras.data.partition import Coverage, Partition
+from hvkeras.data.partition import Coverage, Partition, shard_arrays
 from hvkeras.data.resharding import Arrays, remember_arrays, remember_batches
 from hvkeras.data.sequences import shard_sequence
 from hvkeras.data.structure import map_leaves

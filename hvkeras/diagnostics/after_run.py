@@ -1,4 +1,4 @@
-"""The report written at the end of a job: by `hvkeras run`, or by rank 0 under any other launcher."""
+"""Report at the end of a job: written by `hvkeras run`, or by rank 0 under any other launcher."""
 
 from __future__ import annotations
 

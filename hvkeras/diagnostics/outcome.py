@@ -1,4 +1,4 @@
-"""How a job ended, as seen by its launcher: stored next to the records, for reports."""
+"""Outcome of a job as seen by its launcher: stored next to the records, for reports."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hvkeras.host.durable_files import write_durably
+from hvkeras.host.files import write_durably
 
 _NAME = "outcome.json"
 
@@ -23,7 +23,7 @@ class Outcome:
         ended: How each rank's process ended, by the rank as text.
         cause: Why the job ended early, or "".
         stalls: The warnings about late ranks.
-        changes: The changes of an elastic job's ranks (`hvkeras.job.changes.Change`), each with its time in seconds
+        changes: The changes of an elastic job's ranks (`hvkeras.job.session.Change`), each with its time in seconds
             since the epoch.
         first_size: The number of ranks before the first of them; 0 without any.
         began: When an elastic job began, in seconds since the epoch.

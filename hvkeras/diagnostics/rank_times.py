@@ -9,7 +9,7 @@ import numpy as np
 
 from hvkeras.diagnostics.record import Array
 from hvkeras.diagnostics.ring_buffer import Rows
-from hvkeras.diagnostics.runs import Cover, shortest
+from hvkeras.diagnostics.time_split import Cover, shortest
 
 STEP_TIME, COMMUNICATION, WAIT = "ranks/step_time_ms", "ranks/communication_ms", "ranks/wait_ms"
 LATEST = 512  # maximum number of an epoch's executions that are considered

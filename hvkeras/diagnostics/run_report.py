@@ -23,7 +23,7 @@ from hvkeras.diagnostics.findings import (
 from hvkeras.diagnostics.page import Section, page, table_html
 from hvkeras.diagnostics.record import WELL
 from hvkeras.diagnostics.run_summary import Summary
-from hvkeras.host.durable_files import write_durably
+from hvkeras.host.files import write_durably
 
 PAGE, DATA = "report.html", "report.json"
 SCHEMA = 1  # version of report.json, which docs/report.md describes

@@ -10,8 +10,7 @@ import numpy as np
 
 from hvkeras.diagnostics.outcome import Outcome
 from hvkeras.diagnostics.record import GATHER, WELL, Record
-from hvkeras.diagnostics.runs import numbered, shortest
-from hvkeras.diagnostics.time_split import TimeSplit, pauses, time_splits
+from hvkeras.diagnostics.time_split import TimeSplit, numbered, pauses, shortest, time_splits
 from hvkeras.errors import MachineError, explain
 
 RUNNING = "was running when its record was last written, or was killed"

@@ -16,16 +16,14 @@ from hvkeras.collectives.reductions import allreduce
 from hvkeras.compat import graphs
 from hvkeras.control.cause import Cause
 from hvkeras.data.accounts import accounts, keeps_accounts
-from hvkeras.elastic.commit_folder import commit_file, remove_commits_at_exit, say_on_rank_0
-from hvkeras.elastic.commits import CommitFile
+from hvkeras.elastic.commits import CommitFile, commit_file, remove_commits_at_exit, say_on_rank_0
 from hvkeras.elastic.shared_slots import LostPartsError
 from hvkeras.elastic.state import State
 from hvkeras.elastic.worker_membership import Membership, membership
 from hvkeras.errors import HorovodInternalError, HostsUpdatedInterrupt, UsageError, explain
-from hvkeras.job.changes import Change, changes
 from hvkeras.job.failure import STUCK_AFTER
 from hvkeras.job.preemption import Notice
-from hvkeras.job.session import current_session
+from hvkeras.job.session import Change, changes, current_session
 from hvkeras.training.session_services import restart_with_services
 
 Function = TypeVar("Function", bound=Callable[..., Any])

@@ -22,15 +22,14 @@ from hvkeras.control.membership_channel import ANY_FUNCTION, MembershipClient
 from hvkeras.control.messages import FunctionEntered, GenerationJoined, RanksChanged, WorkerLeaving
 from hvkeras.control.rendezvous import Waiting
 from hvkeras.diagnostics.recorder import recording
-from hvkeras.elastic import handover
+from hvkeras.elastic import encoding
 from hvkeras.errors import PeerError
 from hvkeras.host.cores import limit_threads, usable_cores
 from hvkeras.host.gpus import seen_gpus, take_gpus
 from hvkeras.host.network import split_address
 from hvkeras.host.topology import Topology
-from hvkeras.job.changes import Change
 from hvkeras.job.failure import END_ALWAYS, FailurePolicy
-from hvkeras.job.session import Session, current_session, is_initialized, this_process
+from hvkeras.job.session import Change, Session, current_session, is_initialized, this_process
 from hvkeras.job.session_start import open_session
 from hvkeras.settings import Settings
 from hvkeras.training.session_services import install_hooks, start_services
@@ -53,7 +52,7 @@ class Membership:
         self._requested: str | None = None  # the backend that the script asks for
         self._must_restart = False
         self._descriptor = int(self._settings.run_handover.partition(":")[0]) if self._settings.run_handover else None
-        self._kept: handover.Commits = {} if self._descriptor is None else handover.read(self._descriptor)
+        self._kept: encoding.Commits = {} if self._descriptor is None else encoding.read(self._descriptor)
         self.commit: int = 0
         self.has_joined_at_start: bool = False
         self.has_joined_others: bool = bool(self._settings.run_standby)
@@ -141,7 +140,7 @@ class Membership:
             number: The number of the last commit.
             is_stuck: Whether the ranks cannot be left in good order, as one has failed, or the main thread is stuck.
         """
-        descriptor, joins = handover.written(self._kept), JOINS_AT_START if self.restarts else JOINS_AT_COMMIT
+        descriptor, joins = encoding.written(self._kept), JOINS_AT_START if self.restarts else JOINS_AT_COMMIT
         if not is_stuck:
             self._leave_generation()
         self._restart_program(descriptor, number, joins)

@@ -1,4 +1,4 @@
-"""What makes an optimizer a distributed one: options, and state that Keras does not see, under one name of it."""
+"""State of a distributed optimizer that Keras does not see, under one attribute."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What users choose about gradients: how optimizers and tapes reduce them, and how optimizers apply them."""
+"""Options of gradients: how optimizers and tapes reduce them, and how optimizers apply them."""
 
 from __future__ import annotations
 

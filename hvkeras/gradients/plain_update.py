@@ -1,4 +1,4 @@
-"""The interface of updates, which apply reduced gradients, and the update of Keras itself; see `step.choose_update`."""
+"""Interface of updates, which apply reduced gradients, and the update of Keras itself; see `step.choose_update`."""
 
 from __future__ import annotations
 

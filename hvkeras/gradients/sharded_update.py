@@ -20,10 +20,10 @@ from hvkeras.compat import graphs
 from hvkeras.diagnostics import spans
 from hvkeras.diagnostics.record import GATHER
 from hvkeras.errors import UsageError, explain
-from hvkeras.gradients.buckets import pack
 from hvkeras.gradients.compiled_update import UpdateCompiler
 from hvkeras.gradients.options import Exchange
 from hvkeras.gradients.plain_update import PlainUpdate
+from hvkeras.gradients.reducer import pack
 from hvkeras.gradients.shards import Bounds, Shards
 from hvkeras.job.plans import Call, Plan
 from hvkeras.job.session import current_session

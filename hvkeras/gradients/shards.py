@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from hvkeras import compat
 from hvkeras.compat import graphs
-from hvkeras.gradients.buckets import pack
+from hvkeras.gradients.reducer import pack
 
 Bounds = tuple[int, ...]  # the rank at index r of a process set has elements [bounds[r], bounds[r + 1])
 

@@ -1,4 +1,4 @@
-"""One step of a distributed optimizer, of any Keras: it reduces gradients over all ranks, and applies the results.
+"""One step of a distributed optimizer: it reduces gradients over all ranks, and applies the results by an update.
 
 `choose_update` decides whether the update is plain, compiled or shared between ranks.
 """

@@ -28,8 +28,7 @@ from hvkeras.control.cause import Cause, CauseKind
 from hvkeras.control.client import ControlClient
 from hvkeras.control.server import ANSWER_GRACE, SECONDARY_GRACE
 from hvkeras.errors import PeerError
-from hvkeras.host.console import say_last
-from hvkeras.host.error_text import summary
+from hvkeras.host.console import say_last, summary
 from hvkeras.host.forks import detach_in_children
 from hvkeras.job.signals import SignalWatch
 

@@ -26,7 +26,7 @@ from hvkeras.backends.capabilities import CompiledByXla
 from hvkeras.backends.interface import Backend, Reduction
 from hvkeras.compat import graphs
 from hvkeras.compat.tensorflow_errors import DuplicateNameError
-from hvkeras.control.user_code import call_site, innermost
+from hvkeras.control.location import call_site, innermost
 from hvkeras.errors import UsageError, explain
 
 OWED_WITHIN = 20.0  # maximum seconds until a refused plan ends (hvkeras.control.join)

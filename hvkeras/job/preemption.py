@@ -1,7 +1,7 @@
-"""SIGTERM as a notice: what trains saves its state after the same step on all ranks, and then the job ends.
+"""Preemption by SIGTERM: training saves its state after the same step on all ranks, and then the job ends.
 
-Schedulers, spot machines and launchers send SIGTERM some time before they kill. Who can save listens for it with a
-`Notice`; where nobody listens, a rank that receives SIGTERM ends at once.
+Schedulers, spot machines and launchers send SIGTERM some time before they kill. Code that can save listens for it with
+a `Notice`. Without a listener, a rank that receives SIGTERM ends at once.
 """
 
 from __future__ import annotations

@@ -46,9 +46,8 @@ from hvkeras.launcher.elastic_driver import (
     Worker,
 )
 from hvkeras.launcher.host_pool import FIRST_REPORT, REPORT_EVERY, HostPool
-from hvkeras.launcher.job_spec import JobSpec
+from hvkeras.launcher.job_spec import JobSpec, Order, by_machine, newcomers_order, rank_environment, start_order
 from hvkeras.launcher.membership import UNWIND, Exit, Workers, control_server, listening_address, start_serving
-from hvkeras.launcher.orders import Order, by_machine, newcomers_order, rank_environment, start_order
 from hvkeras.launcher.placement import THIS_HOST, HostRanks, Rank, WorkerId
 from hvkeras.settings import Settings
 

@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 
 from hvkeras.errors import PeerError, UnsupportedError, explain
 from hvkeras.launcher.calls import pickled_call
-from hvkeras.launcher.limits import require_current_folder
-from hvkeras.launcher.parent import ends_with_parent
+from hvkeras.launcher.limits import ends_with_parent, require_current_folder
 from hvkeras.launcher.placement import place
 from hvkeras.launcher.shown_process import ShownProcess
 

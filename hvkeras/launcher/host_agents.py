@@ -30,8 +30,7 @@ from hvkeras.errors import MachineError, explain
 from hvkeras.host.ssh import Ssh
 from hvkeras.launcher.agent import process_state
 from hvkeras.launcher.limits import give_back_open_files, how_to_free_resources
-from hvkeras.launcher.placement import HostRanks
-from hvkeras.launcher.slurm_hosts import SRUN
+from hvkeras.launcher.placement import SRUN, HostRanks
 
 # Runs the agent from source text on standard input: the other host needs no hvkeras, and versions cannot differ.
 BOOT = "import sys; exec(compile(sys.stdin.buffer.read(int(sys.stdin.buffer.readline())), 'hvkeras agent', 'exec'))"

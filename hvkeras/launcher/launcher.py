@@ -15,14 +15,12 @@ from typing import Any
 from hvkeras.control.cause import Cause, CauseKind
 from hvkeras.diagnostics.outcome import Outcome
 from hvkeras.errors import HvkerasError, MachineError
-from hvkeras.host.console import in_words, some_of
-from hvkeras.host.error_text import summary
+from hvkeras.host.console import in_words, some_of, summary
 from hvkeras.host.network import LOOPBACK, address_towards, split_address
 from hvkeras.launcher import exit_report as reports
 from hvkeras.launcher.host_agents import AgentProcess, AgentTransport, Event, HostAgent, UnreachableError
-from hvkeras.launcher.job_spec import JobSpec
+from hvkeras.launcher.job_spec import JobSpec, Order
 from hvkeras.launcher.membership import UNWIND, Exit, Membership, Workers
-from hvkeras.launcher.orders import Order
 from hvkeras.launcher.placement import THIS_HOST, HostRanks, WorkerId
 from hvkeras.launcher.printer import Printer
 from hvkeras.launcher.reporting_hosts import ReportedTransport

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from hvkeras.errors import MachineError, explain
-from hvkeras.host.disk_space import room_left
+from hvkeras.host.files import room_left
 
 # What TensorFlow prints about itself while it loads, before it has read any log level.
 CHATTER = re.compile(r"I\d{4} \d\d:\d\d:|WARNING: All log messages before absl::|To enable the following instr")

@@ -27,7 +27,7 @@ from hvkeras.launcher.functions import BOOT_SOURCE, CALL, command_in, result_fil
 from hvkeras.launcher.host_pool import HostPool
 from hvkeras.launcher.host_reporter import OnHost, report
 from hvkeras.launcher.job_spec import JobSpec
-from hvkeras.launcher.parent import ends_with_parent
+from hvkeras.launcher.limits import ends_with_parent
 from hvkeras.launcher.printer import Printer
 from hvkeras.launcher.reporting_hosts import ReportingHosts
 from hvkeras.launcher.restarts import run as run_job

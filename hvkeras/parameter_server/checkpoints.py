@@ -16,7 +16,7 @@ import numpy as np
 from hvkeras import compat
 from hvkeras.compat import asynchronous
 from hvkeras.errors import MachineError, UsageError, explain
-from hvkeras.host.durable_files import replace_durably
+from hvkeras.host.files import replace_durably
 
 _ENDING = ".weights.h5"
 _UNFINISHED = "unfinished-"

@@ -14,8 +14,7 @@ from hvkeras.control.ranks import Ranks, RankState
 from hvkeras.control.rendezvous import Waiting
 from hvkeras.control.server import BEAT
 from hvkeras.errors import PeerError
-from hvkeras.host.console import say, some_of
-from hvkeras.host.error_text import summary
+from hvkeras.host.console import say, some_of, summary
 from hvkeras.settings import Settings
 
 _LOST = "ended unexpectedly (killed, crashed, or out of memory)"

@@ -1,4 +1,4 @@
-"""The evaluator: evaluates checkpoints as they appear during training, up to the last one."""
+"""Evaluator: evaluates checkpoints as they appear during training, up to the last one."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any, NoReturn
 
 import tensorflow as tf
 
-from hvkeras.callbacks import summaries
+from hvkeras.callbacks import tensorboard
 from hvkeras.control.launch_environments import Launch
 from hvkeras.errors import UsageError, explain
 from hvkeras.host.console import say
-from hvkeras.parameter_server.datasets import whole
 from hvkeras.parameter_server.server import Registration
+from hvkeras.parameter_server.steps import whole
 from hvkeras.parameter_server.training import Plan, built_model
 from hvkeras.settings import Settings
 
@@ -71,5 +71,5 @@ def _report_results(epoch: int, results: dict[str, float], writer: Any) -> None:
     if writer is not None:
         with writer.as_default(), tf.summary.record_if(True):
             for name, value in results.items():
-                summaries.scalar(f"epoch_{name}", value, step=epoch)
+                tensorboard.scalar(f"epoch_{name}", value, step=epoch)
         writer.flush()

@@ -18,8 +18,15 @@ from hvkeras.errors import UsageError, explain
 from hvkeras.host.console import say
 from hvkeras.parameter_server.checkpoints import Checkpoints
 from hvkeras.parameter_server.chief import Chief
-from hvkeras.parameter_server.datasets import DatasetFunction, endless_on_workers, steps_of, whole
-from hvkeras.parameter_server.steps import Tally, evaluation, training_steps
+from hvkeras.parameter_server.steps import (
+    DatasetFunction,
+    Tally,
+    endless_on_workers,
+    evaluation,
+    steps_of,
+    training_steps,
+    whole,
+)
 
 _AHEAD = 16  # executions per worker that are scheduled before the oldest one is done
 _RETRY = 0.1  # seconds until a result that could not be fetched is requested again

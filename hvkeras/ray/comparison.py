@@ -19,9 +19,8 @@ from hvkeras.comparison.result import ONE_PROCESS
 from hvkeras.comparison.trial import TICK, Trial, timeout_message
 from hvkeras.errors import HvkerasError
 from hvkeras.ray.executor import RayExecutor
-from hvkeras.ray.installed import require_ray
 from hvkeras.ray.job import RankError
-from hvkeras.ray.ray_settings import RaySettings
+from hvkeras.ray.ray_settings import RaySettings, require_ray
 from hvkeras.settings import PREFIX
 
 STOP_WITHIN = 10.0  # seconds for a job that was ended to say so

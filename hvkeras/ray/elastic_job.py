@@ -1,6 +1,6 @@
 """Elastic jobs on Ray: the survivors of a loss go on, and ranks join on the places that the cluster has room for.
 
-Each place is an actor (`hvkeras.ray.place`), which Ray puts where there is room. It reports to a launcher on the
+Each place is an actor (`hvkeras.ray.worker`), which Ray puts where there is room. It reports to a launcher on the
 driver's node, which runs the job as `hvkeras run --min-np` does elsewhere.
 """
 
@@ -22,10 +22,9 @@ from hvkeras.host.console import say
 from hvkeras.host.versions import own_versions
 from hvkeras.launcher.calls import pickled_call
 from hvkeras.launcher.reported_job import ReportedJob, Results, values_of
-from hvkeras.ray.installed import require_ray
-from hvkeras.ray.place import Place
 from hvkeras.ray.placement import REPORT_EVERY, Shape, check_versions
-from hvkeras.ray.ray_settings import RaySettings
+from hvkeras.ray.ray_settings import RaySettings, require_ray
+from hvkeras.ray.worker import Place
 from hvkeras.settings import PREFIX, Settings
 
 Callbacks = Sequence[Callable[[dict[str, Any]], Any]]

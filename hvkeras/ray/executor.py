@@ -9,10 +9,9 @@ from typing import Any
 from hvkeras.errors import MachineError, UnsupportedError, UsageError, explain
 from hvkeras.host.network import LOOPBACK, host_identity
 from hvkeras.ray.elastic_job import Callbacks, ElasticJob
-from hvkeras.ray.installed import require_ray
 from hvkeras.ray.job import Job
 from hvkeras.ray.placement import check_versions, in_order_of_ranks, reserve, shape_of, variables_of_ranks
-from hvkeras.ray.ray_settings import RaySettings, interfaces, warn_of_ignored
+from hvkeras.ray.ray_settings import RaySettings, interfaces, require_ray, warn_of_ignored
 from hvkeras.ray.worker import Worker
 from hvkeras.settings import PREFIX, Settings
 

@@ -16,9 +16,9 @@ from hvkeras.errors import PeerError, explain
 from hvkeras.horovod import as_horovod
 from hvkeras.host.network import LOOPBACK
 from hvkeras.launcher.reported_job import Output, ReportedJob, values_of
+from hvkeras.spark.barrier_job import StageJob
 from hvkeras.spark.order import Gpus, report_in
 from hvkeras.spark.session import configured, is_fixed
-from hvkeras.spark.stage_job import StageJob
 
 LOOK_EVERY = 0.2  # seconds between two looks at the job
 COLLECTED_WITHIN = 30.0  # seconds for the results, once the job is over

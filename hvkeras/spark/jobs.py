@@ -1,4 +1,4 @@
-"""Jobs on Spark: what all ways to start one have in common."""
+"""Common parts of all ways to start a job on Spark."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ from typing import Any, NoReturn
 from hvkeras.control.cause import Cause, CauseKind
 from hvkeras.errors import UsageError, explain
 from hvkeras.horovod import as_horovod
-from hvkeras.host.error_text import summary
+from hvkeras.host.console import summary
 from hvkeras.launcher import calls
 from hvkeras.launcher.agent import (
     CHUNK,

@@ -18,7 +18,7 @@ from hvkeras.compat import fit_data
 from hvkeras.errors import PeerError, UnsupportedError, UsageError, explain
 from hvkeras.host.console import prints_at, say, some_of
 from hvkeras.job.session import current_session
-from hvkeras.training.compile_arguments import Arguments
+from hvkeras.training.model_description import Arguments
 
 CAUSE_WITHIN = 5.0  # seconds for the control server to name a stalled rank before the others give up
 
@@ -38,8 +38,8 @@ class Facts:
         timers: The number of callbacks that need the times of all ranks.
         number: The number of this `fit` among the rank's calls.
         unbuilt: Why the model has no weights before the first step although they are to be broadcast; "" otherwise.
-        compiled: The arguments of `compile`, see `hvkeras.training.compile_arguments`.
-        model: The digest of the model's layers, see `hvkeras.training.model_layers`.
+        compiled: The arguments of `compile`, see `hvkeras.training.model_description`.
+        model: The digest of the model's layers, see `hvkeras.training.model_description`.
         saves: Whether a callback may save the model on this rank.
         by_rows: Whether `hvd.shard` has dealt whole elements, so that ranks have unlike numbers of rows in a step.
         may_change: Whether the data may have another number of batches in each epoch.

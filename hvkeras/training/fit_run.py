@@ -21,7 +21,7 @@ from hvkeras.gradients.weighting import joining
 from hvkeras.host.console import in_words, prints_at, say
 from hvkeras.job.process_sets import ProcessSet, global_process_set
 from hvkeras.job.session import current_session, is_initialized
-from hvkeras.training import compile_arguments, metrics, model_layers, moving_statistics
+from hvkeras.training import metrics, model_description, moving_statistics
 from hvkeras.training.divergence_check import DivergenceCheck
 from hvkeras.training.epoch_length import (
     CommonEnd,
@@ -92,17 +92,17 @@ class FitRun:
         layers = self._layers()
         facts = Facts(data.steps, data.batches, data.last_rows, given["epochs"], given["initial_epoch"],
                       given["validation_data"] is not None or bool(given["validation_split"]), _fingerprint(given["x"]),
-                      len(self._own_timers()), FitRun._count, unbuilt, compile_arguments.arguments_of(self.model),
-                      model_layers.digest_of(layers), any(map(self._may_save, flat(given["callbacks"]))),
+                      len(self._own_timers()), FitRun._count, unbuilt, model_description.arguments_of(self.model),
+                      model_description.digest_of(layers), any(map(self._may_save, flat(given["callbacks"]))),
                       keeps_elements_whole(given["x"]), data.source is not None)
         everyone = gather_objects(facts, self.process_set, "the start of fit", metrics.must_call("fit"))
         self._number = everyone[0].number
         self._fit = f"fit {everyone[0].number} of ranks {list(self.process_set.ranks)}"
         if len({fact.model for fact in everyone}) > 1:
-            model_layers.require_same_model(self.process_set.ranks, allgather_object(
+            model_description.require_same_model(self.process_set.ranks, allgather_object(
                 layers, name="the layers at the start of fit", process_set=self.process_set))
         self._savers = [rank for rank, facts in zip(self.process_set.ranks, everyone, strict=True) if facts.saves]
-        compile_arguments.require_equal_arguments(self.process_set.ranks, [fact.compiled for fact in everyone])
+        model_description.require_equal_arguments(self.process_set.ranks, [fact.compiled for fact in everyone])
         if len({fact.timers for fact in everyone}) == 1:
             self._timers = self._own_timers()
         self.by_rows = any(fact.by_rows for fact in everyone)
@@ -334,7 +334,7 @@ class FitRun:
             found |= set(getattr(callback, "local_keys", ()))  # of BroadcastGlobalVariablesCallback
         return found
 
-    def _layers(self) -> list[model_layers.Layer]:
+    def _layers(self) -> list[model_description.Layer]:
         """Describes the layers that all ranks must have alike; none if the ranks' weights are not compared either.
 
         Nor where layers learn from data: others' shapes follow from their vocabularies, which the broadcast compares.
@@ -343,7 +343,7 @@ class FitRun:
             return []
         part = distributed_part(getattr(self.model, "optimizer", None))
         local = part.layers if part is not None else ()
-        return model_layers.layers_of(self.model, self._local(), local)
+        return model_description.layers_of(self.model, self._local(), local)
 
     def _own_timers(self) -> list[Any]:
         """Returns the callbacks that write the times of all ranks."""

@@ -14,8 +14,8 @@ from hvkeras import compat
 from hvkeras.collectives.broadcasts import allgather_object
 from hvkeras.collectives.dispatch import allgather_raw
 from hvkeras.collectives.operations import members
-from hvkeras.data.arrays import arrays_facts
 from hvkeras.data.datasets import leading_rows, require_same_dataset
+from hvkeras.data.partition import arrays_facts
 from hvkeras.data.proof import Facts, Hints, exchange, require_same_data
 from hvkeras.data.sequences import share_like
 from hvkeras.data.structure import count_rows, map_leaves, require_arrays, take_slice

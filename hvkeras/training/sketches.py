@@ -1,4 +1,4 @@
-"""Sketches of variables: a few numbers for each, by which ranks compare what they hold.
+"""Sketches of variables: a few numbers for each, by which ranks compare their values.
 
 Each variable is sketched by a few sums of its elements under fixed pseudo-random signs. The difference of two sketches
 estimates the norm of the variables' difference (Alon, Matias, Szegedy: "The space complexity of approximating the

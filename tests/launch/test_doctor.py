@@ -15,7 +15,7 @@ from harness import hosts as machines
 from harness.launchers import BIN, clean_environment
 from harness.processes import run_python
 from hvkeras.diagnostics.doctor import hosts, machine, software
-from hvkeras.diagnostics.doctor.finding import NOTE, OK, PROBLEM
+from hvkeras.diagnostics.doctor.machine import NOTE, OK, PROBLEM
 from launch.hvkeras_run import run
 
 

@@ -19,8 +19,7 @@ from hvkeras.control import wire
 from hvkeras.control.launch_environments import Launch
 from hvkeras.control.membership_channel import MembershipServer
 from hvkeras.control.message_server import MessageServer
-from hvkeras.control.relay import RelayHandler
-from hvkeras.control.relay_start import connect_to_relay, relay_name
+from hvkeras.control.relay import RelayHandler, connect_to_relay, relay_name
 from hvkeras.control.rendezvous import claim_port
 from hvkeras.control.server import ControlServer
 from hvkeras.control.wire import accept_proven
@@ -73,7 +72,7 @@ def listening_files() -> set[str]:
 def test_the_tables_list_every_listening_socket():
     listed = set(re.findall(r"`([\w/]+\.py)`", TABLES.read_text()))
     assert listed == listening_files()
-    not_here = {"diagnostics/doctor/machine.py", "backends/horovod/store.py"}  # accepts nothing; tests/unit/backends
+    not_here = {"diagnostics/doctor/machine.py", "backends/horovod/gloo.py"}  # accepts nothing; tests/unit/backends
     assert listed - not_here == {*OPEN, "bench/channel.py"}
 
 

@@ -187,7 +187,7 @@ def test_the_checkout_says_why_it_cannot_be_imported(checkout: Path) -> None:
 # Says whether the native engine is there, and which of some files count as the user's code.
 PROGRAM = """from importlib.util import find_spec
 from hvkeras.backends.native import NativeBackend
-from hvkeras.control.user_code import is_library
+from hvkeras.control.location import is_library
 print(NativeBackend.availability().ok, NativeBackend.availability().reason)
 names = ("hvkeras.cli.main", "hvkeras.backends.native", "tensorflow", "rich")
 print("own code:", [not is_library(find_spec(name).origin) for name in names])

@@ -24,9 +24,8 @@ from hvkeras.control.launch_environments import (
     tf_config,
     torchrun,
 )
-from hvkeras.control.launch_environments.launch import Launch, Rendezvous
+from hvkeras.control.launch_environments.launch import IncompleteLaunchError, Launch, Rendezvous
 from hvkeras.control.launch_environments.tf_config import describe_cluster, detect_parameter_servers
-from hvkeras.control.launch_environments.variables import IncompleteLaunchError
 
 __all__ = ["LAUNCH_ENVIRONMENTS", "Launch", "Rendezvous", "describe_cluster", "detect_launch",
            "parameter_server_launch"]

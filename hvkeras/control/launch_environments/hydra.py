@@ -6,8 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from hvkeras.control.launch_environments import slurm
-from hvkeras.control.launch_environments.launch import Launch, Rendezvous
-from hvkeras.control.launch_environments.variables import Names, is_launched_by, launch_from
+from hvkeras.control.launch_environments.launch import Launch, Names, Rendezvous, is_launched_by, launch_from
 
 PROCESS_ID = "PMI_RANK"
 PROCESS_COUNT = "PMI_SIZE"

@@ -9,8 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from hvkeras.control.launch_environments.launch import Launch, Rendezvous
-from hvkeras.control.launch_environments.variables import Names, is_launched_by, launch_from
+from hvkeras.control.launch_environments.launch import Launch, Names, Rendezvous, is_launched_by, launch_from
 from hvkeras.errors import UsageError, explain
 
 LAUNCHER = "a Kubernetes Indexed Job"

@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from hvkeras.control.launch_environments.launch import Launch, Rendezvous
-from hvkeras.control.launch_environments.variables import Names, is_launched_by, launch_from
+from hvkeras.control.launch_environments.launch import Launch, Names, Rendezvous, is_launched_by, launch_from
 
 PROCESS_ID = "OMPI_COMM_WORLD_RANK"
 PROCESS_COUNT = "OMPI_COMM_WORLD_SIZE"

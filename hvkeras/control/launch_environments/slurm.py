@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from hvkeras.control.launch_environments.launch import Launch, Rendezvous
-from hvkeras.control.launch_environments.variables import Names, is_launched_by, launch_from, number
+from hvkeras.control.launch_environments.launch import Launch, Names, Rendezvous, is_launched_by, launch_from, number
 
 LAUNCHER = "srun (Slurm)"
 PROCESS_ID = "SLURM_PROCID"

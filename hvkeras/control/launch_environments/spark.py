@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hvkeras.control.launch_environments.launch import Launch
-from hvkeras.control.launch_environments.variables import Names, served_launch
+from hvkeras.control.launch_environments.launch import Launch, Names, served_launch
 
 LAUNCHER = "Spark"
 PROCESS_ID = "HVKERAS_SPARK_RANK"

@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 
-from hvkeras.control.launch_environments.launch import Launch, Rendezvous
-from hvkeras.control.launch_environments.variables import Names, is_launched_by, launch_from, number
+from hvkeras.control.launch_environments.launch import Launch, Names, Rendezvous, is_launched_by, launch_from, number
 
 LAUNCHER = "torchrun or the like"
 TORCHRUN = "torchrun"

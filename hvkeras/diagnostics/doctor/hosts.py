@@ -19,7 +19,7 @@ from hvkeras.control.connection import Connection, Introduction
 from hvkeras.control.handler import Handler, Member, Members
 from hvkeras.control.message_server import MessageServer
 from hvkeras.control.messages import HostTime, HostTimeNoted, Message
-from hvkeras.diagnostics.doctor.finding import NOTE, OK, PROBLEM, Finding, check_result
+from hvkeras.diagnostics.doctor.machine import NOTE, OK, PROBLEM, Finding, check_result
 from hvkeras.errors import UsageError
 from hvkeras.host.network import address_towards
 from hvkeras.host.ssh import Ssh

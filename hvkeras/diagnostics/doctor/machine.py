@@ -8,12 +8,42 @@ import os
 import resource
 import socket
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
-from hvkeras.diagnostics.doctor.finding import NOTE, OK, PROBLEM, Finding, check_result
 from hvkeras.host.network import LOOPBACK
+
+OK, NOTE, PROBLEM = "ok", "note", "problem"  # a note affects or slows down some jobs; a problem prevents all of them
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One row of the table.
+
+    Attributes:
+        check: What was checked.
+        state: `ok`, `note` or `problem`.
+        found: What was found, and why it matters.
+        fix: What to do about it; "" if there is nothing to do.
+    """
+
+    check: str
+    state: str
+    found: str
+    fix: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """The row as data for JSON."""
+        return asdict(self)
+
+
+def check_result(check: str, found: str, objection: str = "", fix: str = "", state: str = PROBLEM) -> Finding:
+    """Makes a finding that is `ok` without an objection, else has `state` and `found` followed by the objection."""
+    return Finding(check, state, f"{found}: {objection}", fix) if objection else Finding(check, OK, found)
+
 
 MIB = 1024**2
 SHARED_MEMORY = Path("/dev/shm")

@@ -1,10 +1,15 @@
-"""Checks of the installed software: what is installed, whether it can be loaded, and whether it is compatible."""
+"""Checks of the installed software: what is installed, whether it loads, and whether its parts are compatible.
+
+This includes what jobs on Spark need, what a scheduler has set in this environment, and what is installed to use one.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -15,13 +20,94 @@ from hvkeras import __version__
 from hvkeras.backends import cpp_library
 from hvkeras.backends.horovod import installed
 from hvkeras.backends.native import NativeBackend
+from hvkeras.control.launch_environments import detect_launch, slurm
+from hvkeras.diagnostics.check_build import INSTALL_JAVA, find_command, java, version_of, version_output
 from hvkeras.diagnostics.check_build import find_command as path_of
-from hvkeras.diagnostics.check_build import version_of, version_output
-from hvkeras.diagnostics.doctor.finding import NOTE, OK, PROBLEM, Finding, check_result
-from hvkeras.diagnostics.doctor.schedulers import findings as schedulers
+from hvkeras.diagnostics.doctor.machine import NOTE, OK, PROBLEM, Finding, check_result
 from hvkeras.errors import INSTALL_TENSORFLOW, UsageError
 from hvkeras.host.mpi import mpi_of
 from hvkeras.settings import Settings
+
+OLDEST_JAVA = 17
+_DEADLINE = 20.0  # seconds for `java -version`
+
+
+def spark(version: str, environ: Mapping[str, str]) -> Finding:
+    """Checks whether `hvkeras.spark` works here.
+
+    Args:
+        version: The installed version of pyspark.
+        environ: The environment variables, which may name Spark's Python.
+    """
+    command = java()
+    if not command:
+        return Finding("Spark", NOTE, f"pyspark {version} is installed, but no Java", INSTALL_JAVA)
+    major = _major_of(command)
+    if major is None:
+        return Finding("Spark", NOTE, f"pyspark {version} is installed, but {command} does not start", INSTALL_JAVA)
+    if major < OLDEST_JAVA:
+        return Finding("Spark", NOTE, f"pyspark {version} needs Java {OLDEST_JAVA} or later, and {command} is {major}",
+                       INSTALL_JAVA)
+    named = environ.get("PYSPARK_PYTHON") or "python3"
+    python = shutil.which(named) or named
+    if _prefix_of(python) != _prefix_of(sys.executable):
+        return Finding("Spark", NOTE, f"pyspark {version} and Java {major}, but Spark's workers would run {python}",
+                       f"export PYSPARK_PYTHON={sys.executable}")
+    if not version_of("pyarrow"):
+        return Finding("Spark", NOTE, f"pyspark {version} and Java {major}; KerasEstimator needs pyarrow as well",
+                       "pip install 'hvkeras[spark]'")
+    return Finding("Spark", OK, f"pyspark {version}, Java {major}")
+
+
+def _prefix_of(python: str) -> str:
+    """Returns the folder of a Python's environment; several names in it are the same Python."""
+    return os.path.dirname(os.path.abspath(python))
+
+
+def _major_of(command: str) -> int | None:
+    """Returns the major version of a Java; None if it does not start."""
+    try:
+        done = subprocess.run([command, "-version"], capture_output=True, text=True, timeout=_DEADLINE, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    found = re.search(r'version "(?:1\.)?(\d+)', done.stderr + done.stdout)
+    return int(found[1]) if found else None
+
+
+_NEWEST_RAY = 3  # major version that hvkeras.ray is not made for
+
+
+def scheduler_findings(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Checks the schedulers.
+
+    Args:
+        environ: The environment variables.
+
+    Yields:
+        What this process would find as a rank; Slurm, Ray and Spark, where they are.
+    """
+    yield _launch(environ)
+    if srun := find_command("srun"):
+        known = [name for name in environ if name.startswith("SLURM_")]
+        here = f"in job {environ[slurm.JOB]}" if slurm.JOB in known else "outside of a job"
+        yield Finding("Slurm", OK, f"{srun}, {here}")
+    if ray := version_of("ray"):
+        yield check_result("Ray", ray, "" if int(ray.partition(".")[0]) < _NEWEST_RAY else
+                           "hvkeras.ray is made for Ray 2", "pip install 'hvkeras[ray]'", NOTE)
+    if version := version_of("pyspark"):
+        yield spark(version, environ)
+
+
+def _launch(environ: Mapping[str, str]) -> Finding:
+    try:
+        launch = detect_launch(environ)
+    except UsageError as error:
+        text, _, fix = str(error).partition(" HINT: ")
+        return Finding("launch environment", PROBLEM, text, fix)
+    if launch.launcher == "none":
+        return Finding("launch environment", OK, "none: a process here is a job of its own")
+    return Finding("launch environment", OK, f"rank {launch.rank} of {launch.size}, launched by {launch.launcher}")
+
 
 PROBE_DEADLINE = 60.0  # seconds in which all imports must finish
 _INSTALL_TENSORFLOW = INSTALL_TENSORFLOW
@@ -81,7 +167,7 @@ def findings(facts: Facts, environ: Mapping[str, str]) -> Iterator[Finding]:
     yield _native(facts)
     yield from _mpi(facts)
     yield _horovod(facts)
-    yield from schedulers(environ)
+    yield from scheduler_findings(environ)
     yield _gpus(facts)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hvkeras.errors import NotInstalledError, UnsupportedError, UsageError, explain
-from hvkeras.host.durable_files import replace_durably
+from hvkeras.host.files import replace_durably
 
 _DATA = ("intermediate_train_data", "intermediate_val_data", "intermediate_test_data")
 _S3 = ("s3a://", "s3n://")  # Hadoop's names of s3://

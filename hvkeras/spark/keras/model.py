@@ -13,10 +13,10 @@ from pyspark import keyword_only
 from pyspark.ml import Model as SparkModel
 
 from hvkeras.errors import UsageError, explain
-from hvkeras.spark.common.columns import shaped
 from hvkeras.spark.common.data import VECTOR
 from hvkeras.spark.common.params import Parameter, PickledParams, with_parameters
 from hvkeras.spark.common.pickling import family_of, model_file, model_of, own_objects, packed, unpacked
+from hvkeras.spark.common.reader import shaped
 
 if TYPE_CHECKING:
     from hvkeras.typing import Model

@@ -16,9 +16,8 @@ from typing import Any
 import numpy as np
 
 import hvkeras as hvd
-from hvkeras.spark.common.columns import shaped
 from hvkeras.spark.common.pickling import unpacked
-from hvkeras.spark.common.reader import Arrays, ParquetShare
+from hvkeras.spark.common.reader import Arrays, ParquetShare, shaped
 from hvkeras.spark.common.store import Store
 
 PREFETCHED = 2  # batches that are read ahead

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 import hvkeras as hvd
-from hvkeras.diagnostics import rank_recorder
+from hvkeras.diagnostics import recorder
 from hvkeras.job.session import current_session
 
 SLOW = 0.05  # seconds
@@ -77,7 +77,7 @@ def slow_computing() -> None:
 
 def main() -> None:
     if killed:
-        rank_recorder.WRITE_EVERY, rank_recorder.WRITE_SHARE = 0.1, 1.0
+        recorder.WRITE_EVERY, recorder.WRITE_SHARE = 0.1, 1.0
         hvd.init()
         slow_input(until=STEPS * 2)
     else:

@@ -17,7 +17,7 @@ from hvkeras import parameter_server
 from hvkeras.compat import asynchronous
 from hvkeras.control.launch_environments import parameter_server_launch
 from hvkeras.parameter_server.checkpoints import Checkpoints
-from hvkeras.parameter_server.placement import server_of
+from hvkeras.parameter_server.chief import server_of
 from hvkeras.parameter_server.training import Plan, fit
 from hvkeras.settings import Settings
 

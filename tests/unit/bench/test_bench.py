@@ -13,7 +13,16 @@ import pytest
 from rich.console import Console
 
 from hvkeras.bench.allreduce import Task, links_for
-from hvkeras.bench.figures import (
+from hvkeras.bench.participant import PeakMemory
+from hvkeras.bench.ranks import WrongResultError
+from hvkeras.bench.report import draw, duration, explanations, table
+from hvkeras.bench.row import (
+    FORWARD_BACKWARD,
+    ONE_PROCESS,
+    PEER,
+    REFERENCE,
+    UPDATE,
+    Row,
     bandwidth,
     bus_bandwidth,
     efficiency,
@@ -24,13 +33,8 @@ from hvkeras.bench.figures import (
     speed_up,
     with_figures,
 )
-from hvkeras.bench.memory import PeakMemory
-from hvkeras.bench.plot import draw
-from hvkeras.bench.ranks import WrongResultError
-from hvkeras.bench.report import duration, explanations, table
-from hvkeras.bench.row import FORWARD_BACKWARD, ONE_PROCESS, PEER, REFERENCE, UPDATE, Row
 from hvkeras.cli.main import main
-from hvkeras.host import machine
+from hvkeras.host.cores import machine_facts, spread
 
 ALLREDUCES = [
     Row("4KB", "fast", engine="wires", blocks=[1e-6, 2e-6, 3e-6], calls=10, links=100, bytes=4000, memory=3_000_000),
@@ -166,8 +170,8 @@ def test_chains_are_shorter_for_large_tensors() -> None:
 
 def test_ranks_are_spread_over_cores_before_their_second_threads() -> None:
     cores = sorted(os.sched_getaffinity(0))
-    assert sorted(machine.spread(cores)) == cores
-    facts = machine.facts(cores)
+    assert sorted(spread(cores)) == cores
+    facts = machine_facts(cores)
     assert facts["cores"] == cores and facts["cpu"] and facts["versions"]["numpy"] == np.__version__
 
 

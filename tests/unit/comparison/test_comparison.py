@@ -30,8 +30,7 @@ from hvkeras.comparison.result import (
 )
 from hvkeras.comparison.rows import Comparison, rows_of
 from hvkeras.comparison.runs import trials_of
-from hvkeras.comparison.sentences import sentences
-from hvkeras.comparison.table import explanations, scaling_table, table
+from hvkeras.comparison.table import explanations, scaling_table, sentences, table
 from hvkeras.control.cause import Cause, CauseKind
 from hvkeras.diagnostics.findings import COMPARE, Finding
 from hvkeras.diagnostics.record import Record, write_weights

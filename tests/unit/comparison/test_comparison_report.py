@@ -16,7 +16,7 @@ from hvkeras.comparison import report
 from hvkeras.comparison.functions import ComparisonResult
 from hvkeras.comparison.result import ONE_PROCESS, Number, Result
 from hvkeras.comparison.rows import Comparison, rows_of
-from hvkeras.comparison.sentences import sentences
+from hvkeras.comparison.table import sentences
 from hvkeras.diagnostics.time_split import TimeSplit
 
 TITLES = {"All backends", "Step times", "Where the time of a step goes", "Scaling", "Loss against time",

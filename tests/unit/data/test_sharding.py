@@ -10,9 +10,8 @@ import pytest
 import tensorflow as tf
 
 from hvkeras import compat
-from hvkeras.data.arrays import require_options, split_arrays
 from hvkeras.data.datasets import split_batches, split_samples
-from hvkeras.data.partition import Batches, Coverage, Partition
+from hvkeras.data.partition import Batches, Coverage, Partition, require_options, split_arrays
 from hvkeras.data.pipeline import batches_of, is_batched, is_nondeterministic, shuffle_seeds
 from hvkeras.data.proof import differing, fingerprint
 from hvkeras.data.sequences import split_sequence, split_whole

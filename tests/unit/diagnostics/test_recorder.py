@@ -15,7 +15,7 @@ import tf_keras
 import hvkeras as hvd
 from harness import OLDEST_IN_SOAK
 from harness.processes import run_python
-from hvkeras.diagnostics import rank_recorder, recorder
+from hvkeras.diagnostics import recorder
 from hvkeras.diagnostics.record import WEIGHTS, Record
 
 KINDS = {"keras": keras, "tf_keras": tf_keras}
@@ -154,7 +154,7 @@ def test_a_model_that_is_called_twice_in_a_step_makes_samples_unknown(finished: 
         step(rows)
     record = finished()
     assert len(record.stamps) == len(ROWS)
-    assert record.no_samples == rank_recorder.SEVERAL_CALLS
+    assert record.no_samples == recorder.SEVERAL_CALLS
 
 
 def test_steps_that_xla_compiles_train_all_the_same_and_say_why_they_have_no_time(
@@ -164,11 +164,11 @@ def test_steps_that_xla_compiles_train_all_the_same_and_say_why_they_have_no_tim
     model.fit(X[:32], X[:32, :1], batch_size=8, verbose=0)
     record = finished()
     assert len(record.stamps) == 0
-    assert record.no_steps == rank_recorder.COMPILED
+    assert record.no_steps == recorder.COMPILED
 
 
 def test_the_latest_steps_are_held(finished: Callable[[], Record], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_recorder, "CAPACITY", 7)
+    monkeypatch.setattr(recorder, "CAPACITY", 7)
     hvd.shutdown()
     hvd.init("local")
     step = tf.function(train_step(network(tf.keras)))

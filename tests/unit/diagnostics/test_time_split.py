@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from hvkeras.diagnostics.record import Record
-from hvkeras.diagnostics.runs import numbered, shortest
-from hvkeras.diagnostics.time_split import PAUSE, TimeSplit, pauses, time_splits
+from hvkeras.diagnostics.time_split import PAUSE, TimeSplit, numbered, pauses, shortest, time_splits
 
 STEPS = 40
 Array = np.ndarray[Any, Any]

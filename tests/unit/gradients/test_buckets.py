@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hvkeras.gradients.buckets import FIRST_BUCKET, by_dtype, pack
+from hvkeras.gradients.reducer import FIRST_BUCKET, by_dtype, pack
 
 MIB = 1024**2
 

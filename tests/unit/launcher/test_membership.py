@@ -18,10 +18,9 @@ from hvkeras.control.messages import FunctionEntered, Ready
 from hvkeras.diagnostics.outcome import Outcome
 from hvkeras.errors import MachineError
 from hvkeras.launcher.elastic_membership import ElasticMembership
-from hvkeras.launcher.fixed_membership import FixedMembership
 from hvkeras.launcher.host_pool import HostPool
 from hvkeras.launcher.job_spec import JobSpec
-from hvkeras.launcher.membership import Exit
+from hvkeras.launcher.membership import Exit, FixedMembership
 from hvkeras.launcher.placement import HostRanks
 
 SECRET = "of the job"

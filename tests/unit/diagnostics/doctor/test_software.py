@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hvkeras.diagnostics.doctor import software
-from hvkeras.diagnostics.doctor.finding import NOTE, OK, PROBLEM, Finding
+from hvkeras.diagnostics.doctor.machine import NOTE, OK, PROBLEM, Finding
 from hvkeras.diagnostics.doctor.software import findings
 
 WELL: dict[str, Any] = {"tensorflow": {"version": "2.21.0", "gpus": [], "cuda": ""},

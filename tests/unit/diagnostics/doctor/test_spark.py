@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from hvkeras.diagnostics.doctor import spark
-from hvkeras.diagnostics.doctor.finding import NOTE, OK
+from hvkeras.diagnostics.doctor import software
+from hvkeras.diagnostics.doctor.machine import NOTE, OK
 
 
 def found(monkeypatch, tmp_path: Path, java: str = "17.0.1", python: str = sys.executable):
     command = tmp_path / "java"
     command.write_text(f"#!/bin/sh\necho 'openjdk version \"{java}\" 2025-04-15' >&2\n")
     command.chmod(0o755)
-    monkeypatch.setattr(spark, "version_of", {"pyarrow": "18"}.get)
-    monkeypatch.setattr(spark, "java", lambda: str(command) if java else "")
-    return spark.spark("4.3.0", {"PYSPARK_PYTHON": python})
+    monkeypatch.setattr(software, "version_of", {"pyarrow": "18"}.get)
+    monkeypatch.setattr(software, "java", lambda: str(command) if java else "")
+    return software.spark("4.3.0", {"PYSPARK_PYTHON": python})
 
 
 @pytest.mark.parametrize(("options", "state", "text", "fix"), [
