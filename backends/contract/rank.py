@@ -16,15 +16,15 @@ import tensorflow as tf
 
 import hvkeras
 import hvkeras as hvd
-from hvkeras.backends.contract import capabilities, clauses, failures, usage
+from hvkeras.backends.contract import capabilities, clauses, usage
 from hvkeras.backends.contract.job import ClauseResult, Verdict
 from hvkeras.backends.contract.ranks import NotTried, Ranks
 from hvkeras.job.session import current_session
 
 PARTS: dict[str, dict[str, Callable[[Ranks], None]]] = {
     "collectives": (clauses.CLAUSES | usage.CLAUSES | capabilities.CLAUSES
-                    | {failures.GRAPH: failures.abort_in_a_function}),
-    "abort": {failures.EAGER: failures.abort_eagerly},
+                    | {usage.GRAPH: usage.abort_in_a_function}),
+    "abort": {usage.EAGER: usage.abort_eagerly},
 }
 
 _errors: list[str] = []  # of the engine's threads, whose end nobody else notices

@@ -12,9 +12,9 @@ import pytest
 from hvkeras.backends import backend_class
 from hvkeras.backends.contract.capabilities import CLAUSES as OF_CAPABILITIES
 from hvkeras.backends.contract.clauses import CLAUSES
-from hvkeras.backends.contract.failures import EAGER, GRAPH
 from hvkeras.backends.contract.job import Job, Verdict
 from hvkeras.backends.contract.usage import CLAUSES as OF_USAGE
+from hvkeras.backends.contract.usage import EAGER, GRAPH
 from hvkeras.backends.interface import Backend
 from hvkeras.control.launch_environments import Launch, Rendezvous
 

@@ -19,7 +19,7 @@ from hvkeras.bench.jobs import Remote
 from hvkeras.bench.ranks import Ranks
 from hvkeras.bench.row import Row
 from hvkeras.errors import explain
-from hvkeras.host.memory import resident
+from hvkeras.host.machine import resident
 
 _CLEAR = Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"  # see proc(5), clear_refs

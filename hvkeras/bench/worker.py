@@ -17,7 +17,7 @@ from hvkeras.bench.participant import PeakMemory
 from hvkeras.bench.plan import SILENT, Plan, Stage
 from hvkeras.bench.ranks import Ranks
 from hvkeras.control.launch_environments import detect_launch
-from hvkeras.host.cores import spread, usable_cores
+from hvkeras.host.machine import spread, usable_cores
 from hvkeras.job.session import current_session
 from hvkeras.startup import init_without_engine
 

@@ -33,7 +33,7 @@ from hvkeras.bench.row import PEER, Row, with_figures
 from hvkeras.comparison.command import exiting_on_signals
 from hvkeras.comparison.trial import end, timeout_message
 from hvkeras.errors import MachineError, UsageError, explain
-from hvkeras.host.cores import machine_facts, usable_cores
+from hvkeras.host.machine import machine_facts, usable_cores
 from hvkeras.launcher.exit_report import root_cause
 from hvkeras.launcher.run_arguments import Parser, seconds
 from hvkeras.settings import Settings, size_in_bytes

@@ -31,9 +31,9 @@ options:
 # The functions of the commands, imported when they are needed: they import NumPy, Rich or psutil.
 _COMMANDS = {
     "compare": "hvkeras.comparison.command:compare",
-    "report": "hvkeras.cli.report:report",
+    "report": "hvkeras.cli.reports:report",
     "bench": "hvkeras.cli.bench:bench",
-    "trace": "hvkeras.cli.trace:trace",
+    "trace": "hvkeras.cli.reports:trace",
     "doctor": "hvkeras.cli.doctor:doctor",
     "build-horovod": "hvkeras.cli.build_horovod:build_horovod",
     "link-horovodrun": "hvkeras.cli.link_horovodrun:link",

@@ -28,7 +28,7 @@ from hvkeras.control.launch_environments import Launch, Rendezvous
 from hvkeras.diagnostics.charts import missing
 from hvkeras.diagnostics.check_build import why_not
 from hvkeras.errors import MachineError, UsageError, explain
-from hvkeras.host.cores import fair_share, machine_facts, operation_threads, usable_cores
+from hvkeras.host.machine import fair_share, machine_facts, operation_threads, usable_cores
 from hvkeras.launcher.placement import HostRanks, place
 from hvkeras.launcher.run_arguments import Parser, flags_and_command, require_command, seconds
 from hvkeras.settings import Settings

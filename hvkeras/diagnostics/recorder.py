@@ -38,7 +38,7 @@ from hvkeras.diagnostics.tracer import Tracer
 from hvkeras.host.console import say, summary
 from hvkeras.host.forks import at_exit, detach_in_children
 from hvkeras.host.gpus import gpus_in_use
-from hvkeras.host.memory import resident
+from hvkeras.host.machine import resident
 from hvkeras.job.session import Session, this_process
 
 if TYPE_CHECKING:

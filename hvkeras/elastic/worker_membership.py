@@ -24,8 +24,8 @@ from hvkeras.control.rendezvous import Waiting
 from hvkeras.diagnostics.recorder import recording
 from hvkeras.elastic import encoding
 from hvkeras.errors import PeerError
-from hvkeras.host.cores import limit_threads, usable_cores
 from hvkeras.host.gpus import seen_gpus, take_gpus
+from hvkeras.host.machine import limit_threads, usable_cores
 from hvkeras.host.network import split_address
 from hvkeras.host.topology import Topology
 from hvkeras.job.failure import END_ALWAYS, FailurePolicy

@@ -24,7 +24,7 @@ from hvkeras.diagnostics import recorder
 from hvkeras.gradients.options import Exchange, Options
 from hvkeras.gradients.plain_update import DenseUpdate, PlainUpdate
 from hvkeras.host.console import prints_at, say
-from hvkeras.host.memory import available
+from hvkeras.host.machine import available
 from hvkeras.job.session import current_session
 
 Specs = Mapping[int, Any]  # the `tf.TensorSpec` of each dense gradient, by its index

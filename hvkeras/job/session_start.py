@@ -14,8 +14,8 @@ from hvkeras.control.launch_environments import Launch
 from hvkeras.control.rendezvous import REPORT_EVERY
 from hvkeras.errors import MachineError, explain
 from hvkeras.host.console import in_words, prints_at, say, some_of
-from hvkeras.host.cores import fair_share, limit_threads, usable_cores
 from hvkeras.host.gpus import GpuPlacement, seen_gpus
+from hvkeras.host.machine import fair_share, limit_threads, usable_cores
 from hvkeras.host.mpi import crashes_at_exit, world_size
 from hvkeras.host.network import host_identity
 from hvkeras.host.topology import Topology, topology_from_hosts

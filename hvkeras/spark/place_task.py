@@ -11,7 +11,7 @@ from hvkeras.horovod import as_horovod
 from hvkeras.host.gpus import VISIBLE
 from hvkeras.launcher.reported_job import serve
 from hvkeras.spark.elastic_job import PlaceOrder
-from hvkeras.spark.gpus import visible_devices
+from hvkeras.spark.task import visible_devices
 
 LAUNCHER = "Spark"
 

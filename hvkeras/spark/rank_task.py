@@ -33,10 +33,10 @@ from hvkeras.host.topology import Topology, topology_from_hosts
 from hvkeras.launcher.exit_report import described_end, exit_report
 from hvkeras.launcher.printer import Printer
 from hvkeras.settings import Settings
-from hvkeras.spark.gpus import visible_devices
 from hvkeras.spark.order import Order, marked, ranks_by_host
 from hvkeras.spark.output import OutputLink
 from hvkeras.spark.rank_process import Ended, RankProcess
+from hvkeras.spark.task import visible_devices
 
 CULPRIT_FIRST = 3.0  # seconds for Spark to end this task because of the one whose rank failed first
 WorkT = TypeVar("WorkT")

@@ -34,7 +34,7 @@ from hvkeras.bench.row import (
     with_figures,
 )
 from hvkeras.cli.main import main
-from hvkeras.host.cores import machine_facts, spread
+from hvkeras.host.machine import machine_facts, spread
 
 ALLREDUCES = [
     Row("4KB", "fast", engine="wires", blocks=[1e-6, 2e-6, 3e-6], calls=10, links=100, bytes=4000, memory=3_000_000),
