@@ -18,10 +18,10 @@ import hvkeras
 import hvkeras as hvd
 from hvkeras.backends.contract import capabilities, clauses, usage
 from hvkeras.backends.contract.job import ClauseResult, Verdict
-from hvkeras.backends.contract.ranks import NotTried, Ranks
+from hvkeras.backends.contract.ranks import ContractRanks, NotTried
 from hvkeras.job.session import current_session
 
-PARTS: dict[str, dict[str, Callable[[Ranks], None]]] = {
+PARTS: dict[str, dict[str, Callable[[ContractRanks], None]]] = {
     "collectives": (clauses.CLAUSES | usage.CLAUSES | capabilities.CLAUSES
                     | {usage.GRAPH: usage.abort_in_a_function}),
     "abort": {usage.EAGER: usage.abort_eagerly},
@@ -43,7 +43,7 @@ def main() -> None:
     threading.excepthook = _note_thread_error
     hvd.init(arguments.backend)
     tf.get_logger().setLevel("ERROR")  # else it warns of functions that are traced often
-    ranks = Ranks(arguments.backend)
+    ranks = ContractRanks(arguments.backend)
     with (arguments.results / f"rank.{hvd.rank()}").open("a") as results:
         for name, clause in PARTS[arguments.part].items():
 
@@ -61,7 +61,7 @@ def main() -> None:
     os._exit(0)  # an aborted engine ends with its process
 
 
-def _tried(clause: Callable[[Ranks], None], ranks: Ranks) -> ClauseResult:
+def _tried(clause: Callable[[ContractRanks], None], ranks: ContractRanks) -> ClauseResult:
     ranks.begin(clause.__name__)
     try:
         clause(ranks)
@@ -75,7 +75,7 @@ def _tried(clause: Callable[[Ranks], None], ranks: Ranks) -> ClauseResult:
 
 
 @contextlib.contextmanager
-def _ended_within(seconds: float, note: Callable[[ClauseResult], None], ranks: Ranks) -> Iterator[None]:
+def _ended_within(seconds: float, note: Callable[[ClauseResult], None], ranks: ContractRanks) -> Iterator[None]:
     """Ends this process, and so the job, if its body takes longer."""
 
     def end() -> None:

@@ -15,12 +15,12 @@ import tensorflow as tf
 
 import hvkeras as hvd
 from hvkeras.backends.contract.clauses import combined
-from hvkeras.backends.contract.ranks import Ranks, check, tensor
+from hvkeras.backends.contract.ranks import ContractRanks, check, tensor
 from hvkeras.backends.interface import Reduction
 from hvkeras.job.session import current_session
 
 
-def threads(ranks: Ranks) -> None:
+def threads(ranks: ContractRanks) -> None:
     """Two threads, each with its key."""
     keys = [ranks.key("first"), ranks.key("second")]
     errors: list[Exception] = []
@@ -43,7 +43,7 @@ def threads(ranks: Ranks) -> None:
         raise errors[0]
 
 
-def large(ranks: Ranks) -> None:
+def large(ranks: ContractRanks) -> None:
     """More than fits into any buffer on the way."""
     def reduce(key: str, mine: Any) -> Any:
         return ranks.backend.allreduce([mine], key, Reduction.SUM, ranks.all)[0]
@@ -55,7 +55,7 @@ def large(ranks: Ranks) -> None:
             raise AssertionError(f"a large sum must be right {way}. Received: {found.numpy()[:5]}...")
 
 
-def trains(ranks: Ranks) -> None:
+def trains(ranks: ContractRanks) -> None:
     """The way from `fit` to the engine."""
     import keras
 
@@ -74,7 +74,7 @@ def trains(ranks: Ranks) -> None:
         raise AssertionError(f"the weights must be those of one process, {weights.ravel()}. Received: {found.ravel()}.")
 
 
-CLAUSES: dict[str, Callable[[Ranks], None]] = {
+CLAUSES: dict[str, Callable[[ContractRanks], None]] = {
     "eager collectives may come from several threads, and many times with the same key": threads,
     "tensors of 8 MiB arrive whole": large,
     "DistributedOptimizer trains as one process does on all data": trains,
@@ -87,20 +87,20 @@ REASON = "rank 9 has left (the contract says so)"
 _BEFORE, _WITHIN = 1.0, 20.0  # seconds until the abort, and until the collective must have failed
 
 
-def abort_eagerly(ranks: Ranks) -> None:
+def abort_eagerly(ranks: ContractRanks) -> None:
     """Aborts while this rank waits in an eager collective."""
     key = f"contract-only-{ranks.rank}"
     _aborted(ranks, lambda: ranks.backend.allreduce([tf.ones([3])], key, Reduction.SUM, ranks.all))
 
 
-def abort_in_a_function(ranks: Ranks) -> None:
+def abort_in_a_function(ranks: ContractRanks) -> None:
     """Aborts while this rank waits in a function."""
     key = f"contract-only-{ranks.rank}"
     _aborted(ranks, tf.function(lambda: ranks.backend.allreduce([tf.ones([3])], key, Reduction.SUM, ranks.all)[0],
                                 autograph=False))
 
 
-def _aborted(ranks: Ranks, collective: Any) -> None:
+def _aborted(ranks: ContractRanks, collective: Any) -> None:
     errors: list[BaseException] = []
 
     def wait() -> None:

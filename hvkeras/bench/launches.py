@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hvkeras.bench.namespaces import NETWORK, Host, Network, remote_shell
+from hvkeras.bench.namespaces import NETWORK, Host, VirtualNetwork, remote_shell
 from hvkeras.comparison.trial import hvkeras_run
 from hvkeras.control.launch_environments import Launch, Rendezvous
 from hvkeras.diagnostics.check_build import find_command, version_of, why_not
@@ -71,7 +71,7 @@ class Starter:
 
     launcher: str
     folder: Path
-    network: Network | None = None
+    network: VirtualNetwork | None = None
     per_host: int = 0
     _ports: Iterator[int] = field(default_factory=lambda: iter(_PORTS))
 

@@ -56,7 +56,7 @@ def missing() -> str:
 
 
 @dataclass(frozen=True)
-class Network:
+class VirtualNetwork:
     """Hosts that reach each other, and nothing else, through a switch.
 
     Attributes:
@@ -88,7 +88,7 @@ class Network:
 
 
 @contextlib.contextmanager
-def network(count: int, names: Sequence[str] = ()) -> Iterator[Network]:
+def network(count: int, names: Sequence[str] = ()) -> Iterator[VirtualNetwork]:
     """Makes hosts that reach each other and nothing else; they are gone afterwards.
 
     Args:
@@ -101,7 +101,7 @@ def network(count: int, names: Sequence[str] = ()) -> Iterator[Network]:
     mark = uuid.uuid4().hex[:6]
     hosts = tuple(Host(names[place] if names else f"host{place}-{mark}", f"{NETWORK}.{place + 1}",
                        f"hvk-{mark}-{place}") for place in range(count))
-    made = Network(hosts, f"hvk-{mark}-switch")
+    made = VirtualNetwork(hosts, f"hvk-{mark}-switch")
     try:
         _ip("netns", "add", made.switch)
         _ip("-n", made.switch, "link", "add", "switch", "type", "bridge")

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hvkeras.bench.jobs import Remote
-from hvkeras.bench.ranks import Ranks
-from hvkeras.bench.row import Row
+from hvkeras.bench.ranks import BenchmarkRanks
+from hvkeras.bench.row import BenchmarkRow
 from hvkeras.errors import explain
 from hvkeras.host.machine import resident
 
@@ -50,7 +50,7 @@ class Participant(abc.ABC):
         row: Its results.
     """
 
-    row: Row
+    row: BenchmarkRow
 
     @abc.abstractmethod
     def prepare(self) -> None:
@@ -81,7 +81,7 @@ class Participant(abc.ABC):
         return ""
 
 
-def prepare(one: Participant, ranks: Ranks) -> None:
+def prepare(one: Participant, ranks: BenchmarkRanks) -> None:
     """Prepares a participant on all ranks; the cause of a failure and the memory used go into its row."""
     def prepared() -> int | None:
         memory = PeakMemory()
@@ -93,7 +93,7 @@ def prepare(one: Participant, ranks: Ranks) -> None:
     one.row.memory = max(known) + (one.row.memory or 0) if known else None
 
 
-def timed(one: Participant, calls: int, part: str, ranks: Ranks) -> tuple[float, float]:
+def timed(one: Participant, calls: int, part: str, ranks: BenchmarkRanks) -> tuple[float, float]:
     """Runs a block on all ranks, and verifies its result.
 
     Args:
@@ -125,7 +125,7 @@ def timed(one: Participant, calls: int, part: str, ranks: Ranks) -> tuple[float,
     return sum(seconds for seconds, _ in found) / len(found), sum(busy for _, busy in found)
 
 
-def finish(one: Participant, ranks: Ranks) -> None:
+def finish(one: Participant, ranks: BenchmarkRanks) -> None:
     """Verifies that all ranks hold the same state; a difference goes into the row."""
     digests, one.row.reason, one.row.wrong = ranks.run_on_all(one.digest)
     if one.row.reason:

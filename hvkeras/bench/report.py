@@ -20,7 +20,7 @@ from hvkeras.bench.row import (
     PEER,
     TCP_ALONE,
     UPDATE,
-    Row,
+    BenchmarkRow,
     bandwidth,
     bus_bandwidth,
     efficiency,
@@ -38,7 +38,7 @@ UNKNOWN = "-"
 MUCH = 1e-3  # of the distance moved; a note is shown if rounding alone moves the weights further
 
 
-def table(kind: str, rows: Sequence[Row], ranks: int) -> tuple[Table, list[str]]:
+def table(kind: str, rows: Sequence[BenchmarkRow], ranks: int) -> tuple[Table, list[str]]:
     """Builds the table of the rows.
 
     Args:
@@ -78,7 +78,7 @@ def table(kind: str, rows: Sequence[Row], ranks: int) -> tuple[Table, list[str]]
     return made, [f"({number}) {reason}" for reason, number in reasons.items()]
 
 
-def _compared(kind: str, rows: Sequence[Row]) -> list[str]:
+def _compared(kind: str, rows: Sequence[BenchmarkRow]) -> list[str]:
     """The names of the rows that the others are compared with."""
     names = list(dict.fromkeys(row.name for row in rows if row.blocks))
     if kind == "step":
@@ -87,7 +87,7 @@ def _compared(kind: str, rows: Sequence[Row]) -> list[str]:
     return names if len({row.name for row in rows if row.blocks}) > 1 else []
 
 
-def _cells(kind: str, row: Row, rows: Sequence[Row], ranks: int) -> list[str]:
+def _cells(kind: str, row: BenchmarkRow, rows: Sequence[BenchmarkRow], ranks: int) -> list[str]:
     lower, median, upper = quartiles(row.blocks)
     cells = [f"{duration(median)} ({_number(lower, median)}-{_number(upper, median)})"]
     if kind == "allreduce":
@@ -107,7 +107,7 @@ def _cells(kind: str, row: Row, rows: Sequence[Row], ranks: int) -> list[str]:
     return [*cells, UNKNOWN if row.memory is None else f"{row.memory / 1e6:,.0f}"]
 
 
-def _ratio(row: Row, name: str, rows: Sequence[Row]) -> str:
+def _ratio(row: BenchmarkRow, name: str, rows: Sequence[BenchmarkRow]) -> str:
     other = next((each for each in rows if each.work == row.work and each.name == name), None)
     ratio = None if other is None or other is row else speed_up(row, other)
     return UNKNOWN if ratio is None else f"{ratio:,.0f}" if ratio >= 100 else f"{ratio:.3g}"
@@ -128,7 +128,7 @@ def _unit(seconds: float) -> tuple[str, float]:
     return ("us", 1e6) if seconds < 0.01 else ("ms", 1e3) if seconds < 10 else ("s", 1.0)
 
 
-def explanations(kind: str, rows: Sequence[Row], ranks: int) -> list[str]:
+def explanations(kind: str, rows: Sequence[BenchmarkRow], ranks: int) -> list[str]:
     """Explains the columns, and states what was verified.
 
     Args:
@@ -174,7 +174,7 @@ def require_matplotlib() -> None:
         raise MachineError(explain("--plot needs matplotlib", "pip install 'hvkeras[bench]'"))
 
 
-def draw(kind: str, rows: Sequence[Row], ranks: int, title: str, path: Path) -> None:
+def draw(kind: str, rows: Sequence[BenchmarkRow], ranks: int, title: str, path: Path) -> None:
     """Draws times and bandwidths by size, or scaling efficiencies by model.
 
     Args:
@@ -198,7 +198,7 @@ def draw(kind: str, rows: Sequence[Row], ranks: int, title: str, path: Path) -> 
     figure.savefig(path, format="png", dpi=120)
 
 
-def _allreduce(figure: Any, rows: Sequence[Row], ranks: int) -> None:
+def _allreduce(figure: Any, rows: Sequence[BenchmarkRow], ranks: int) -> None:
     times, buses = figure.subplots(1, 2)
     for name in dict.fromkeys(row.name for row in rows):
         own = sorted((row for row in rows if row.name == name), key=lambda row: row.bytes)
@@ -219,7 +219,7 @@ def _allreduce(figure: Any, rows: Sequence[Row], ranks: int) -> None:
         times.legend()
 
 
-def _step(axes: Any, rows: Sequence[Row], ranks: int) -> None:
+def _step(axes: Any, rows: Sequence[BenchmarkRow], ranks: int) -> None:
     models = list(dict.fromkeys(row.work for row in rows))
     names = _in_families([row for row in rows if row.name != ONE_PROCESS])
     colours = {name: "0.75" if name.startswith(APART) else f"C{place}"
@@ -241,7 +241,7 @@ def _step(axes: Any, rows: Sequence[Row], ranks: int) -> None:
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=4, fontsize="small", frameon=False)
 
 
-def _in_families(rows: Sequence[Row]) -> dict[str, str]:
+def _in_families(rows: Sequence[BenchmarkRow]) -> dict[str, str]:
     """The kinds of the rows by name, with a library's own row next to that of the backend that uses the library."""
     kinds = {row.name: row.kind for row in rows}
     names: dict[str, str] = {}

@@ -25,7 +25,7 @@ def title_of(backend: str) -> str:
 
 
 @dataclass
-class Row:
+class BenchmarkRow:
     """The result of one participant on one piece of work.
 
     Attributes:
@@ -78,7 +78,7 @@ class Row:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Row:
+    def from_json(cls, data: Mapping[str, Any]) -> BenchmarkRow:
         """Reads the output of `to_json`, ignoring unknown fields."""
         known = {each.name for each in fields(cls)}
         return cls(**{name: value for name, value in data.items() if name in known})
@@ -118,12 +118,12 @@ def least_seconds(work: str, size: int, hosts: int) -> float:
     return 2 * (hosts - 1) / hosts * size / rate_of(work)
 
 
-def share_of_bound(row: Row) -> float | None:
+def share_of_bound(row: BenchmarkRow) -> float | None:
     """The share of that time in the median time of a row; None if either is unknown."""
     return row.least / quartiles(row.blocks)[1] if row.least and row.blocks else None
 
 
-def speed_up(of: Row, over: Row) -> float | None:
+def speed_up(of: BenchmarkRow, over: BenchmarkRow) -> float | None:
     """How many times as fast one row is as another.
 
     The rows of one run took turns, so they are compared round by round. The median ratio is therefore robust against
@@ -142,12 +142,12 @@ def speed_up(of: Row, over: Row) -> float | None:
     return float(np.median([slow / fast for slow, fast in pairs]))
 
 
-def rate(row: Row) -> float | None:
+def rate(row: BenchmarkRow) -> float | None:
     """Samples per second over all ranks; None without a time."""
     return row.samples / quartiles(row.blocks)[1] if row.blocks and row.samples else None
 
 
-def efficiency(row: Row, rows: Sequence[Row]) -> float | None:
+def efficiency(row: BenchmarkRow, rows: Sequence[BenchmarkRow]) -> float | None:
     """Scaling efficiency: the step time of a single process divided by that of a rank; 1 if communication were free.
 
     Args:
@@ -161,12 +161,12 @@ def efficiency(row: Row, rows: Sequence[Row]) -> float | None:
     return None if single is None else 1.0 if single is row else speed_up(row, single)
 
 
-def part(row: Row, name: str) -> float | None:
+def part(row: BenchmarkRow, name: str) -> float | None:
     """The median seconds of a part of a step that runs alone; None if the row has no such times."""
     return quartiles(row.parts[name])[1] if row.parts.get(name) else None
 
 
-def exposed(row: Row) -> float | None:
+def exposed(row: BenchmarkRow) -> float | None:
     """Seconds of communication in a step that its parts do not hide: what a step takes longer than both of them.
 
     Args:
@@ -181,7 +181,7 @@ def exposed(row: Row) -> float | None:
     return float(np.median([step - forward_backward - update for step, forward_backward, update in rounds]))
 
 
-def with_figures(rows: Sequence[Row], ranks: int) -> list[dict[str, Any]]:
+def with_figures(rows: Sequence[BenchmarkRow], ranks: int) -> list[dict[str, Any]]:
     """Converts each row to plain data, with the metrics derived from its blocks.
 
     Args:
@@ -189,9 +189,9 @@ def with_figures(rows: Sequence[Row], ranks: int) -> list[dict[str, Any]]:
         ranks: The number of ranks in it.
 
     Returns:
-        The data of `Row.to_json`, with `median`, `quartiles`, `speed_up` over each other row of the same work by
-        name, and `algorithm_bandwidth` and `bus_bandwidth`, or `samples_per_second`, `efficiency`, and the parts of a
-        step: `forward_backward`, `update` and `exposed_communication`.
+        The data of `BenchmarkRow.to_json`, with `median`, `quartiles`, `speed_up` over each other row of the same work
+        by name, and `algorithm_bandwidth` and `bus_bandwidth`, or `samples_per_second`, `efficiency`, and the parts of
+        a step: `forward_backward`, `update` and `exposed_communication`.
     """
     done = []
     for row in rows:

@@ -8,8 +8,8 @@ import socket
 import threading
 
 from hvkeras.bench.participant import Participant
-from hvkeras.bench.ranks import Ranks
-from hvkeras.bench.row import Row
+from hvkeras.bench.ranks import BenchmarkRanks
+from hvkeras.bench.row import BenchmarkRow
 from hvkeras.control.wire import ProofError, accept_proven, prove_to_server
 from hvkeras.errors import PeerError, explain
 
@@ -26,7 +26,7 @@ class Streams(Participant):
         ranks: The ranks.
     """
 
-    def __init__(self, row: Row, size: int, ranks: Ranks) -> None:
+    def __init__(self, row: BenchmarkRow, size: int, ranks: BenchmarkRanks) -> None:
         self.row, self._ranks = row, ranks
         row.bytes = size
         numbers = ranks.session.topology.host_numbers

@@ -14,8 +14,8 @@ import hvkeras
 from hvkeras.bench import participant
 from hvkeras.bench.channel import Channel, ChannelClosedError
 from hvkeras.bench.participant import PeakMemory
-from hvkeras.bench.plan import SILENT, Plan, Stage
-from hvkeras.bench.ranks import Ranks
+from hvkeras.bench.plan import SILENT, BenchmarkPlan, Stage
+from hvkeras.bench.ranks import BenchmarkRanks
 from hvkeras.control.launch_environments import detect_launch
 from hvkeras.host.machine import spread, usable_cores
 from hvkeras.job.session import current_session
@@ -31,7 +31,7 @@ def main(folder: Path) -> None:
     Args:
         folder: The folder of the job, which contains the plan.
     """
-    plan = Plan(**json.loads((folder / "plan.json").read_text()))
+    plan = BenchmarkPlan(**json.loads((folder / "plan.json").read_text()))
     launch = detect_launch()
     if plan.pin:
         os.sched_setaffinity(0, {spread(usable_cores())[launch.rank]})  # before TensorFlow starts its threads
@@ -45,7 +45,7 @@ def main(folder: Path) -> None:
         session = current_session()
     else:
         session = init_without_engine()
-    ranks = Ranks(session, plan.timeout)
+    ranks = BenchmarkRanks(session, plan.timeout)
     channel = Channel.to(folder) if ranks.rank == 0 else None
     pids = ranks.gather(os.getpid())
     if channel is not None:
@@ -57,7 +57,7 @@ def main(folder: Path) -> None:
     hvkeras.shutdown()
 
 
-def _peer(plan: Plan, ranks: Ranks) -> Peer | None:
+def _peer(plan: BenchmarkPlan, ranks: BenchmarkRanks) -> Peer | None:
     if not plan.peer:
         return None
     from hvkeras.bench.peers import direct  # noqa: PLC0415 - imports TensorFlow

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hvkeras.diagnostics.doctor import hosts, machine, software
-from hvkeras.diagnostics.doctor.machine import NOTE, OK, PROBLEM, Finding
+from hvkeras.diagnostics.doctor.machine import NOTE, OK, PROBLEM, CheckResult
 from hvkeras.host.ssh import Ssh
 from hvkeras.launcher.placement import THIS_HOST, place
 from hvkeras.launcher.run_arguments import Parser
@@ -92,7 +92,7 @@ def _own_report(flags: argparse.Namespace, others: Sequence[str]) -> dict[str, A
     return {"findings": rows, "versions": software.versions(facts)}
 
 
-def _as_json(reports: Reports, shared: Sequence[Finding]) -> dict[str, Any]:
+def _as_json(reports: Reports, shared: Sequence[CheckResult]) -> dict[str, Any]:
     """The output of `--json`: `hosts`, each with its name, findings and versions, and `all_hosts`, common findings."""
     return {
         "hosts": [{"name": socket.gethostname() if host == THIS_HOST else host, "versions": report["versions"],
@@ -101,7 +101,7 @@ def _as_json(reports: Reports, shared: Sequence[Finding]) -> dict[str, Any]:
     }
 
 
-def _print(findings: dict[str, list[Finding]]) -> None:
+def _print(findings: dict[str, list[CheckResult]]) -> None:
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = WIDTH

@@ -446,7 +446,7 @@ class Machine(Message):
 
 
 @dataclass(frozen=True)
-class Line(Message):
+class AgentLine(Message):
     """A line to the host's agent, or from it."""
 
     text: str

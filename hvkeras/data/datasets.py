@@ -22,7 +22,7 @@ from hvkeras.data.pipeline import (
     static_rows,
     zipped_batches,
 )
-from hvkeras.data.proof import Facts, Hints, fingerprint, require_same_data
+from hvkeras.data.proof import DataFacts, Hints, fingerprint, require_same_data
 from hvkeras.data.resharding import dealt_dataset, shares
 from hvkeras.data.sequences import Share
 from hvkeras.data.structure import with_rows
@@ -94,7 +94,7 @@ def require_same_dataset(name: str, dataset: Any, call: str, process_set: Proces
     first: list[Any] = []
     amounts = {tf.data.UNKNOWN_CARDINALITY: "unknown", tf.data.INFINITE_CARDINALITY: "infinite"}
 
-    def describe() -> Facts:
+    def describe() -> DataFacts:
         if (0, 0) in seeds:
             raise UsageError(explain("A dataset that all ranks share must be read in the same order on all ranks, but"
                                      " shuffle() without a seed gives each rank its own", FIX, dataset=type(dataset)
@@ -104,7 +104,7 @@ def require_same_dataset(name: str, dataset: Any, call: str, process_set: Proces
                                      "remove deterministic=False from the dataset's options, map, batch and"
                                      " interleave; it may be set after hvd.shard", deterministic=False))
         first.extend(_first(dataset))
-        return Facts(f"{dataset.element_spec}, {call}", f"{amounts.get(count, f'{count:,}')} elements",
+        return DataFacts(f"{dataset.element_spec}, {call}", f"{amounts.get(count, f'{count:,}')} elements",
                      f"seeds of shuffles {seeds}", fingerprint(first))
 
     return require_same_data(name, describe, lambda: _first(dataset), HINTS, process_set), first

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hvkeras.data.proof import Facts, Hints, fingerprint, require_same_data
+from hvkeras.data.proof import DataFacts, Hints, fingerprint, require_same_data
 from hvkeras.data.structure import count_rows, leaves, map_leaves, require_arrays, take_rows, take_slice
 from hvkeras.errors import UsageError, explain
 from hvkeras.job.process_sets import ProcessSet
@@ -186,6 +186,6 @@ def require_options(shuffle: Any) -> None:
                                  " out, as model.fit shuffles each rank's rows anyway", shuffle=shuffle))
 
 
-def arrays_facts(data: Any, call: str) -> Facts:
+def arrays_facts(data: Any, call: str) -> DataFacts:
     """Returns the facts about a rank's arrays that all ranks compare."""
-    return Facts(f"{len(leaves(data))} arrays, {call}", f"{count_rows(data):,} samples", "", fingerprint(data))
+    return DataFacts(f"{len(leaves(data))} arrays, {call}", f"{count_rows(data):,} samples", "", fingerprint(data))

@@ -105,8 +105,8 @@ def _alike(one: Any, other: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class Facts:
-    """Facts about a rank's data that are compared before sharding; all but `marks` are readable text.
+class DataFacts:
+    """DataFacts about a rank's data that are compared before sharding; all but `marks` are readable text.
 
     Attributes:
         call: The kind of data and the arguments of the call.
@@ -123,7 +123,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Hints:
-    """The fixes that messages suggest where ranks differ in one of the `Facts`, or where one rank is alone."""
+    """The fixes that messages suggest where ranks differ in one of the `DataFacts`, or where one rank is alone."""
 
     call: str
     amount: str
@@ -132,7 +132,7 @@ class Hints:
     alone: str = ""
 
 
-def require_same_data(name: str, describe: Callable[[], Facts], read: Callable[[], Any], hints: Hints,
+def require_same_data(name: str, describe: Callable[[], DataFacts], read: Callable[[], Any], hints: Hints,
                       process_set: ProcessSet) -> bool:
     """Checks that all ranks hold the same data in the same order.
 
@@ -155,7 +155,7 @@ def require_same_data(name: str, describe: Callable[[], Facts], read: Callable[[
     if current_session().launch.rendezvous.kind == "standby":
         describe()
         return True  # the others have compared theirs, and train
-    facts: list[Facts] = exchange(name, describe, process_set, hints.alone)
+    facts: list[DataFacts] = exchange(name, describe, process_set, hints.alone)
     ranks = process_set.ranks
     require_equal("All ranks must call hvkeras in the same way", hints.call, [fact.call for fact in facts], ranks)
     require_equal("All ranks must pass the same data, the whole of it", hints.amount, [fact.amount for fact in facts],

@@ -68,7 +68,7 @@ class _Dealt:
     place: int
 
 
-class Shares:
+class ShardOrigins:
     """What each share comes from that `hvd.shard` has made in this process, as long as the share exists.
 
     Attributes:
@@ -83,9 +83,9 @@ class Shares:
         self.of_whole_elements: IdentityMap[bool] = IdentityMap()
 
 
-def shares() -> Shares:
+def shares() -> ShardOrigins:
     """Returns what is known of the shares in this process."""
-    return this_process().part(Shares)
+    return this_process().part(ShardOrigins)
 
 
 def remember_arrays(share: Any, source: Arrays) -> None:

@@ -13,7 +13,7 @@ from hvkeras import compat
 from hvkeras.compat import patches
 from hvkeras.data.accounts import keeps_accounts
 from hvkeras.data.partition import Batches, Coverage, Partition
-from hvkeras.data.proof import Facts, Hints, common_randomness, fingerprint, require_same_data
+from hvkeras.data.proof import DataFacts, Hints, common_randomness, fingerprint, require_same_data
 from hvkeras.data.structure import concatenate, count_rows, map_leaves, take_slice, with_rows
 from hvkeras.errors import UsageError, explain
 from hvkeras.host.console import prints_at, say
@@ -44,13 +44,13 @@ def shard_sequence(
     found: list[Batches] = []
     marks: list[Any] = []
 
-    def describe() -> Facts:
+    def describe() -> DataFacts:
         _require_batches(count)
         first, last = _ends(data, count, seed)
         found[:] = [] if whole else [_batches_from(count_rows(first, WAY_OUT), count_rows(last, WAY_OUT), count or 1)]
         marks[:] = fingerprint(map_leaves(with_rows, [first, last]))
         what = f"{type(data).__name__}, training={partition.training}, seed={seed}, whole elements={whole}"
-        return Facts(f"batches of {what}", _amount(count, found), "", marks)
+        return DataFacts(f"batches of {what}", _amount(count, found), "", marks)
 
     comparable = True
     if partition.size == 1:
@@ -335,9 +335,9 @@ class EpochEnd:
             return
         count = compat.count_batches(self.data)
 
-        def describe() -> Facts:
+        def describe() -> DataFacts:
             first, _ = _ends(self.data, 1, self.seed)
-            return Facts("on_epoch_end", f"{count} batches", "", fingerprint([first]))
+            return DataFacts("on_epoch_end", f"{count} batches", "", fingerprint([first]))
 
         hints = Hints(HINTS.call, HINTS.amount, "", "shuffle in on_epoch_end with numpy.random or random, which"
                       " hvkeras seeds alike on every rank, or with a generator of the same seed on every rank")

@@ -136,7 +136,7 @@ class Track(Protocol):
         """The latest spans, from an index on."""
 
 
-class Reader:
+class RingReader:
     """Reads what is new in tracks.
 
     Args:

@@ -18,7 +18,7 @@ UNREADABLE = "its record cannot be read"
 
 
 @dataclass(frozen=True)
-class Collective:
+class CollectiveSummary:
     """A collective that ran in training.
 
     Attributes:
@@ -62,7 +62,7 @@ class Summary:
     records: Sequence[Record | None]
     outcome: Outcome | None
     splits: Mapping[int, TimeSplit]
-    collectives: Sequence[Collective]
+    collectives: Sequence[CollectiveSummary]
     unreadable: frozenset[int] = frozenset()
 
     @classmethod
@@ -157,13 +157,13 @@ class Summary:
         return max((seconds / whole for seconds, whole in found if whole), default=0.0)
 
 
-def _collectives(records: Sequence[Record | None]) -> list[Collective]:
+def _collectives(records: Sequence[Record | None]) -> list[CollectiveSummary]:
     present = [record for record in records if record is not None]
     found = []
     for key, (lengths, _) in shortest([numbered(record) for record in present]).items():
         known = [record for record in present if key in record.collectives]
         content = known[0].buckets.get(key, {})
         runs = max(record.first_runs.get(key, 0) + len(record.collectives[key]) for record in known)
-        found.append(Collective(str(content.get("label", key)), str(content.get("operation", "")),
+        found.append(CollectiveSummary(str(content.get("label", key)), str(content.get("operation", "")),
                                 str(content.get("how", "")), content.get("bytes"), runs, float(np.median(lengths))))
     return sorted(found, key=lambda each: -each.runs * each.seconds)

@@ -17,7 +17,7 @@ import time
 from typing import IO, Any
 
 from hvkeras.diagnostics import spans
-from hvkeras.diagnostics.ring_buffer import Reader
+from hvkeras.diagnostics.ring_buffer import RingReader
 from hvkeras.diagnostics.spans import SpanStore
 from hvkeras.errors import MachineError, UsageError, explain
 from hvkeras.host.forks import at_exit, detach_in_children
@@ -117,7 +117,7 @@ class Timeline:
         self._rows: dict[str, int] = {}
         self._count = 0
         self._store = store
-        self._reader = Reader(store.everything)
+        self._reader = RingReader(store.everything)
         self._is_empty = True
         self._over = threading.Event()
         self._file.write(b"[" + _END)

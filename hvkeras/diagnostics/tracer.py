@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from hvkeras.control.launch_environments import hvkeras_run
 from hvkeras.diagnostics import trace_files
 from hvkeras.diagnostics.record import WELL, Record
-from hvkeras.diagnostics.ring_buffer import Reader, Rows, Track, joined
+from hvkeras.diagnostics.ring_buffer import RingReader, Rows, Track, joined
 from hvkeras.diagnostics.spans import STEPS
 from hvkeras.diagnostics.trace_events import events
 from hvkeras.errors import HvkerasError, MachineError, explain
@@ -65,7 +65,7 @@ class Tracer:
         self.path: Path = Path(session.settings.trace_file).absolute()
         self._first, self._after = session.settings.trace_steps
         self._session, self._recorder = session, recorder
-        self._reader = Reader(recorder.tracks, recorder.first_rows)
+        self._reader = RingReader(recorder.tracks, recorder.first_rows)
         self._parts: dict[str, list[Rows]] = {}  # what has been read, by track
         self._wrote_last = False
         self._reading = threading.RLock()

@@ -19,7 +19,7 @@ from hvkeras.data.accounts import accounts, keeps_accounts
 from hvkeras.elastic.commits import CommitFile, commit_file, remove_commits_at_exit, say_on_rank_0
 from hvkeras.elastic.shared_slots import LostPartsError
 from hvkeras.elastic.state import State
-from hvkeras.elastic.worker_membership import Membership, membership
+from hvkeras.elastic.worker_membership import WorkerMembership, membership
 from hvkeras.errors import HorovodInternalError, HostsUpdatedInterrupt, UsageError, explain
 from hvkeras.job.failure import STUCK_AFTER
 from hvkeras.job.preemption import Notice
@@ -240,7 +240,7 @@ class _Call:
 class _CallThatSurvives(_Call):
     """A call in a job whose survivors go on when a rank is lost."""
 
-    def __init__(self, state: State, number: int, reset: Callable[[], Any], members: Membership) -> None:
+    def __init__(self, state: State, number: int, reset: Callable[[], Any], members: WorkerMembership) -> None:
         super().__init__(state, number, reset)
         self._members = members
         self._why, self._since = "", 0.0
@@ -257,7 +257,7 @@ class _CallThatSurvives(_Call):
             self._state.check_hosts_with(None)
 
     def _listen(self) -> None:
-        """Makes the commit that lets workers leave come at the next step; see `Membership` for SIGTERM."""
+        """Makes the commit that lets workers leave come at the next step; see `WorkerMembership` for SIGTERM."""
         members = self._members
         self._state.commit_on(Notice(f"elastic function {self._number}", range(current_session().topology.size),
                                      lambda: members.must_leave_soon))

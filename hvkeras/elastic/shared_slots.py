@@ -18,7 +18,7 @@ from hvkeras.collectives.broadcasts import allgather_object
 from hvkeras.collectives.reductions import allreduce
 from hvkeras.collectives.scattering import alltoall
 from hvkeras.compat import graphs
-from hvkeras.elastic.snapshot import Reader, Snapshot
+from hvkeras.elastic.snapshot import Snapshot, SnapshotReader
 from hvkeras.errors import CommitError, explain
 from hvkeras.gradients.distributed_part import DistributedPart
 from hvkeras.job.session import current_session
@@ -85,7 +85,7 @@ class Deal:
 
 
 @dataclass
-class Kept:
+class KeptSlots:
     """What this rank keeps of a commit.
 
     Attributes:
@@ -147,10 +147,10 @@ class SharedSlots:
     def __init__(self, optimizer: Any, part: DistributedPart) -> None:
         self.optimizer: Any = optimizer
         self._part = part
-        self._reader = Reader([])
+        self._reader = SnapshotReader([])
         self._number = -1  # of what the ranks have kept last
-        self._pending: Kept | None = None  # what this rank does not know yet that all have
-        self.kept: Kept = Kept(-1, current_session().topology.rank, Deal(1), Snapshot([]))
+        self._pending: KeptSlots | None = None  # what this rank does not know yet that all have
+        self.kept: KeptSlots = KeptSlots(-1, current_session().topology.rank, Deal(1), Snapshot([]))
 
     def plain(self) -> list[Any]:
         """The variables of the optimizer that each rank has for itself."""
@@ -169,7 +169,7 @@ class SharedSlots:
         """
         topology = current_session().topology
         deal, slots = self._deal()
-        new = Kept(self._number + 1, topology.rank, deal, self._snapshot(slots))
+        new = KeptSlots(self._number + 1, topology.rank, deal, self._snapshot(slots))
         if for_others and topology.size > 1 and deal.places:
             chosen = guards(topology.host_numbers, staying)
             new.guarded = self._exchanged(new, chosen)
@@ -193,7 +193,7 @@ class SharedSlots:
 
     def _snapshot(self, slots: Sequence[Any]) -> Snapshot:
         if not self._reader.reads(slots):
-            self._reader = Reader(slots)
+            self._reader = SnapshotReader(slots)
         return self._reader.snapshot() if slots else Snapshot([])
 
     def _deal(self) -> tuple[Deal, list[Any]]:
@@ -206,7 +206,7 @@ class SharedSlots:
                     [tf.as_dtype(piece.slot.dtype).name for piece in pieces], [piece.bounds for piece in pieces])
         return deal, [piece.slot for piece in pieces]
 
-    def _exchanged(self, new: Kept, chosen: Mapping[int, int]) -> dict[int, list[Any]]:
+    def _exchanged(self, new: KeptSlots, chosen: Mapping[int, int]) -> dict[int, list[Any]]:
         """Sends this rank's part to the one that guards it; returns those that this rank guards."""
         deal, me = new.deal, new.rank
         found = {rank: [_empty(dtype) for dtype in deal.dtypes] for rank, guard in chosen.items()
@@ -257,7 +257,7 @@ class SharedSlots:
         topology = current_session().topology
         if not self._is_for_present_ranks():
             self._part.reshard(variables)
-        self.kept, self._number = Kept(-1, topology.rank, Deal(1), Snapshot([])), -1
+        self.kept, self._number = KeptSlots(-1, topology.rank, Deal(1), Snapshot([])), -1
 
     def sync(self, variables: Sequence[Any]) -> bool:
         """Gives each rank its part of what was kept last, among the ranks that there are now; all call this together.
@@ -335,7 +335,7 @@ class SharedSlots:
     def take(self, saved: Mapping[str, Any]) -> None:
         """Takes over what `saved` returned in another process."""
         own = saved["own"] if isinstance(saved["own"], Snapshot) else Snapshot(saved["own"])
-        self.kept = Kept(saved["number"], saved["rank"], Deal(**saved["deal"]), own, dict(saved["guarded"]))
+        self.kept = KeptSlots(saved["number"], saved["rank"], Deal(**saved["deal"]), own, dict(saved["guarded"]))
 
     def whole(self, plain: Sequence[Any]) -> list[Any] | None:
         """Gathers the state on rank 0, as it is now; all ranks call this together.

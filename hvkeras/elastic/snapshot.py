@@ -48,7 +48,7 @@ class Snapshot:
                 self._values[place] = value.numpy()
 
 
-class Reader:
+class SnapshotReader:
     """Takes snapshots of variables, all of which it reads in one call of TensorFlow.
 
     Args:

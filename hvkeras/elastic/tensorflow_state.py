@@ -12,7 +12,7 @@ from hvkeras.collectives.broadcasts import allgather_object, broadcast_object, b
 from hvkeras.collectives.operations import Max
 from hvkeras.collectives.reductions import allreduce
 from hvkeras.elastic.shared_slots import SharedSlots
-from hvkeras.elastic.snapshot import Reader, Snapshot
+from hvkeras.elastic.snapshot import Snapshot, SnapshotReader
 from hvkeras.elastic.state import ObjectState
 from hvkeras.errors import UnsupportedError, UsageError, explain
 from hvkeras.gradients.optimizer_classes import distributed_part
@@ -30,7 +30,7 @@ class _VariableState(ObjectState):
     def __init__(self, **kwargs: Any) -> None:
         self._from_root: Any = None
         self._values = Snapshot([])
-        self._reader = Reader([])
+        self._reader = SnapshotReader([])
         super().__init__(broadcast_object, rank, **kwargs)
         self._save_values()
 
@@ -45,7 +45,7 @@ class _VariableState(ObjectState):
             self._values = Snapshot(self._session.run(variables))
             return
         if not self._reader.reads(variables):
-            self._reader = Reader(variables)
+            self._reader = SnapshotReader(variables)
         self._values = self._reader.snapshot()
 
     def restore(self) -> None:

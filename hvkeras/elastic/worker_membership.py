@@ -37,7 +37,7 @@ from hvkeras.training.session_services import install_hooks, start_services
 RETRY = 0.1  # seconds between two attempts to reach an elastic job's launcher
 
 
-class Membership:
+class WorkerMembership:
     """This worker's membership, for the life of the process.
 
     Attributes:
@@ -238,9 +238,9 @@ class Membership:
         this_process().program.restart({hvkeras_run.STANDBY: joins, hvkeras_run.HANDOVER: kept}, file)
 
 
-def membership() -> Membership | None:
+def membership() -> WorkerMembership | None:
     """Returns this worker's membership; None if the job's survivors do not go on without a restart."""
-    return this_process().part(Membership) if current_session().settings.run_membership else None
+    return this_process().part(WorkerMembership) if current_session().settings.run_membership else None
 
 
 def join_running_job(launch: Launch, settings: Settings, backend: str | None, process_sets: Any) -> None:
@@ -257,7 +257,7 @@ def join_running_job(launch: Launch, settings: Settings, backend: str | None, pr
         this_process().session = session = _standby_session(launch, settings, backend)
         install_hooks(session)
     else:
-        this_process().part(Membership).join_at_start(backend, process_sets)
+        this_process().part(WorkerMembership).join_at_start(backend, process_sets)
 
 
 def _standby_session(launch: Launch, settings: Settings, requested: str | None) -> Session:

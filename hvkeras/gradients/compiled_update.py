@@ -21,7 +21,7 @@ from hvkeras import compat
 from hvkeras.compat import graphs
 from hvkeras.compat.compiling import CompiledFunction
 from hvkeras.diagnostics import recorder
-from hvkeras.gradients.options import Exchange, Options
+from hvkeras.gradients.options import Options, ReductionOptions
 from hvkeras.gradients.plain_update import DenseUpdate, PlainUpdate
 from hvkeras.host.console import prints_at, say
 from hvkeras.host.machine import available
@@ -40,7 +40,7 @@ DTYPES = (tf.float32, tf.float64)
 
 
 @dataclass(frozen=True)
-class Piece:
+class CompiledPart:
     """A function, and its calls in a step.
 
     Attributes:
@@ -77,7 +77,7 @@ class CompiledUpdate:
     """
 
     plain: PlainUpdate
-    pieces: Sequence[Piece]
+    pieces: Sequence[CompiledPart]
     dense: Sequence[int]
     is_whole: bool
     text: str = "compiled update"
@@ -156,9 +156,9 @@ class UpdateCompiler:
 
         of_one = _update_of_one(plain)
 
-        def trace() -> list[Piece]:
+        def trace() -> list[CompiledPart]:
             kinds = None if of_one is None else _by_kind(of_one, plain.optimizer, dense, variables)
-            return kinds or [Piece(CompiledFunction(update, list(dense.values())), [(list(dense), {})])]
+            return kinds or [CompiledPart(CompiledFunction(update, list(dense.values())), [(list(dense), {})])]
 
         pieces, reason, level = self._compiled(options, trace, len(dense), wanted)
         if not pieces:
@@ -169,8 +169,8 @@ class UpdateCompiler:
                   f" {_size(pieces):,} operations{'' if is_whole else '; that of sparse gradients is not'}")
         return CompiledUpdate(plain, pieces, list(dense), is_whole)
 
-    def _compiled(self, options: Options, trace: Callable[[], list[Piece]], gradients: int,
-                  wanted: bool | str) -> tuple[list[Piece], str, str]:
+    def _compiled(self, options: Options, trace: Callable[[], list[CompiledPart]], gradients: int,
+                  wanted: bool | str) -> tuple[list[CompiledPart], str, str]:
         """Returns the compiled pieces; or none, why there are none, and the level at which that is said."""
         try:
             pieces = trace()
@@ -184,7 +184,7 @@ class UpdateCompiler:
         known = [next(one for one in self._functions if one.equals(piece.function)) for piece in pieces]
         return [replace(piece, function=function) for piece, function in zip(pieces, known, strict=True)], "", ""
 
-    def _compile(self, options: Options, pieces: Sequence[Piece]) -> str:
+    def _compile(self, options: Options, pieces: Sequence[CompiledPart]) -> str:
         """Compiles the functions of an update that are not compiled already; returns why that failed, or ""."""
         functions = [piece.function for piece in pieces
                      if not any(one.equals(piece.function) for one in self._functions)]
@@ -274,7 +274,7 @@ def _has_memory_for(function: CompiledFunction) -> bool:
     return room is None or function.memory_to_compile() * current_session().topology.local_size <= MEMORY_SHARE * room
 
 
-def _size(pieces: Sequence[Piece]) -> int:
+def _size(pieces: Sequence[CompiledPart]) -> int:
     return sum(piece.size for piece in pieces)
 
 
@@ -283,7 +283,7 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0]}"
 
 
-def _specs_of_results(exchange: Exchange, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+def _specs_of_results(exchange: ReductionOptions, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
     """Returns what the reduced gradients will be: a `tf.TensorSpec`, a `tf.IndexedSlicesSpec` or None for each."""
     process_set = exchange.process_set
     becomes_dense = exchange.sparse_as_dense and len(process_set.members()) > 1 and process_set.included()
@@ -331,7 +331,7 @@ def _update_of_one(plain: PlainUpdate) -> UpdateOfOne | None:
     return update_of_one
 
 
-def _by_kind(update: UpdateOfOne, optimizer: Any, specs: Specs, variables: Sequence[Any]) -> list[Piece] | None:
+def _by_kind(update: UpdateOfOne, optimizer: Any, specs: Specs, variables: Sequence[Any]) -> list[CompiledPart] | None:
     """Traces the update of one variable of each kind; variables of one shape and dtype are one kind.
 
     There are fewer functions to compile than variables, and a variable is updated as soon as its own gradient is
@@ -361,7 +361,7 @@ def _by_kind(update: UpdateOfOne, optimizer: Any, specs: Specs, variables: Seque
         function = CompiledFunction(functools.partial(update, variable=groups[first][0]), [spec])
         if any(owners.get(id(one), first) != first for one in function.captured):
             return None
-        pieces.append(Piece(function, [([index], _instead(groups[first], groups[index])) for index in indices],
+        pieces.append(CompiledPart(function, [([index], _instead(groups[first], groups[index])) for index in indices],
                             is_of_one=True))
     return pieces
 

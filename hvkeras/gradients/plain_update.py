@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from hvkeras import compat
 from hvkeras.diagnostics import spans
 from hvkeras.gradients.options import Options
-from hvkeras.gradients.reducer import Shares
+from hvkeras.gradients.reducer import ShardAssignment
 
 Apply = Callable[..., Any]  # applies gradients to the variables that it was made for, or to those of a second argument
 
@@ -24,7 +24,7 @@ class Update(Protocol):
         ...
 
     @property
-    def shares(self) -> Shares | None:
+    def shares(self) -> ShardAssignment | None:
         """The parts of the gradients that this rank applies; None if it applies all."""
         ...
 

@@ -37,7 +37,7 @@ from hvkeras.control.heartbeat import GRADIENTS
 from hvkeras.diagnostics import recorder, spans
 from hvkeras.errors import UnsupportedError, explain
 from hvkeras.gradients import sparse_rows
-from hvkeras.gradients.options import Exchange
+from hvkeras.gradients.options import ReductionOptions
 from hvkeras.gradients.weighting import joining
 from hvkeras.job.plans import Call, Plan
 from hvkeras.job.session import current_session
@@ -80,7 +80,7 @@ def pack(order: Sequence[int], dtypes: dict[int, str], sizes: dict[int, int | No
     return done + [bucket for bucket, _ in filling.values()]
 
 
-class Shares(Protocol):
+class ShardAssignment(Protocol):
     """Which part of each gradient this rank reduces, where ranks share the update."""
 
     @property
@@ -115,12 +115,12 @@ class GradientReducer:
         shares: If given, only this rank's parts of the gradients are reduced for it, and taken there.
     """
 
-    exchange: Exchange
+    exchange: ReductionOptions
     local: Collection[Any] = ()
     all_ranks_skip: bool = False
     differentiable: bool = False
     update: str = ""
-    shares: Shares | None = None
+    shares: ShardAssignment | None = None
 
     @graphs.unconverted
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:

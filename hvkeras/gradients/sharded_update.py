@@ -21,7 +21,7 @@ from hvkeras.diagnostics import spans
 from hvkeras.diagnostics.record import GATHER
 from hvkeras.errors import UsageError, explain
 from hvkeras.gradients.compiled_update import UpdateCompiler
-from hvkeras.gradients.options import Exchange
+from hvkeras.gradients.options import ReductionOptions
 from hvkeras.gradients.plain_update import PlainUpdate
 from hvkeras.gradients.reducer import pack
 from hvkeras.gradients.shards import Bounds, Shards
@@ -220,7 +220,7 @@ def _overwrites(optimizer: Any) -> bool:
     return bool(getattr(optimizer, "use_ema", False) and getattr(optimizer, "ema_overwrite_frequency", None))
 
 
-def gather(exchange: Exchange, shards: Shards, numbers: Sequence[int], memory: dict[int, Any]) -> None:
+def gather(exchange: ReductionOptions, shards: Shards, numbers: Sequence[int], memory: dict[int, Any]) -> None:
     """Gives all ranks the variables that each has updated a part of.
 
     Args:
@@ -295,7 +295,7 @@ def _has_elements(shards: Shards, number: int) -> bool:
     return start < stop
 
 
-def _unless_finite(exchange: Exchange, given: Sequence[Any]) -> Any:
+def _unless_finite(exchange: ReductionOptions, given: Sequence[Any]) -> Any:
     """Returns 0, or NaN on all ranks if any rank's part of the gradients has an infinity or NaN.
 
     With that in the gradient of its placeholder, each rank's `LossScaleOptimizer` skips the same steps.

@@ -13,7 +13,7 @@ from hvkeras.collectives.operations import Average
 from hvkeras.compat import graphs
 from hvkeras.errors import UsageError, explain
 from hvkeras.gradients import replicas
-from hvkeras.gradients.options import Exchange, checked_groups, checked_layers
+from hvkeras.gradients.options import ReductionOptions, checked_groups, checked_layers
 from hvkeras.gradients.reducer import GradientReducer
 from hvkeras.job.process_sets import ProcessSet, global_process_set
 from hvkeras.job.session import current_session
@@ -24,7 +24,7 @@ from hvkeras.typing import DistributedGradientTape as Tape
 class _DistributedTape:
     """Wraps a tape: records through it, and reduces the gradients that `gradient` returns."""
 
-    def __init__(self, tape: Any, exchange: Exchange) -> None:
+    def __init__(self, tape: Any, exchange: ReductionOptions) -> None:
         self._tape, self._exchange = tape, exchange
         self.process_set: ProcessSet = exchange.process_set
         self.scale_local_gradients: bool = exchange.scale_local_gradients
@@ -194,7 +194,7 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's public name
                                  "remove one DistributedGradientTape() call", gradtape=gradtape))
     if not isinstance(gradtape, tf.GradientTape):
         raise UsageError(explain("DistributedGradientTape takes a tf.GradientTape", gradtape=gradtape))
-    exchange = Exchange(
+    exchange = ReductionOptions(
         "the tape", op, compression, sparse_as_dense, gradient_predivide_factor, checked_groups(num_groups, groups),
         process_set, scale_local_gradients, device_dense, device_sparse,
     )

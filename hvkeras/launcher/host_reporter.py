@@ -25,11 +25,11 @@ from hvkeras.control.launch_environments import indexed_job
 from hvkeras.control.launch_environments.launch import Launch
 from hvkeras.control.messages import (
     AgentEnded,
+    AgentLine,
     EndAgent,
     Heartbeat,
     HostLeaving,
     JobFinished,
-    Line,
     Machine,
     Message,
     StartAgent,
@@ -120,7 +120,7 @@ class Reporter:
                 self._end_agent()
                 if self._leaving:
                     raise ConnectionError("this host is being taken away, and nothing runs on it any more")
-            case Line():
+            case AgentLine():
                 order = json.loads(message.text)
                 if "folder" in order:
                     self._complete(order, folder)
@@ -164,7 +164,7 @@ class Reporter:
 
     def _pass_on(self, events: Any) -> None:
         for line in events:
-            self._connection.send(Line(line.decode().rstrip("\n")))
+            self._connection.send(AgentLine(line.decode().rstrip("\n")))
         self._connection.send(AgentEnded())
 
     def _beat(self, over: threading.Event) -> None:

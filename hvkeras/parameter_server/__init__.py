@@ -88,10 +88,10 @@ def train(
         serve(launch, settings)
     from hvkeras.parameter_server.checkpoints import Checkpoints  # noqa: PLC0415 - imports TensorFlow
     from hvkeras.parameter_server.chief import running_chief  # noqa: PLC0415 - imports TensorFlow
-    from hvkeras.parameter_server.training import Plan, fit  # noqa: PLC0415 - imports TensorFlow
+    from hvkeras.parameter_server.training import TrainingPlan, fit  # noqa: PLC0415 - imports TensorFlow
 
     checkpoints = None if checkpoint_dir is None else Checkpoints(checkpoint_dir, checkpoints_to_keep)
-    plan = Plan(build_model, dataset_fn, epochs, steps_per_epoch, initial_epoch, verbose, callbacks or (),
+    plan = TrainingPlan(build_model, dataset_fn, epochs, steps_per_epoch, initial_epoch, verbose, callbacks or (),
                 validation_data, validation_freq, checkpoints)
     if role == "evaluator":
         from hvkeras.parameter_server.evaluator import evaluate_checkpoints  # noqa: PLC0415 - imports TensorFlow

@@ -30,7 +30,7 @@ from hvkeras.host.console import prints_at, say, say_last, silence_engines, summ
 from hvkeras.host.forks import at_exit
 from hvkeras.host.network import held_port, split_address
 from hvkeras.job.signals import SignalWatch
-from hvkeras.parameter_server.cluster_membership import Membership
+from hvkeras.parameter_server.cluster_membership import ClusterMembership
 from hvkeras.settings import Settings
 
 
@@ -111,7 +111,7 @@ class Chief:
         self._ended = threading.Event()  # once set, failures of tasks no longer matter
         self._log_level = logging.getLogger("tensorflow").level
         self._signals = SignalWatch(self._on_signal)
-        self._server: Membership | None = None
+        self._server: ClusterMembership | None = None
         self.strategy: Any = None
         self.coordinator: Any = None
 
@@ -127,8 +127,8 @@ class Chief:
             PeerError: A task is missing.
             MachineError: A port is in use.
         """
-        def serve(launch: Launch, settings: Settings, secret: bytes, host: str, port: int = 0) -> Membership:
-            self._server = Membership(launch, settings, secret, host, port, self._job_ended)
+        def serve(launch: Launch, settings: Settings, secret: bytes, host: str, port: int = 0) -> ClusterMembership:
+            self._server = ClusterMembership(launch, settings, secret, host, port, self._job_ended)
             self._server.start()
             return self._server
 
@@ -200,7 +200,7 @@ class Chief:
                                     " checkpoint in checkpoint_dir"),
                             ) from None
 
-    def _lost_task(self, server: Membership, error: BaseException) -> Cause | None:
+    def _lost_task(self, server: ClusterMembership, error: BaseException) -> Cause | None:
         """Returns the loss of a task that is the cause of a TensorFlow error, if there is one."""
         by_tensorflow = any(isinstance(each, tf.errors.OpError) for each in (error, error.__cause__))
         if isinstance(error, KeyboardInterrupt) or (isinstance(error, HvkerasError) and not by_tensorflow):

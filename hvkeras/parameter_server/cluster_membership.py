@@ -1,4 +1,4 @@
-"""Membership of a cluster, on the chief's end of the control channel. Only workers may leave and come back."""
+"""ClusterMembership of a cluster, on the chief's end of the control channel. Only workers may leave and come back."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ class ClusterHandler(Handler):
         return self.task_of(number).startswith("worker ")
 
 
-class Membership:
+class ClusterMembership:
     """The chief's server of the control channel.
 
     Args:

@@ -13,13 +13,13 @@ from hvkeras.errors import UsageError, explain
 from hvkeras.host.console import say
 from hvkeras.parameter_server.server import Registration
 from hvkeras.parameter_server.steps import whole
-from hvkeras.parameter_server.training import Plan, built_model
+from hvkeras.parameter_server.training import TrainingPlan, built_model
 from hvkeras.settings import Settings
 
 _POLL_INTERVAL = 0.5  # seconds between checks for a new checkpoint
 
 
-def evaluate_checkpoints(launch: Launch, settings: Settings, plan: Plan, log_dir: Any) -> NoReturn:
+def evaluate_checkpoints(launch: Launch, settings: Settings, plan: TrainingPlan, log_dir: Any) -> NoReturn:
     """Evaluates checkpoints until training has ended, and then ends this process.
 
     Args:

@@ -34,7 +34,7 @@ _LOGS_EVERY = 0.1  # seconds between computations of the logs within an epoch
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """The arguments of `train`; see there."""
 
     build_model: Any
@@ -49,7 +49,7 @@ class Plan:
     checkpoints: Checkpoints | None
 
 
-def built_model(plan: Plan, spec: Any) -> Any:
+def built_model(plan: TrainingPlan, spec: Any) -> Any:
     """Builds the model with all variables of its layers, metrics and optimizer.
 
     Raises:
@@ -71,7 +71,7 @@ def built_model(plan: Plan, spec: Any) -> Any:
     return model
 
 
-def fit(chief: Chief, plan: Plan) -> Any:
+def fit(chief: Chief, plan: TrainingPlan) -> Any:
     """Trains on the workers of a cluster.
 
     Args:
@@ -94,7 +94,7 @@ def fit(chief: Chief, plan: Plan) -> Any:
     return history
 
 
-def _restored_epoch(plan: Plan, model: Any) -> int:
+def _restored_epoch(plan: TrainingPlan, model: Any) -> int:
     """Restores the last checkpoint, if there is one; returns the number of epochs that it was trained for."""
     found = plan.checkpoints.epochs() if plan.checkpoints is not None else []
     if not found or plan.checkpoints is None:
@@ -117,7 +117,7 @@ def _everything(model: Any) -> list[Any]:
 class _Loop:
     """One training run."""
 
-    def __init__(self, chief: Chief, plan: Plan, model: Any, steps: int) -> None:
+    def __init__(self, chief: Chief, plan: TrainingPlan, model: Any, steps: int) -> None:
         self._coordinator = chief.coordinator
         self._workers = chief.workers
         self._plan = plan

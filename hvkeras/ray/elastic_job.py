@@ -45,7 +45,7 @@ class _Actor:
     results: Any = None  # Ray's reference to its results, once it serves
 
 
-class ElasticJob:
+class ElasticRayJob:
     """One elastic job.
 
     Args:

@@ -1,4 +1,4 @@
-"""Actors on Ray: `Worker` is one rank; `Place` is a slot that runs one rank of an elastic job after the other."""
+"""Actors on Ray: `RankActor` is one rank; `Place` is a slot that runs one rank of an elastic job after the other."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hvkeras.ray import ray_logger
 from hvkeras.ray.placement import LAUNCHER
 
 
-class Worker:
+class RankActor:
     """A process that runs functions, one at a time, as a rank of a job.
 
     Attributes:

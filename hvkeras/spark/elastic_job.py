@@ -47,7 +47,7 @@ class PlaceOrder:
     gpus: Gpus = field(default_factory=Gpus)
 
 
-class ElasticJob(StageJob):
+class ElasticSparkJob(StageJob):
     """One elastic job.
 
     Args:

@@ -105,7 +105,7 @@ class DivergenceCheck:
         return [variable for variable in self._model.trainable_variables
                 if compat.variable_key(variable) not in local and _is_floating(variable)]
 
-    def _kept(self) -> list[compat.Kept]:
+    def _kept(self) -> list[compat.UntrainedVariable]:
         """Returns what layers keep by themselves and must be equal, which leaves out statistics of each rank's own."""
         local = self._local()
         return [one for one in compat.kept_variables(self._model) if one.key not in local and (
@@ -114,7 +114,7 @@ class DivergenceCheck:
     def _sketches(self, variables: Sequence[Any]) -> Any:
         return sketches(self._model, "trained", variables)
 
-    def _sketches_of_kept(self, kept: Sequence[compat.Kept]) -> Any:
+    def _sketches_of_kept(self, kept: Sequence[compat.UntrainedVariable]) -> Any:
         return sketches(self._model, "kept", [one.variable for one in kept])
 
     def _require_same_learned(self, layers: Sequence[Any], everyone: Sequence[Sequence[Learned]]) -> None:
@@ -161,7 +161,7 @@ class DivergenceCheck:
             f" {compat.variable_name(variable)} differs between ranks {first} and {other}; the likely cause"
             f" is {cause}", hint, variable=compat.variable_name(variable), relative_difference=distance))
 
-    def _explain_kept(self, steps: int, kept: compat.Kept, mine: Any) -> None:
+    def _explain_kept(self, steps: int, kept: compat.UntrainedVariable, mine: Any) -> None:
         first, other, distance = self._distance(mine)
         name, layer = compat.variable_name(kept.variable), f"{kept.layer.name} ({type(kept.layer).__name__})"
         if as_horovod.is_installed():

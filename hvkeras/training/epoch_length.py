@@ -24,7 +24,7 @@ CAUSE_WITHIN = 5.0  # seconds for the control server to name a stalled rank befo
 
 
 @dataclass(frozen=True)
-class Facts:
+class FitFacts:
     """What one rank reports about its `fit`.
 
     Attributes:
@@ -96,7 +96,7 @@ class Decision:
     warnings: tuple[str, ...] = ()
 
 
-def decide(ranks: Sequence[int], everyone: Sequence[Facts], policy: str) -> Decision:
+def decide(ranks: Sequence[int], everyone: Sequence[FitFacts], policy: str) -> Decision:
     """Makes the decision from the reports of all ranks.
 
     Args:
@@ -215,7 +215,7 @@ def _require_equal(ranks: Sequence[int], values: Sequence[Any], name: str, wrong
             **{f"rank_{ranks[0]}": values[0], f"rank_{ranks[other]}": values[other]}))
 
 
-def _about_weights(ranks: Sequence[int], everyone: Sequence[Facts]) -> tuple[str, ...]:
+def _about_weights(ranks: Sequence[int], everyone: Sequence[FitFacts]) -> tuple[str, ...]:
     """Returns warnings about the model's weights before the first step."""
     rank, why = next(((rank, facts.unbuilt) for rank, facts in zip(ranks, everyone, strict=True) if facts.unbuilt),
                      (None, ""))
@@ -227,7 +227,7 @@ def _about_weights(ranks: Sequence[int], everyone: Sequence[Facts]) -> tuple[str
     return (text,)
 
 
-def _about_data(ranks: Sequence[int], everyone: Sequence[Facts]) -> tuple[str, ...]:
+def _about_data(ranks: Sequence[int], everyone: Sequence[FitFacts]) -> tuple[str, ...]:
     """Returns warnings about data that training accepts."""
     first = everyone[0]
     if first.fingerprint is not None and all(facts.fingerprint == first.fingerprint for facts in everyone):

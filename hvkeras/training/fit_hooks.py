@@ -39,7 +39,7 @@ _PREDICT = ("x", "batch_size", "verbose", "steps", "callbacks")
 
 
 @dataclass(frozen=True)
-class _Call:
+class _FitCall:
     """A running call: `fit`, its own `validation`, or `evaluate`; with what follows it, where ranks share it."""
 
     kind: str
@@ -51,7 +51,7 @@ class RunningCalls:
     """The calls of `fit` and `evaluate` that are running in this process."""
 
     def __init__(self) -> None:
-        self._stack: list[_Call] = []  # the innermost is last
+        self._stack: list[_FitCall] = []  # the innermost is last
         self._alone = 0
         self._in_train_step = False  # whether Keras's own training step is being traced or run
         self._ranks: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # with whom models were traced
@@ -77,7 +77,7 @@ class RunningCalls:
             self._alone += 1
 
     @contextlib.contextmanager
-    def running(self, call: _Call) -> Iterator[None]:
+    def running(self, call: _FitCall) -> Iterator[None]:
         """A scope in which a call runs."""
         self._stack.append(call)
         try:
@@ -95,7 +95,7 @@ class RunningCalls:
             self._in_train_step = before
 
     @property
-    def innermost(self) -> _Call | None:
+    def innermost(self) -> _FitCall | None:
         """The innermost call; None if none is running."""
         return self._stack[-1] if self._stack else None
 
@@ -133,7 +133,7 @@ class RunningCalls:
             compat.forget_train_function(model)
         self._ranks[model] = ranks
 
-    def _innermost_fit(self) -> _Call | None:
+    def _innermost_fit(self) -> _FitCall | None:
         return next((call for call in reversed(self._stack) if call.kind == "fit"), None)
 
 
@@ -219,7 +219,7 @@ def _fit(original: Callable[..., Any], model: Any, given: dict[str, Any], *args:
     if timed:
         compat.forget_train_function(model)
     try:
-        with running_calls().running(_Call("fit", run, account)), activity.running(activity.TRAIN, model):
+        with running_calls().running(_FitCall("fit", run, account)), activity.running(activity.TRAIN, model):
             history = original(model, *args, **kwargs)
     finally:
         if run is not None:
@@ -247,7 +247,7 @@ def _around_evaluate(original: Callable[..., Any], model: Any, *args: Any, **kwa
     # An evaluation by one rank alone, during a fit that ranks share, must not enter that fit's metrics.
     is_apart = running_calls().alone and running_calls().run_of(model) is not None
     untouched_metrics = metrics.untouched(model) if is_apart else contextlib.nullcontext()
-    with (running_calls().running(_Call(kind)), untouched_metrics, recording().evaluating(),
+    with (running_calls().running(_FitCall(kind)), untouched_metrics, recording().evaluating(),
           activity.running(activity.TEST, model)):
         return original(model, *args, **kwargs)
 

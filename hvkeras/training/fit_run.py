@@ -26,7 +26,7 @@ from hvkeras.training.divergence_check import DivergenceCheck
 from hvkeras.training.epoch_length import (
     CommonEnd,
     Decision,
-    Facts,
+    FitFacts,
     Length,
     decide,
     decide_again,
@@ -90,7 +90,7 @@ class FitRun:
         given = self._arguments
         unbuilt = self._build(data)
         layers = self._layers()
-        facts = Facts(data.steps, data.batches, data.last_rows, given["epochs"], given["initial_epoch"],
+        facts = FitFacts(data.steps, data.batches, data.last_rows, given["epochs"], given["initial_epoch"],
                       given["validation_data"] is not None or bool(given["validation_split"]), _fingerprint(given["x"]),
                       len(self._own_timers()), FitRun._count, unbuilt, model_description.arguments_of(self.model),
                       model_description.digest_of(layers), any(map(self._may_save, flat(given["callbacks"]))),

@@ -68,7 +68,7 @@ def register_statistic(layer_or_variable: StatisticT) -> StatisticT:
     return layer_or_variable
 
 
-def is_statistic(kept: compat.Kept) -> bool:
+def is_statistic(kept: compat.UntrainedVariable) -> bool:
     """Whether a variable is a moving statistic: Keras names it as one, or the user has registered it."""
     return kept.is_statistic or kept.key in _Registered.keys or any(
         layer in _Registered.layers or isinstance(layer, tuple(_Registered.classes)) for layer in kept.layers)

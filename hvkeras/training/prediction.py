@@ -16,7 +16,7 @@ from hvkeras.collectives.dispatch import allgather_raw
 from hvkeras.collectives.operations import members
 from hvkeras.data.datasets import leading_rows, require_same_dataset
 from hvkeras.data.partition import arrays_facts
-from hvkeras.data.proof import Facts, Hints, exchange, require_same_data
+from hvkeras.data.proof import DataFacts, Hints, exchange, require_same_data
 from hvkeras.data.sequences import share_like
 from hvkeras.data.structure import count_rows, map_leaves, require_arrays, take_slice
 from hvkeras.errors import UnsupportedError, UsageError, explain
@@ -105,7 +105,7 @@ def _part_of_sequence(data: Any, process_set: ProcessSet) -> Any:
     count = compat.count_batches(data)
     if count is None:
         raise UsageError(explain("Only finite data can be predicted", "give the data a length", num_batches=None))
-    require_same_data("predict", lambda: Facts("batches", f"{count} batches", "", []), list, HINTS, process_set)
+    require_same_data("predict", lambda: DataFacts("batches", f"{count} batches", "", []), list, HINTS, process_set)
     start, stop = _block(count, process_set)
     if start == stop and _place(process_set)[1] > 0:
         return None

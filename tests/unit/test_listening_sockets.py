@@ -28,7 +28,7 @@ from hvkeras.errors import PeerError
 from hvkeras.host.network import LOOPBACK
 from hvkeras.launcher.printer import Printer
 from hvkeras.launcher.reporting_hosts import ReportingHosts
-from hvkeras.parameter_server.cluster_membership import Membership
+from hvkeras.parameter_server.cluster_membership import ClusterMembership
 from hvkeras.settings import Settings
 from hvkeras.spark.output import OutputServer
 
@@ -136,7 +136,7 @@ OPEN: dict[str, Callable[[], contextlib.AbstractContextManager[Address]]] = {
     "control/rendezvous.py": claim,
     "launcher/reporting_hosts.py": lambda: serving(ReportingHosts(SECRET.decode(), LOOPBACK)),
     "spark/output.py": lambda: serving(OutputServer(2, SECRET, LOOPBACK, Printer(2, BytesIO(), BytesIO())).server),
-    "parameter_server/cluster_membership.py": lambda: serving(Membership(
+    "parameter_server/cluster_membership.py": lambda: serving(ClusterMembership(
         Launch("TF_CONFIG", size=2), Settings(), SECRET, LOOPBACK, 0, lambda cause: None)),
     "diagnostics/doctor/hosts.py": lambda: serving(CallServer(LOOPBACK).server),
     "bench/streams.py": stream,

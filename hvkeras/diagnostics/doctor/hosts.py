@@ -19,7 +19,7 @@ from hvkeras.control.connection import Connection, Introduction
 from hvkeras.control.handler import Handler, Member, Members
 from hvkeras.control.message_server import MessageServer
 from hvkeras.control.messages import HostTime, HostTimeNoted, Message
-from hvkeras.diagnostics.doctor.machine import NOTE, OK, PROBLEM, Finding, check_result
+from hvkeras.diagnostics.doctor.machine import NOTE, OK, PROBLEM, CheckResult, check_result
 from hvkeras.errors import UsageError
 from hvkeras.host.network import address_towards
 from hvkeras.host.ssh import Ssh
@@ -62,7 +62,7 @@ class CallServer:
         self.server = MessageServer(self.handler, self.secret.encode(), address_towards(host))
 
 
-def call(address: str, name: str, secret: str) -> Finding:
+def call(address: str, name: str, secret: str) -> CheckResult:
     """Connects to the host that requested the check, and sends it the time.
 
     Args:
@@ -79,13 +79,13 @@ def call(address: str, name: str, secret: str) -> Finding:
             made.send(HostTime(time.time()))
             made.read()
     except (OSError, wire.ProofError) as error:
-        return Finding("route", PROBLEM, f"no connection to {address} on the first host ({error})",
+        return CheckResult("route", PROBLEM, f"no connection to {address} on the first host ({error})",
                        "allow TCP connections between the hosts in the firewall, or choose the network with"
                        " HVKERAS_NETWORK_INTERFACES on the first host")
-    return Finding("route", OK, f"{source} reaches {address} on the first host")
+    return CheckResult("route", OK, f"{source} reaches {address} on the first host")
 
 
-def names(others: Sequence[str]) -> Finding:
+def names(others: Sequence[str]) -> CheckResult:
     """Checks whether this host can resolve the others' names, and from which of its addresses it would reach them."""
     routes, unknown = [], []
     for other in others:
@@ -94,9 +94,9 @@ def names(others: Sequence[str]) -> Finding:
         except UsageError:
             unknown.append(other)
     if unknown:
-        return Finding("names", PROBLEM, f"no address here for {', '.join(unknown)}",
+        return CheckResult("names", PROBLEM, f"no address here for {', '.join(unknown)}",
                        "add the hosts to DNS or /etc/hosts on every host")
-    return Finding("names", OK, ", ".join(routes))
+    return CheckResult("names", OK, ", ".join(routes))
 
 
 def ask_all(hosts: Sequence[str], ssh: Ssh) -> dict[str, Report]:
@@ -152,17 +152,17 @@ def _ask(host: str, hosts: Sequence[str], ssh: Ssh, call_server: CallServer | No
         return _no_report(f"it did not answer within {ssh.timeout + ANSWER_DEADLINE:g} s", "try: " + shlex.join(line))
     with contextlib.suppress(ValueError, LookupError, TypeError):
         report = json.loads(done.stdout[done.stdout.index("{"):])["hosts"][0]
-        return {"findings": [Finding(**row) for row in report["findings"]], "versions": report["versions"]}
+        return {"findings": [CheckResult(**row) for row in report["findings"]], "versions": report["versions"]}
     answers = next(iter((done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]), f"code {done.returncode}")
     return _no_report(f"hvkeras doctor cannot be run there over ssh ({answers})",
                       "install the same Python and hvkeras there, and try: " + shlex.join(line))
 
 
 def _no_report(found: str, fix: str) -> Report:
-    return {"findings": [Finding("ssh", PROBLEM, found, fix)], "versions": {}}
+    return {"findings": [CheckResult("ssh", PROBLEM, found, fix)], "versions": {}}
 
 
-def differences(versions: Mapping[str, Mapping[str, str]]) -> Iterator[Finding]:
+def differences(versions: Mapping[str, Mapping[str, str]]) -> Iterator[CheckResult]:
     """Compares the versions that must be the same on all hosts.
 
     Args:
@@ -177,6 +177,6 @@ def differences(versions: Mapping[str, Mapping[str, str]]) -> Iterator[Finding]:
     for part in differing:
         each = ", ".join(f"{own.get(part) or 'none'} on {host}" for host, own in known.items())
         state = NOTE if part in ("Horovod", "MPI") else PROBLEM  # jobs with other engines do not need these
-        yield Finding(part, state, each, f"install the same {part} on every host")
+        yield CheckResult(part, state, each, f"install the same {part} on every host")
     if not differing and len(known) > 1:
-        yield Finding("versions", OK, f"the same on {len(known)} hosts")
+        yield CheckResult("versions", OK, f"the same on {len(known)} hosts")

@@ -20,7 +20,7 @@ OK, NOTE, PROBLEM = "ok", "note", "problem"  # a note affects or slows down some
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckResult:
     """One row of the table.
 
     Attributes:
@@ -40,9 +40,9 @@ class Finding:
         return asdict(self)
 
 
-def check_result(check: str, found: str, objection: str = "", fix: str = "", state: str = PROBLEM) -> Finding:
+def check_result(check: str, found: str, objection: str = "", fix: str = "", state: str = PROBLEM) -> CheckResult:
     """Makes a finding that is `ok` without an objection, else has `state` and `found` followed by the objection."""
-    return Finding(check, state, f"{found}: {objection}", fix) if objection else Finding(check, OK, found)
+    return CheckResult(check, state, f"{found}: {objection}", fix) if objection else CheckResult(check, OK, found)
 
 
 MIB = 1024**2
@@ -55,7 +55,7 @@ _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy", "all_proxy")
 _CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
-def findings(environ: Mapping[str, str]) -> Iterator[Finding]:
+def findings(environ: Mapping[str, str]) -> Iterator[CheckResult]:
     """Checks this machine.
 
     Args:
@@ -73,7 +73,7 @@ def findings(environ: Mapping[str, str]) -> Iterator[Finding]:
     yield proxies(environ)
 
 
-def cores() -> Finding:
+def cores() -> CheckResult:
     """Checks how many cores this process may use."""
     allowed = len(os.sched_getaffinity(0))
     quota = _quota()
@@ -90,7 +90,7 @@ def _quota() -> float:
     return 0.0
 
 
-def memory() -> Finding:
+def memory() -> CheckResult:
     """Checks the available memory."""
     free, total = psutil.virtual_memory().available, psutil.virtual_memory().total
     return check_result("memory", f"{free / MIB:,.0f} of {total / MIB:,.0f} MiB free",
@@ -98,19 +98,19 @@ def memory() -> Finding:
                         "start fewer ranks, or end the programs that use the memory", NOTE)
 
 
-def shared_memory(folder: Path = SHARED_MEMORY) -> Finding:
+def shared_memory(folder: Path = SHARED_MEMORY) -> CheckResult:
     """Checks the free space for shared memory between the ranks of a host."""
     try:
         free = psutil.disk_usage(str(folder)).free
     except OSError as error:
-        return Finding("shared memory", PROBLEM, f"{folder} cannot be used ({error.strerror})",
+        return CheckResult("shared memory", PROBLEM, f"{folder} cannot be used ({error.strerror})",
                        f"mount -t tmpfs tmpfs {folder}, or HVKERAS_BACKEND=tfdist")
     return check_result("shared memory", f"{free / MIB:,.0f} MiB free in {folder}",
                         "the backend native and MPI need more for several ranks" if free < LEAST_SHARED else "",
                         "docker run --shm-size=1g, or remove leftover files there", NOTE)
 
 
-def open_files() -> Finding:
+def open_files() -> CheckResult:
     """Checks how many files and connections a process may have open."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     few = limit != resource.RLIM_INFINITY and limit < LEAST_FILES
@@ -119,7 +119,7 @@ def open_files() -> Finding:
                         f"ulimit -n {LEAST_FILES * 4}", NOTE)
 
 
-def ports() -> Finding:
+def ports() -> CheckResult:
     """Checks whether processes on this machine can connect to each other over TCP."""
     fix = f"allow TCP connections to {LOOPBACK} in the firewall"
     try:
@@ -127,24 +127,24 @@ def ports() -> Finding:
                 socket.create_connection(server.getsockname(), _CONNECT_DEADLINE):
             number = server.getsockname()[1]
     except OSError as error:
-        return Finding("ports", PROBLEM, f"no connection within this machine ({error})", fix)
-    return Finding("ports", OK, f"connections within this machine work (tried port {number})")
+        return CheckResult("ports", PROBLEM, f"no connection within this machine ({error})", fix)
+    return CheckResult("ports", OK, f"connections within this machine work (tried port {number})")
 
 
-def name() -> Finding:
+def name() -> CheckResult:
     """Checks whether this machine's own name resolves."""
     own = socket.gethostname()
     try:
         address = socket.gethostbyname(own)
     except OSError as error:
-        return Finding("host name", NOTE, f"{own} has no address ({error}), so that other hosts must be given one",
+        return CheckResult("host name", NOTE, f"{own} has no address ({error}), so that other hosts must be given one",
                        f"add a line for {own} to /etc/hosts, or HVKERAS_NETWORK_INTERFACES")
     loopback = ipaddress.ip_address(address).is_loopback
-    return Finding("host name", OK, f"{own} is {address}" + (
+    return CheckResult("host name", OK, f"{own} is {address}" + (
         "; between hosts the address of the default route is taken" if loopback else ""))
 
 
-def proxies(environ: Mapping[str, str]) -> Finding:
+def proxies(environ: Mapping[str, str]) -> CheckResult:
     """Checks whether a proxy would intercept connections between TensorFlow workers; hvkeras's backends avoid it."""
     found = [name for name in (*_PROXIES, *map(str.upper, _PROXIES)) if environ.get(name)]
     excluded = environ.get("no_proxy") or environ.get("NO_PROXY") or environ.get("no_grpc_proxy") or ""

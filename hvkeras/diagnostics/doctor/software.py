@@ -23,7 +23,7 @@ from hvkeras.backends.native import NativeBackend
 from hvkeras.control.launch_environments import detect_launch, slurm
 from hvkeras.diagnostics.check_build import INSTALL_JAVA, find_command, java, version_of, version_output
 from hvkeras.diagnostics.check_build import find_command as path_of
-from hvkeras.diagnostics.doctor.machine import NOTE, OK, PROBLEM, Finding, check_result
+from hvkeras.diagnostics.doctor.machine import NOTE, OK, PROBLEM, CheckResult, check_result
 from hvkeras.errors import INSTALL_TENSORFLOW, UsageError
 from hvkeras.host.mpi import mpi_of
 from hvkeras.settings import Settings
@@ -32,7 +32,7 @@ OLDEST_JAVA = 17
 _DEADLINE = 20.0  # seconds for `java -version`
 
 
-def spark(version: str, environ: Mapping[str, str]) -> Finding:
+def spark(version: str, environ: Mapping[str, str]) -> CheckResult:
     """Checks whether `hvkeras.spark` works here.
 
     Args:
@@ -41,22 +41,23 @@ def spark(version: str, environ: Mapping[str, str]) -> Finding:
     """
     command = java()
     if not command:
-        return Finding("Spark", NOTE, f"pyspark {version} is installed, but no Java", INSTALL_JAVA)
+        return CheckResult("Spark", NOTE, f"pyspark {version} is installed, but no Java", INSTALL_JAVA)
     major = _major_of(command)
     if major is None:
-        return Finding("Spark", NOTE, f"pyspark {version} is installed, but {command} does not start", INSTALL_JAVA)
+        return CheckResult("Spark", NOTE, f"pyspark {version} is installed, but {command} does not start", INSTALL_JAVA)
     if major < OLDEST_JAVA:
-        return Finding("Spark", NOTE, f"pyspark {version} needs Java {OLDEST_JAVA} or later, and {command} is {major}",
+        return CheckResult("Spark", NOTE,
+                           f"pyspark {version} needs Java {OLDEST_JAVA} or later, and {command} is {major}",
                        INSTALL_JAVA)
     named = environ.get("PYSPARK_PYTHON") or "python3"
     python = shutil.which(named) or named
     if _prefix_of(python) != _prefix_of(sys.executable):
-        return Finding("Spark", NOTE, f"pyspark {version} and Java {major}, but Spark's workers would run {python}",
+        return CheckResult("Spark", NOTE, f"pyspark {version} and Java {major}, but Spark's workers would run {python}",
                        f"export PYSPARK_PYTHON={sys.executable}")
     if not version_of("pyarrow"):
-        return Finding("Spark", NOTE, f"pyspark {version} and Java {major}; KerasEstimator needs pyarrow as well",
+        return CheckResult("Spark", NOTE, f"pyspark {version} and Java {major}; KerasEstimator needs pyarrow as well",
                        "pip install 'hvkeras[spark]'")
-    return Finding("Spark", OK, f"pyspark {version}, Java {major}")
+    return CheckResult("Spark", OK, f"pyspark {version}, Java {major}")
 
 
 def _prefix_of(python: str) -> str:
@@ -77,7 +78,7 @@ def _major_of(command: str) -> int | None:
 _NEWEST_RAY = 3  # major version that hvkeras.ray is not made for
 
 
-def scheduler_findings(environ: Mapping[str, str]) -> Iterator[Finding]:
+def scheduler_findings(environ: Mapping[str, str]) -> Iterator[CheckResult]:
     """Checks the schedulers.
 
     Args:
@@ -90,7 +91,7 @@ def scheduler_findings(environ: Mapping[str, str]) -> Iterator[Finding]:
     if srun := find_command("srun"):
         known = [name for name in environ if name.startswith("SLURM_")]
         here = f"in job {environ[slurm.JOB]}" if slurm.JOB in known else "outside of a job"
-        yield Finding("Slurm", OK, f"{srun}, {here}")
+        yield CheckResult("Slurm", OK, f"{srun}, {here}")
     if ray := version_of("ray"):
         yield check_result("Ray", ray, "" if int(ray.partition(".")[0]) < _NEWEST_RAY else
                            "hvkeras.ray is made for Ray 2", "pip install 'hvkeras[ray]'", NOTE)
@@ -98,15 +99,15 @@ def scheduler_findings(environ: Mapping[str, str]) -> Iterator[Finding]:
         yield spark(version, environ)
 
 
-def _launch(environ: Mapping[str, str]) -> Finding:
+def _launch(environ: Mapping[str, str]) -> CheckResult:
     try:
         launch = detect_launch(environ)
     except UsageError as error:
         text, _, fix = str(error).partition(" HINT: ")
-        return Finding("launch environment", PROBLEM, text, fix)
+        return CheckResult("launch environment", PROBLEM, text, fix)
     if launch.launcher == "none":
-        return Finding("launch environment", OK, "none: a process here is a job of its own")
-    return Finding("launch environment", OK, f"rank {launch.rank} of {launch.size}, launched by {launch.launcher}")
+        return CheckResult("launch environment", OK, "none: a process here is a job of its own")
+    return CheckResult("launch environment", OK, f"rank {launch.rank} of {launch.size}, launched by {launch.launcher}")
 
 
 PROBE_DEADLINE = 60.0  # seconds in which all imports must finish
@@ -151,7 +152,7 @@ def _probe(parts: list[str]) -> tuple[Facts, str]:
     return facts, how
 
 
-def findings(facts: Facts, environ: Mapping[str, str]) -> Iterator[Finding]:
+def findings(facts: Facts, environ: Mapping[str, str]) -> Iterator[CheckResult]:
     """Checks what is installed.
 
     Args:
@@ -161,7 +162,7 @@ def findings(facts: Facts, environ: Mapping[str, str]) -> Iterator[Finding]:
     Yields:
         A finding for each part.
     """
-    yield Finding("hvkeras", OK, f"{__version__}, Python {sys.version.split()[0]} at {sys.executable}")
+    yield CheckResult("hvkeras", OK, f"{__version__}, Python {sys.version.split()[0]} at {sys.executable}")
     yield _settings(environ)
     yield from _tensorflow(facts)
     yield _native(facts)
@@ -171,23 +172,24 @@ def findings(facts: Facts, environ: Mapping[str, str]) -> Iterator[Finding]:
     yield _gpus(facts)
 
 
-def _settings(environ: Mapping[str, str]) -> Finding:
+def _settings(environ: Mapping[str, str]) -> CheckResult:
     chosen = sorted(name for name in environ if name.startswith("HVKERAS_"))
     try:
         Settings(environ)
     except UsageError as error:
         text, _, fix = str(error).partition(" HINT: ")
-        return Finding("settings", PROBLEM, text, fix)
-    return Finding("settings", OK, ", ".join(f"{name}={environ[name]}" for name in chosen) or "all are the defaults")
+        return CheckResult("settings", PROBLEM, text, fix)
+    return CheckResult("settings", OK,
+                       ", ".join(f"{name}={environ[name]}" for name in chosen) or "all are the defaults")
 
 
-def _tensorflow(facts: Facts) -> Iterator[Finding]:
+def _tensorflow(facts: Facts) -> Iterator[CheckResult]:
     known = facts.get("tensorflow")
     if known is None:
-        yield Finding("TensorFlow", PROBLEM, "it is not installed", _INSTALL_TENSORFLOW)
+        yield CheckResult("TensorFlow", PROBLEM, "it is not installed", _INSTALL_TENSORFLOW)
         return
     if "error" in known:
-        yield Finding("TensorFlow", PROBLEM, f"it cannot be imported ({known['error']})",
+        yield CheckResult("TensorFlow", PROBLEM, f"it cannot be imported ({known['error']})",
                       "reinstall it: pip install --force-reinstall " + _distribution("tensorflow"))
         return
     minor = tuple(int(number) for number in known["version"].split(".")[:2])
@@ -195,7 +197,7 @@ def _tensorflow(facts: Facts) -> Iterator[Finding]:
                        "hvkeras is tested with 2.16 to 2.21", "pip install 'tensorflow>=2.16,<2.22'", NOTE)
     keras = facts.get("keras", {})
     if "error" in keras:
-        yield Finding("Keras", PROBLEM, f"tf.keras cannot be imported ({keras['error']})",
+        yield CheckResult("Keras", PROBLEM, f"tf.keras cannot be imported ({keras['error']})",
                       "pip install --upgrade keras, or tf_keras where TF_USE_LEGACY_KERAS=1 asks for it")
     else:
         other = keras.get("backend", "tensorflow") not in ("tensorflow", "")
@@ -207,32 +209,33 @@ def _distribution(module: str) -> str:
     return next(iter(metadata.packages_distributions().get(module, [])), module)
 
 
-def _native(facts: Facts) -> Finding:
+def _native(facts: Facts) -> CheckResult:
     if "tensorflow" not in facts:
-        return Finding("backend native", NOTE, "it needs TensorFlow", _INSTALL_TENSORFLOW)
+        return CheckResult("backend native", NOTE, "it needs TensorFlow", _INSTALL_TENSORFLOW)
     available = NativeBackend.availability()
     if not available.ok:
-        return Finding("backend native", NOTE, available.reason.split("; ")[0], cpp_library.INSTALL)
+        return CheckResult("backend native", NOTE, available.reason.split("; ")[0], cpp_library.INSTALL)
     known = facts.get("native", {})
     if "error" in known:
-        return Finding("backend native", PROBLEM, known["error"], cpp_library.INSTALL)
+        return CheckResult("backend native", PROBLEM, known["error"], cpp_library.INSTALL)
     return check_result("backend native", available.reason, known["xla"], "jit_compile=False", NOTE)
 
 
-def _mpi(facts: Facts) -> Iterator[Finding]:
+def _mpi(facts: Facts) -> Iterator[CheckResult]:
     launcher = path_of("mpirun") or path_of("mpiexec")
     launcher_version = _launcher_version(launcher) if launcher else ""
     known = facts.get("mpi")
     if not launcher and known is None:
-        yield Finding("MPI", NOTE, "neither mpirun nor mpi4py is installed; hvkeras run and TF_CONFIG need none",
+        yield CheckResult("MPI", NOTE, "neither mpirun nor mpi4py is installed; hvkeras run and TF_CONFIG need none",
                       _INSTALL_MPI)
         return
     if not launcher:
-        yield Finding("MPI", NOTE, "mpi4py is installed, but no mpirun", _INSTALL_MPI)
+        yield CheckResult("MPI", NOTE, "mpi4py is installed, but no mpirun", _INSTALL_MPI)
     elif known is None:
-        yield Finding("MPI", NOTE, f"{launcher} is installed, but ranks need mpi4py to find each other", _INSTALL_MPI)
+        yield CheckResult("MPI", NOTE, f"{launcher} is installed, but ranks need mpi4py to find each other",
+                          _INSTALL_MPI)
     elif "error" in known:
-        yield Finding("MPI", NOTE, f"mpi4py cannot be imported ({known['error']})", "pip install --force-reinstall"
+        yield CheckResult("MPI", NOTE, f"mpi4py cannot be imported ({known['error']})", "pip install --force-reinstall"
                       " --no-binary :all: mpi4py, for the MPI that is installed")
     else:
         yield _compare_mpi(launcher, launcher_version, known["library"])
@@ -248,10 +251,10 @@ def _launcher_version(launcher: str) -> str:
     return answer.partition("\n")[0]
 
 
-def _compare_mpi(launcher: str, launcher_version: str, library: str) -> Finding:
+def _compare_mpi(launcher: str, launcher_version: str, library: str) -> CheckResult:
     here, loaded = mpi_of(launcher_version), mpi_of(library)
     if not launcher_version:
-        return Finding("MPI", PROBLEM, f"{launcher} does not start", _INSTALL_MPI)
+        return CheckResult("MPI", PROBLEM, f"{launcher} does not start", _INSTALL_MPI)
     # Hydra also starts the ranks of Intel MPI.
     hydra = here[0] != "Open MPI" and loaded[0] != "Open MPI"
     compatible = hydra or (here[0] == loaded[0] and _major(here[1]) == _major(loaded[1]))
@@ -265,21 +268,21 @@ def _major(version: str) -> str:
     return version.partition(".")[0]
 
 
-def _horovod(facts: Facts) -> Finding:
+def _horovod(facts: Facts) -> CheckResult:
     available = installed.availability()
     if "tensorflow" not in facts and version_of("horovod"):
-        return Finding("backend horovod", NOTE, "it needs TensorFlow", _INSTALL_TENSORFLOW)
+        return CheckResult("backend horovod", NOTE, "it needs TensorFlow", _INSTALL_TENSORFLOW)
     if not available.ok:
         state = NOTE if "is not installed" in available.reason else PROBLEM
         text, _, fix = available.reason.partition("; ")
-        return Finding("backend horovod", state, text, fix)
+        return CheckResult("backend horovod", state, text, fix)
     known = facts.get("horovod", {})
     return check_result("backend horovod", available.reason + (", and NCCL" if known.get("nccl") else ""),
                         f"it cannot be imported ({known['error']})" if "error" in known else "",
                         installed.BUILD)
 
 
-def _gpus(facts: Facts) -> Finding:
+def _gpus(facts: Facts) -> CheckResult:
     known = facts.get("tensorflow", {})
     seen = known.get("gpus", [])
     smi = path_of("nvidia-smi")
@@ -289,9 +292,9 @@ def _gpus(facts: Facts) -> Finding:
                             "Horovod was built without NCCL, and moves their tensors through the host" if slow else "",
                             f"{installed.BUILD} --with-mpi --cuda", NOTE)
     if smi and "error" not in known:
-        return Finding("GPUs", NOTE, f"{smi} is installed, but TensorFlow sees no GPU"
+        return CheckResult("GPUs", NOTE, f"{smi} is installed, but TensorFlow sees no GPU"
                        + ("" if known.get("cuda") else ": it was built without CUDA"), "pip install 'hvkeras[cuda]'")
-    return Finding("GPUs", OK, "none; training runs on the CPUs")
+    return CheckResult("GPUs", OK, "none; training runs on the CPUs")
 
 
 def versions(facts: Facts) -> dict[str, str]:

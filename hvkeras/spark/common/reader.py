@@ -89,7 +89,7 @@ Arrays = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Piece:
+class RowRange:
     """Rows of one row group.
 
     Attributes:
@@ -143,16 +143,16 @@ class ParquetShare:
         if training and not self.rows:
             raise UsageError(explain("Training needs at least one row for each rank", "start fewer ranks",
                                      rows=self.total, ranks=size))
-        self._pieces: list[Piece] = []
+        self._pieces: list[RowRange] = []
         self._bytes = sum(group.total_byte_size for fragment in fragments for group in fragment.row_groups)
         begin = 0
         for fragment, count in zip(fragments, sizes, strict=True):
             start, stop = max(first, begin), min(after, begin + count)
             if start < stop:
-                self._pieces.append(Piece(fragment, start - begin, stop - start))
+                self._pieces.append(RowRange(fragment, start - begin, stop - start))
             begin += count
         if not self._pieces and fragments:
-            self._pieces.append(Piece(fragments[0], 0, 0))
+            self._pieces.append(RowRange(fragments[0], 0, 0))
         self._kept: list[Arrays] | None = None
 
     def keep_in_memory(self) -> None:
@@ -195,7 +195,7 @@ class ParquetShare:
     def _pool_rows(self) -> int:
         return max(1, POOL_BYTES * self.total // max(1, int(self._bytes)))
 
-    def _read(self, piece: Piece) -> Arrays:
+    def _read(self, piece: RowRange) -> Arrays:
         if self._transform is None:
             table = piece.fragment.to_table(columns=self._columns)
         else:

@@ -24,7 +24,7 @@ PREFETCHED = 2  # batches that are read ahead
 
 
 @dataclass(frozen=True)
-class Plan:
+class FitOrder:
     """What to train on what; the parameters of `KerasEstimator`, as far as ranks need them.
 
     Attributes:
@@ -66,7 +66,7 @@ class Plan:
         return list(dict.fromkeys([*self.feature_cols, *self.label_cols, *own]))
 
 
-def train(plan: Plan) -> tuple[dict[str, list[float]], bytes] | None:
+def train(plan: FitOrder) -> tuple[dict[str, list[float]], bytes] | None:
     """Trains on this rank.
 
     Args:
@@ -83,7 +83,7 @@ def train(plan: Plan) -> tuple[dict[str, list[float]], bytes] | None:
 
 
 class _Rank:
-    def __init__(self, plan: Plan, folder: Path) -> None:
+    def __init__(self, plan: FitOrder, folder: Path) -> None:
         self._plan, self._folder = plan, folder
         self._file = folder / "checkpoint.keras"
         self._keras: Any = importlib.import_module(plan.family)

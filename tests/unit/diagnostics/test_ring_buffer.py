@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from hvkeras.backends.cpp_library import objection
-from hvkeras.diagnostics.ring_buffer import NativeRing, PythonRing, Reader, Ring, Rows, joined, ring
+from hvkeras.diagnostics.ring_buffer import NativeRing, PythonRing, Ring, RingReader, Rows, joined, ring
 
 KINDS = [Ring, pytest.param(NativeRing, marks=pytest.mark.skipif(bool(objection()), reason=objection() or "-"))]
 
@@ -95,9 +95,9 @@ def test_rows_know_their_numbers() -> None:
 def test_a_reader_reads_each_row_once_and_counts_what_it_missed() -> None:
     tracks = {"old": PythonRing(1, 3)}
     tracks["old"].append(0)
-    reader, from_the_start = Reader(lambda: tracks), Reader(lambda: tracks, {})
+    reader, from_the_start = RingReader(lambda: tracks), RingReader(lambda: tracks, {})
 
-    def new(reader: Reader) -> dict[str, list[float]]:
+    def new(reader: RingReader) -> dict[str, list[float]]:
         return {name: rows.table.ravel().tolist() for name, rows in reader.new().items()}
 
     assert (new(reader), new(from_the_start)) == ({"old": []}, {"old": [0.0]})

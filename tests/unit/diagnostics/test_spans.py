@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from hvkeras.backends.capabilities import RecordsTimes
 from hvkeras.diagnostics import spans
-from hvkeras.diagnostics.ring_buffer import Reader
+from hvkeras.diagnostics.ring_buffer import RingReader
 from hvkeras.diagnostics.spans import SpanStore
 from hvkeras.job.plans import Plan
 
@@ -71,7 +71,7 @@ def test_what_runs_outside_of_steps_is_recorded_for_those_who_ask(store: SpanSto
     store.start("test")
     reduce(store, tf.zeros(3))
     store.start("test", outside_steps=True)
-    reader = Reader(store.everything)
+    reader = RingReader(store.everything)
     np.testing.assert_array_equal(reduce(store, tf.constant([1.0, 2.0])), [1.0, 2.0])
     reduce(store, tf.zeros(3))
     content = spans.Content(IN_MESSAGES, "gradients", 8, "allreduce", "average")

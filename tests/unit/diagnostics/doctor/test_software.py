@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from hvkeras.diagnostics.doctor import software
-from hvkeras.diagnostics.doctor.machine import NOTE, OK, PROBLEM, Finding
+from hvkeras.diagnostics.doctor.machine import NOTE, OK, PROBLEM, CheckResult
 from hvkeras.diagnostics.doctor.software import findings
 
 WELL: dict[str, Any] = {"tensorflow": {"version": "2.21.0", "gpus": [], "cuda": ""},
                         "keras": {"name": "keras", "version": "3.12.0", "backend": "tensorflow"}, "native": {"xla": ""}}
 
 
-def found(facts: dict[str, Any], environ: dict[str, str] | None = None) -> dict[str, Finding]:
+def found(facts: dict[str, Any], environ: dict[str, str] | None = None) -> dict[str, CheckResult]:
     return {finding.check: finding for finding in findings(WELL | facts, environ or {})}
 
 
