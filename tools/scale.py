@@ -161,7 +161,7 @@ class Entries:
         """Forgets none."""
         return []
 
-    def set_owed(self, _keys: object) -> None:
+    def set_outstanding(self, _keys: object) -> None:
         """Does nothing."""
 
     def can_raise(self, _key: str) -> bool:
@@ -456,7 +456,7 @@ async def _rank(rank: int, size: int, port: int, gathered: list[int], leave: asy
     challenge = await reader.readexactly(len(wire.MAGIC) + wire.NONCE_BYTES)
     theirs, own = challenge[len(wire.MAGIC):], wire.nonce()
     writer.write(own + wire.proof(SECRET, b"client", theirs, own))
-    wire.check_proof(await reader.readexactly(wire.CODE_BYTES), wire.proof(SECRET, b"server", theirs, own))
+    wire.verify_proof(await reader.readexactly(wire.CODE_BYTES), wire.proof(SECRET, b"server", theirs, own))
     seal = wire.Seal(wire.proof(SECRET, b"session", theirs, own), b"client", b"server")
 
     async def read() -> bytes:

@@ -264,9 +264,9 @@ class HorovodBackend(Backend):
         """
         import tensorflow as tf
 
-        from hvkeras.compat.graphs import lasting_variable, of_functions  # noqa: PLC0415 - imports TensorFlow
+        from hvkeras.compat.graphs import from_function_graphs, lasting_variable  # noqa: PLC0415 - imports TensorFlow
 
-        if not of_functions():  # a session would have to initialize a variable
+        if not from_function_graphs():  # a session would have to initialize a variable
             zero = tf.random.uniform([], maxval=1, dtype=tf.int32)
         else:
             if self._zero is None:
@@ -284,9 +284,9 @@ class HorovodBackend(Backend):
         """
         import tensorflow as tf
 
-        from hvkeras.compat.graphs import lasting_variable, of_functions  # noqa: PLC0415 - imports TensorFlow
+        from hvkeras.compat.graphs import from_function_graphs, lasting_variable  # noqa: PLC0415 - imports TensorFlow
 
-        if not of_functions():  # a session runs only what is fetched
+        if not from_function_graphs():  # a session runs only what is fetched
             return results
         if self._anchor is None:
             self._anchor = lasting_variable([0.0], tf.float32, "hvkeras_anchor", [None])

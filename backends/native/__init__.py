@@ -213,14 +213,14 @@ class NativeBackend(CompiledByXla, RecordsTimes, ReducesParts):
         """
         import tensorflow as tf
 
-        from hvkeras.compat.graphs import compiled_by_xla, of_functions  # noqa: PLC0415 - imports TensorFlow
+        from hvkeras.compat.graphs import compiled_by_xla, from_function_graphs  # noqa: PLC0415 - imports TensorFlow
 
         assert self._groups is not None
         group = self._groups.number(ranks)
         if tf.executing_eagerly():
             return {"key": "", "group": group, "order": [], "named": [_letters(key)]}
         order: list[Any] = []
-        if of_functions() and not compiled_by_xla():
+        if from_function_graphs() and not compiled_by_xla():
             order = [self._order.of(key)]
         return {"key": key, "group": group, "order": order, "named": []}
 

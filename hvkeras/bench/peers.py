@@ -73,7 +73,8 @@ def _horovod(peer: Peer, backend: Backend, _: BenchmarkRanks) -> None:
 
     def gradient(tape: Any, loss: Any, variables: Sequence[Any]) -> Sequence[Any]:
         # Horovod supports TensorFlow variables, but not those of Keras 3.
-        found: Sequence[Any] = horovod.DistributedGradientTape(tape).gradient(loss, [*map(compat.native, variables)])
+        found: Sequence[Any] = horovod.DistributedGradientTape(tape).gradient(loss,
+                                                                              [*map(compat.as_tf_variable, variables)])
         return found
 
     peer.engine, peer.reduce, peer.gradient = f"{backend.engine}, without hvkeras", reduce, gradient

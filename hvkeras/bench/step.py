@@ -263,7 +263,7 @@ def _loss(model: Any, samples: Any, labels: Any) -> Any:
 
 
 def _trainable(model: Any) -> list[Any]:
-    return [np.array(compat.native(variable)) for variable in model.trainable_variables]
+    return [np.array(compat.as_tf_variable(variable)) for variable in model.trainable_variables]
 
 
 def _plain(tape: Any, loss: Any, variables: Sequence[Any]) -> Sequence[Any]:

@@ -21,7 +21,7 @@ from hvkeras.errors import HvkerasError, UnsupportedError, UsageError, explain
 from hvkeras.gradients.optimizer import gather_optimizer
 from hvkeras.gradients.optimizer_classes import distributed_part, state_of
 from hvkeras.host.console import say
-from hvkeras.job.preemption import Notice
+from hvkeras.job.preemption import PreemptionSignal
 from hvkeras.typing import CallbackLike, Logs, ModelLike, PathLike
 
 # Attributes by the class of the callback, or one of its bases.
@@ -151,7 +151,7 @@ class BackupAndRestore(KerasCallback):
         self._rows: int | None = None  # samples per step, on all workers
         self._epoch = self._begun = self._counted = self._since = 0
         self._save_pending = False  # whether to save at the end of the epoch
-        self._notice = Notice("")
+        self._preemption = PreemptionSignal("")
 
     def set_model(self, model: ModelLike) -> None:
         """Sets the model, before training begins."""
@@ -217,7 +217,7 @@ class BackupAndRestore(KerasCallback):
 
         Saves what was trained before, and ends, if that is what SIGTERM has asked for.
         """
-        if batch and self._is_whole() and self._notice.is_due():
+        if batch and self._is_complete() and self._preemption.is_due():
             self._save_and_end(Position(self._epoch, batch, self._steps, self._rows, self._group.workers),
                                f"after step {batch} of epoch {self._epoch + 1}")
         self._begun = batch
@@ -225,14 +225,14 @@ class BackupAndRestore(KerasCallback):
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:  # noqa: ARG002 - Keras's signature
         """Saves, after all other callbacks have run."""
         after = Position(epoch + 1, 0, self._steps, self._rows, self._group.workers)
-        if self._notice.is_due():
+        if self._preemption.is_due():
             self._save_and_end(after, f"after epoch {epoch + 1}")
         if self.save_freq == "epoch" or self._save_pending:
             self._save(after)
 
     def on_train_end(self, logs: Logs | None = None) -> None:  # noqa: ARG002 - Keras's signature
         """Removes the backup if `delete_checkpoint` is set."""
-        self._notice.forget()
+        self._preemption.forget()
         compat.begin_with_epoch(self.model, None)
         if self.delete_checkpoint and self._group.is_chief:
             self._folder.remove()
@@ -294,7 +294,7 @@ class BackupAndRestore(KerasCallback):
         done = self._done()
         self._since += done - self._counted
         self._counted = done
-        if self.save_freq == "epoch" or self._since < self.save_freq or not self._is_whole():
+        if self.save_freq == "epoch" or self._since < self.save_freq or not self._is_complete():
             return
         if done == self._steps:  # the backup includes validation and the callbacks at the epoch's end
             self._save_pending = True
@@ -306,7 +306,7 @@ class BackupAndRestore(KerasCallback):
         done = self._begun + compat.steps_per_execution(self.model)
         return done if self._steps is None else min(done, self._steps)
 
-    def _is_whole(self) -> bool:
+    def _is_complete(self) -> bool:
         """Whether no rank holds gradients that it has not yet shared (`backward_passes_per_step`)."""
         part = distributed_part(self.model.optimizer)
         passes = 1 if part is None else part.options.passes
@@ -323,16 +323,16 @@ class BackupAndRestore(KerasCallback):
 
     def _listen(self, number: int) -> None:
         """Makes SIGTERM save, where this process knows of those that train with it."""
-        self._notice.forget()
+        self._preemption.forget()
         ranks = self._group.ranks
         if ranks is not None:
-            self._notice = Notice(f"training {number} of ranks {as_runs(ranks)}, kept in a backup", ranks)
-            self._notice.listen()
+            self._preemption = PreemptionSignal(f"training {number} of ranks {as_runs(ranks)}, kept in a backup", ranks)
+            self._preemption.listen()
 
     def _save_and_end(self, position: Position, after: str) -> None:
         self._save(position)
         self._group.broadcast(None)
-        self._notice.end(f"training was saved in {self.backup_dir} {after}")
+        self._preemption.end(f"training was saved in {self.backup_dir} {after}")
 
     def _optimizer(self) -> str:
         """Returns the class name of the optimizer, without any wrapper."""

@@ -22,7 +22,7 @@ from hvkeras.typing import Operation, Tensor, VariableLike, VariableT
 ObjectT = TypeVar("ObjectT")
 
 
-@graphs.unconverted
+@graphs.without_autograph
 def broadcast_variables(
     variables: Sequence[VariableLike], root_rank: int, process_set: ProcessSet = global_process_set,
     inplace: bool = False,  # noqa: ARG001 - Horovod's parameter
@@ -48,7 +48,7 @@ def broadcast_variables(
     ranks = members(process_set, "broadcast")
     require_root(root_rank, ranks)
     static = _without_dynamic(_without_parts(variables, root_rank, process_set), root_rank, process_set)
-    targets = [compat.native(variable) for variable in static]
+    targets = [compat.as_tf_variable(variable) for variable in static]
     wrong = [target for target in targets if not isinstance(target, tf.Variable)]
     if wrong:
         raise UsageError(explain("broadcast_variables takes variables", "pass model.variables or a list of tf.Variable",
@@ -60,7 +60,7 @@ def broadcast_variables(
     return operation
 
 
-@graphs.unconverted
+@graphs.without_autograph
 def broadcast_(
     variables: Sequence[VariableT], root_rank: int, name: str | None = None,  # noqa: ARG001 - Horovod's parameter
     process_set: ProcessSet = global_process_set,
@@ -87,10 +87,10 @@ def broadcast_(
     if done is None:
         return list(variables)
     with tf.control_dependencies([done]):
-        return [compat.native(variable).read_value() for variable in variables]
+        return [compat.as_tf_variable(variable).read_value() for variable in variables]
 
 
-@graphs.unconverted
+@graphs.without_autograph
 def broadcast_global_variables(root_rank: int) -> Operation:
     """Broadcasts the global variables of a TensorFlow 1 graph from the root to every rank.
 
@@ -121,7 +121,7 @@ def _without_parts(variables: Sequence[Any], root_rank: int, process_set: Proces
     Only whole values that the root has assigned, as after loading a file, are sent: parts that ranks have trained are
     where they belong.
     """
-    in_parts = [one for one in variables if getattr(one, "is_whole_of_parts", False)]
+    in_parts = [one for one in variables if getattr(one, "is_whole_of_shards", False)]
     if not in_parts:
         return list(variables)
     own = [one.assigned for one in in_parts]
@@ -130,7 +130,7 @@ def _without_parts(variables: Sequence[Any], root_rank: int, process_set: Proces
     for number, (one, value, is_sent) in enumerate(zip(in_parts, own, assigned, strict=True)):
         if is_sent:
             one.assign(broadcast_object(value, root_rank, name=f"whole variable {number}", process_set=process_set))
-    return [one for one in variables if not getattr(one, "is_whole_of_parts", False)]
+    return [one for one in variables if not getattr(one, "is_whole_of_shards", False)]
 
 
 def _without_dynamic(variables: Sequence[Any], root_rank: int, process_set: ProcessSet) -> list[Any]:
@@ -178,7 +178,7 @@ def _chunks(targets: Sequence[Any], limit: int) -> list[list[int]]:
     return chunks
 
 
-@graphs.unconverted
+@graphs.without_autograph
 def broadcast_object(
     obj: ObjectT | None = None, root_rank: int = 0,
     session: object = None,  # noqa: ARG001 - Horovod's parameter
@@ -241,7 +241,7 @@ def broadcast_object_fn(
     return lambda obj: broadcast_object(obj, root_rank, session, name, process_set)
 
 
-@graphs.unconverted
+@graphs.without_autograph
 def allgather_object(
     obj: ObjectT, session: object = None, name: str | None = None,  # noqa: ARG001 - Horovod's parameter
     process_set: ProcessSet = global_process_set,
@@ -287,7 +287,7 @@ def _eagerly(action: Callable[[], Any]) -> Any:
     """Runs an action in eager mode, even while a graph for a TensorFlow 1 session is under construction."""
     if tf.executing_eagerly():
         return action()
-    if graphs.of_functions():
+    if graphs.from_function_graphs():
         raise UsageError(explain("Python objects are sent when Python runs, not when a graph does",
                                  "call this outside tf.function"))
     with ThreadPoolExecutor(1, "hvkeras-objects") as pool:  # a new thread has no default graph

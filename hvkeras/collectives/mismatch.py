@@ -25,7 +25,7 @@ from hvkeras.compat import graphs
 from hvkeras.compat.tensorflow_errors import MismatchError
 from hvkeras.errors import MachineError
 from hvkeras.host.console import prints_at, say
-from hvkeras.job.plans import OWED_WITHIN, Call, Plan
+from hvkeras.job.plans import OUTSTANDING_WITHIN, Call, Plan
 from hvkeras.job.session import Session, current_session
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Refusals:
 
 def _release(library: cpp_library.Library, entries: EntryCounts) -> None:
     """Lets graphs raise once this rank has participated in what it owes to others."""
-    entries.settled(OWED_WITHIN)
+    entries.settled(OUTSTANDING_WITHIN)
     library.hold_refusals(-1)
 
 
@@ -106,7 +106,7 @@ def raise_if_refused(plan: Plan) -> None:
     """
     session = current_session()
     if (text := session.part(Refusals).taken(plan.key)) is not None:
-        session.entries.settled(OWED_WITHIN)
+        session.entries.settled(OUTSTANDING_WITHIN)
         raise MismatchError(text)
 
 

@@ -38,7 +38,7 @@ _ONE_RANK = backend_class(ONE_PROCESS)()
 
 def require_kernels(backend: Backend) -> None:
     """Raises UnsupportedError when a backend has no collectives for the graph under construction."""
-    if backend.objection_to_sessions and not tf.executing_eagerly() and not graphs.of_functions():
+    if backend.objection_to_sessions and not tf.executing_eagerly() and not graphs.from_function_graphs():
         others = [name for name, other in importable_backends().items()
                   if name != ONE_PROCESS and not other.objection_to_sessions]
         raise UnsupportedError(explain(f"The backend {backend.name!r} has no collectives for sessions of TensorFlow 1:"

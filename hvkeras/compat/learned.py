@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from hvkeras.compat.families import TF_KERAS, loaded_families
 from hvkeras.compat.models import model_weights
-from hvkeras.compat.variables import native
+from hvkeras.compat.variables import as_tf_variable
 
 LOOKUP, TEXT, MOMENTS, QUANTILES, SPACE, OTHER = "lookup", "text", "moments", "quantiles", "feature space", "other"
 _CLASSES = {"StringLookup": LOOKUP, "IntegerLookup": LOOKUP, "TextVectorization": TEXT, "Normalization": MOMENTS,
@@ -104,19 +104,19 @@ def take_learned_state(layer: Any, state: dict[str, Any]) -> None:
         _take_boundaries(layer, state)
     else:
         for place, variable in enumerate(model_weights(layer)):
-            native(variable).assign(state.get(f"variable {place}", native(variable)))
+            as_tf_variable(variable).assign(state.get(f"variable {place}", as_tf_variable(variable)))
         layer.finalize_state()
 
 
 def is_dynamic(weight: Any) -> bool:
     """Whether a tf_keras layer's weight is a vocabulary instead of a variable, or a variable without a fixed shape."""
-    weight = native(weight)
+    weight = as_tf_variable(weight)
     return _is_vocabulary(weight) or (isinstance(weight, tf.Variable) and not weight.shape.is_fully_defined())
 
 
 def dynamic_value(weight: Any) -> Any:
     """Returns the value of a weight for which `is_dynamic` is True."""
-    return _vocabulary(weight._layer) if _is_vocabulary(weight) else native(weight).numpy()
+    return _vocabulary(weight._layer) if _is_vocabulary(weight) else as_tf_variable(weight).numpy()
 
 
 def set_dynamic(weight: Any, value: Any) -> None:
@@ -124,7 +124,7 @@ def set_dynamic(weight: Any, value: Any) -> None:
     if _is_vocabulary(weight):
         _take_vocabulary(weight._layer, value)
     else:
-        native(weight).assign(value)
+        as_tf_variable(weight).assign(value)
 
 
 def _is_vocabulary(weight: Any) -> bool:
@@ -254,7 +254,7 @@ def set_moments(layer: Any, mean: Any, variance: Any, count: Any) -> None:
         count: The number of samples behind them; Keras 3 leaves it at 0.
     """
     for variable, value in ((layer.adapt_mean, mean), (layer.adapt_variance, variance), (layer.count, count)):
-        target = native(variable)
+        target = as_tf_variable(variable)
         target.assign(np.asarray(value).astype(target.dtype.as_numpy_dtype))
     layer.finalize_state()
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from hvkeras.compat import patches
 from hvkeras.compat.families import loaded_families
-from hvkeras.compat.variables import native
+from hvkeras.compat.variables import as_tf_variable
 
 # The parameters of `fit` with their defaults, in the order that all versions of Keras 3 and tf_keras share.
 _FIT: dict[str, Any] = {
@@ -44,9 +44,9 @@ def with_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], changed: dict[
         names: The names of parameters, in their order.
     """
     places = {name: place for place, name in enumerate(names)}
-    by_place = [changed.get(name, value) for name, value in zip(names, args, strict=False)]
+    by_index = [changed.get(name, value) for name, value in zip(names, args, strict=False)]
     others = {name: value for name, value in changed.items() if places[name] >= len(args)}
-    return (*by_place, *args[len(by_place):]), {**kwargs, **others}
+    return (*by_index, *args[len(by_index):]), {**kwargs, **others}
 
 
 def new_history(model: Any) -> Any:
@@ -251,7 +251,7 @@ def begin_with_epoch(model: Any, epoch: int | None) -> None:
 def seed_variables(model: Any) -> list[Any]:
     """Returns the states of the layers' random seeds, in the model's order."""
     others = {id(variable) for variable in [*model.weights, *model.metrics_variables]}
-    return [native(variable) for variable in model.variables
+    return [as_tf_variable(variable) for variable in model.variables
             if id(variable) not in others and "seed" in variable.path and tuple(variable.shape) == (2,)]
 
 
@@ -262,4 +262,4 @@ def global_seed(make: bool = False) -> Any:
 
     if not make and global_state.get_global_attribute("global_seed_generator") is None:
         return None
-    return native(seed_generator.global_seed_generator().state)
+    return as_tf_variable(seed_generator.global_seed_generator().state)

@@ -43,7 +43,7 @@ from hvkeras.control.messages import (
     name_of,
 )
 from hvkeras.control.relayed import FIRST_RELAY, Batch, from_runs
-from hvkeras.control.wire import ProofError
+from hvkeras.control.wire import AuthenticationError
 from hvkeras.errors import HvkerasError
 from hvkeras.host.console import summary
 
@@ -75,7 +75,7 @@ def connect_to_relay(name: str, timeout: float) -> socket.socket:
 
 
 @contextlib.contextmanager
-def sole_starter(name: str) -> Iterator[None]:
+def relay_lock(name: str) -> Iterator[None]:
     """Makes this rank the only one of its host that starts the relay.
 
     Args:
@@ -274,7 +274,7 @@ def _read(server: Connection, serving: MessageServer, handler: RelayHandler) -> 
     try:
         while True:
             serving.call(handler.on_server_message, decode(server.receive()))
-    except (OSError, ProofError, ValueError):
+    except (OSError, AuthenticationError, ValueError):
         serving.call(handler.on_server_lost, False)
 
 

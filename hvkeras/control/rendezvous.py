@@ -31,9 +31,9 @@ from hvkeras.control.client import ControlClient
 from hvkeras.control.connection import Introduction
 from hvkeras.control.launch_environments import Launch
 from hvkeras.control.messages import Deadlines
-from hvkeras.control.relay import connect_to_relay, relay_name, sole_starter, start_relay
+from hvkeras.control.relay import connect_to_relay, relay_lock, relay_name, start_relay
 from hvkeras.control.server import ControlServer
-from hvkeras.control.wire import ProofError
+from hvkeras.control.wire import AuthenticationError
 from hvkeras.errors import MachineError, PeerError, UsageError, explain
 from hvkeras.host.console import say
 from hvkeras.host.files import read_private
@@ -234,8 +234,8 @@ def _connect_client(
         else:
             try:
                 return _client_on(connection, launch, settings, on_end, address, secret, still)
-            except (OSError, ProofError) as error:
-                if refresh is None and isinstance(error, ProofError):
+            except (OSError, AuthenticationError) as error:
+                if refresh is None and isinstance(error, AuthenticationError):
                     raise
                 waiting.check(whom, str(error))
         waiting.pause()
@@ -289,7 +289,7 @@ def _reach(launch: Launch, settings: Settings, waiting: Waiting, address: Addres
     why = ""
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(sole_starter(name))
+            stack.enter_context(relay_lock(name))
         except OSError:
             raise ConnectionRefusedError(0, "another rank of this host is starting the relay to it") from None
         with contextlib.suppress(ConnectionRefusedError):  # it may have just ended its start

@@ -45,11 +45,11 @@ def shard(
     - `keras.utils.PyDataset` or `tf_keras.utils.Sequence`: each rank loads whole batches of its own; only the last few
       batches, which are not enough for all ranks, are split. All ranks load the first and the last batch for the
       comparison. What `on_epoch_end` shuffles is shuffled in the same way on all ranks. If it changes the number of
-      batches, on all ranks alike, they are dealt again.
+      batches, on all ranks alike, they are assigned again.
 
     All arrays of a batch, dense, ragged or sparse, must have the same number of rows. Batches of datasets that were
     batched one by one and then zipped (16 labelled rows and 48 unlabelled ones) are split array by array: rank r of n
-    gets the r-th n-th of each. Elements that cannot be split, such as graphs with their nodes, are dealt whole by
+    gets the r-th n-th of each. Elements that cannot be split, such as graphs with their nodes, are assigned whole by
     `by="elements"`: each rank takes every n-th element. Ranks then have unlike numbers of rows in a step; in `fit`, the
     gradients of losses that are means over rows are weighted by these numbers, as are metrics. For training, the last
     `elements mod ranks` elements are dropped; in an evaluation of a dataset, some ranks may get no element.
@@ -71,7 +71,7 @@ def shard(
             through which each rank shuffles its share, in a new order in each epoch and on each rank.
         seed: The seed of all shuffling; the same on every rank.
         batched: Whether a dataset's elements are batches, if the pipeline does not show it.
-        by: What is dealt: `"rows"`, or whole `"elements"` of a dataset, or whole batches of a `PyDataset` or
+        by: What is assigned: `"rows"`, or whole `"elements"` of a dataset, or whole batches of a `PyDataset` or
             `Sequence`.
         process_set: The ranks that share the data.
 
@@ -113,8 +113,8 @@ def _shard(data: Any, partition: Partition, shuffle: Any, seed: int, batched: bo
             remember_batches(batches, data, partition.training, seed, process_set)
         return batches, coverage
     if whole:
-        raise UsageError(explain("Only a tf.data.Dataset, a PyDataset or a Sequence has elements that can be dealt"
-                                 " whole", "leave by out: arrays are dealt row by row", by="elements",
+        raise UsageError(explain("Only a tf.data.Dataset, a PyDataset or a Sequence has elements that can be assigned"
+                                 " whole", "leave by out: arrays are assigned row by row", by="elements",
                                  data=type(data).__name__))
     share, coverage = shard_arrays(data, partition, shuffle, seed, process_set)
     if keeps_accounts() and process_set is global_process_set:

@@ -1,8 +1,8 @@
 """Accounts of the samples that all ranks together have trained on, so that an epoch goes on where a commit has left it.
 
 In an elastic job, the ranks may change in the middle of an epoch. An account counts the samples of a pass over data
-that `hvd.shard` has dealt; after a change, what is left of the pass is dealt to the ranks that there are then. To this
-end, all ranks read the data in the same order, which follows from the number of the pass.
+that `hvd.shard` has assigned; after a change, what is left of the pass is assigned to the ranks that there are then. To
+this end, all ranks read the data in the same order, which follows from the number of the pass.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Account:
 
 
 class Accounts:
-    """The accounts of all data that `hvd.shard` has dealt in this process."""
+    """The accounts of all data that `hvd.shard` has assigned in this process."""
 
     def __init__(self) -> None:
         self._accounts: dict[str, Account] = {}

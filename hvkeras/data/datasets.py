@@ -23,7 +23,7 @@ from hvkeras.data.pipeline import (
     zipped_batches,
 )
 from hvkeras.data.proof import DataFacts, Hints, fingerprint, require_same_data
-from hvkeras.data.resharding import dealt_dataset, shares
+from hvkeras.data.resharding import resharded_dataset, shares
 from hvkeras.data.sequences import Share
 from hvkeras.data.structure import with_rows
 from hvkeras.errors import UsageError, explain
@@ -74,7 +74,7 @@ def shard_dataset(
                                  " shuffle=1000).batch(32) with the dataset before its batch()", shuffle=shuffle))
     if keeps_accounts() and not batched and partition.training and int(dataset.cardinality()) > 0:
         _, coverage = split_samples(dataset, partition)
-        share = dealt_dataset(dataset, fingerprint(first), int(dataset.cardinality()), shuffle, seed)
+        share = resharded_dataset(dataset, fingerprint(first), int(dataset.cardinality()), shuffle, seed)
         return share, coverage if comparable else coverage.doubtful()
     share, coverage = split_batches(dataset, partition, first) if batched else split_samples(dataset, partition)
     return _shuffled(share, shuffle, seed + partition.rank), coverage if comparable else coverage.doubtful()
@@ -129,7 +129,7 @@ def _shuffled(dataset: Any, buffer_size: int, seed: int) -> Any:
 
 
 def keeps_elements_whole(data: Any) -> bool:
-    """Whether data are a share of `hvd.shard` whose elements were dealt whole, or a pipeline that reads one."""
+    """Whether data are a share of `hvd.shard` whose elements were assigned whole, or a pipeline that reads one."""
     if not isinstance(data, tf.data.Dataset):
         return isinstance(data, Share) and data.keeps_whole
 

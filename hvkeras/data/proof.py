@@ -166,14 +166,14 @@ def require_same_data(name: str, describe: Callable[[], DataFacts], read: Callab
     if not any(differing(found[0], other) for other in found):
         return True
     second_read = exchange(f"{name} again", lambda: fingerprint(read()), process_set)
-    random_places = {place for one, other in zip(found, second_read, strict=True) for place in differing(one, other)}
+    random_indices = {place for one, other in zip(found, second_read, strict=True) for place in differing(one, other)}
     for rank, other in zip(ranks, found, strict=True):
-        differing_places = [place for place in differing(found[0], other) if place not in random_places]
-        if differing_places:
+        differing_indices = [place for place in differing(found[0], other) if place not in random_indices]
+        if differing_indices:
             raise UsageError(explain("All ranks must pass the same data in the same order", hints.contents, **{
-                f"rank_{ranks[0]}": _readable(found[0], differing_places[0]),
-                f"rank_{rank}": _readable(other, differing_places[0])}))
-    return len(random_places) < len(found[0])
+                f"rank_{ranks[0]}": _readable(found[0], differing_indices[0]),
+                f"rank_{rank}": _readable(other, differing_indices[0])}))
+    return len(random_indices) < len(found[0])
 
 
 def require_equal(must_hold: str, hint: str, values: Sequence[Any], ranks: Sequence[int]) -> None:

@@ -26,7 +26,7 @@ CHUNK, MOST_AT_ONCE = 1024**2, 64  # bytes, and batches, that are read at once
 
 
 class Arrays:
-    """Arrays that `hvd.shard` has dealt.
+    """Arrays that `hvd.shard` has assigned.
 
     Args:
         data: The whole arrays.
@@ -61,7 +61,7 @@ class Arrays:
 
 
 @dataclass(frozen=True)
-class _Dealt:
+class _AssignedRows:
     """Which of the whole arrays an array of a share comes from."""
 
     source: Arrays
@@ -74,11 +74,11 @@ class ShardOrigins:
     Attributes:
         arrays: The whole arrays of an array.
         datasets: The account of a dataset of samples.
-        of_whole_elements: True for a dataset whose elements were dealt whole.
+        of_whole_elements: True for a dataset whose elements were assigned whole.
     """
 
     def __init__(self) -> None:
-        self.arrays: IdentityMap[_Dealt] = IdentityMap()
+        self.arrays: IdentityMap[_AssignedRows] = IdentityMap()
         self.datasets: IdentityMap[Account] = IdentityMap()
         self.of_whole_elements: IdentityMap[bool] = IdentityMap()
 
@@ -92,14 +92,14 @@ def remember_arrays(share: Any, source: Arrays) -> None:
     """Remembers that a share comes from whole arrays, as long as the share exists."""
     for place, leaf in enumerate(leaves(share)):
         if leaf is not None:
-            shares().arrays[leaf] = _Dealt(source, place)
+            shares().arrays[leaf] = _AssignedRows(source, place)
 
 
-def redealt(data: Any) -> Any:
-    """Returns the present share of data, if it was dealt for evaluation by `hvd.shard`; other data unchanged."""
+def resharded(data: Any) -> Any:
+    """Returns the present share of data, if it was assigned for evaluation by `hvd.shard`; other data unchanged."""
     def current(leaf: Any) -> Any:
-        if isinstance(leaf, Share) and leaf.dealt is not None and not leaf.dealt.training:
-            return leaf.dealt.current()
+        if isinstance(leaf, Share) and leaf.assigned is not None and not leaf.assigned.training:
+            return leaf.assigned.current()
         found = shares().arrays.get(leaf)
         return leaf if found is None or found.source.training else found.source.current()[found.place]
 
@@ -128,7 +128,7 @@ class Data:
 
 
 def accounted(x: Any, y: Any, sample_weight: Any, batch_size: int | None, shuffle: bool) -> Data | None:
-    """Returns data for `fit` that is dealt anew in each pass; None if it is not known how.
+    """Returns data for `fit` that is assigned anew in each pass; None if it is not known how.
 
     Args:
         x: As for `fit`.
@@ -143,11 +143,11 @@ def accounted(x: Any, y: Any, sample_weight: Any, batch_size: int | None, shuffl
         return _accounted_batches(x, shuffle)
     given = (x,) if y is None and sample_weight is None else (x, y) if sample_weight is None else (x, y, sample_weight)
     found = [shares().arrays.get(leaf) for leaf in tf.nest.flatten(given) if leaf is not None]
-    dealt = [one for one in found if one is not None and one.source.training]
-    if not dealt or len(dealt) < len(found) or len({one.source.account.count for one in dealt}) > 1:
+    assigned = [one for one in found if one is not None and one.source.training]
+    if not assigned or len(assigned) < len(found) or len({one.source.account.count for one in assigned}) > 1:
         return None
-    source, batch = dealt[0].source, batch_size or 32
-    whole = [one.source.whole[one.place] for one in dealt]
+    source, batch = assigned[0].source, batch_size or 32
+    whole = [one.source.whole[one.place] for one in assigned]
     specs = [spec_of_rows(leaf) for leaf in whole]
     if None in specs or any(leaf is None for leaf in tf.nest.flatten(given)):
         return None
@@ -200,7 +200,7 @@ def _bytes_of_row(spec: Any) -> int:
     return int((spec.shape[1:].num_elements() or 1) * spec.dtype.size)
 
 
-def dealt_dataset(dataset: Any, marks: Any, count: int, buffer_size: int, seed: int) -> Any:
+def resharded_dataset(dataset: Any, marks: Any, count: int, buffer_size: int, seed: int) -> Any:
     """Returns the share of an unbatched dataset, read anew for each pass by the rank that this process then is.
 
     Args:
@@ -230,17 +230,17 @@ def dealt_dataset(dataset: Any, marks: Any, count: int, buffer_size: int, seed: 
 def remember_batches(share: Any, data: Any, training: bool, seed: int, process_set: ProcessSet) -> None:
     """Remembers what a share of batches comes from, if their number is known."""
     if share.batches is not None:
-        share.dealt = DealtBatches(data, share, training, seed, EpochEnd(data, seed, process_set))
+        share.assigned = ReshardedBatches(data, share, training, seed, EpochEnd(data, seed, process_set))
 
 
 def _accounted_batches(share: Share, shuffle: bool) -> Data | None:
-    if share.dealt is None or not share.dealt.training or (dataset := share.dealt.dataset(shuffle)) is None:
+    if share.assigned is None or not share.assigned.training or (dataset := share.assigned.dataset(shuffle)) is None:
         return None
-    return Data(share.dealt.account, share.dealt.batches.rows, dataset=dataset, end_pass=share.dealt.end_pass)
+    return Data(share.assigned.account, share.assigned.batches.rows, dataset=dataset, end_pass=share.assigned.end_pass)
 
 
 def _accounted_dataset(dataset: Any) -> Data | None:
-    """Returns the data of a dataset, if it batches samples that `hvd.shard` has dealt, and changes no other way."""
+    """Returns the data of a dataset, if it batches samples that `hvd.shard` has assigned, and changes no other way."""
     datasets = shares().datasets
     source, batch, drops = batching_to(dataset, lambda stage: datasets.get(stage) is not None)
     account = None if source is None else datasets.get(source)
@@ -251,8 +251,8 @@ Pieces = list[tuple[int, int, int]]  # the parts of batches of one step: batch, 
 KEPT = 2  # plans of passes: one may be read while the next one begins
 
 
-class DealtBatches:
-    """Batches that `hvd.shard` has dealt.
+class ReshardedBatches:
+    """Batches that `hvd.shard` has assigned.
 
     Args:
         data: The whole data.
@@ -357,7 +357,7 @@ class DealtBatches:
     def _require_same_number(self) -> None:
         count, before = compat.count_batches(self._data), self.batches.full + bool(self.batches.last)
         if count != before:
-            raise UsageError(explain("In an elastic job, data that hvd.shard has dealt must keep the number of their"
+            raise UsageError(explain("In an elastic job, data that hvd.shard has assigned must keep the number of their"
                                      " batches", "change the contents of batches in on_epoch_end, not __len__",
                                      batches=count, before=before))
 

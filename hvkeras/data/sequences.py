@@ -193,13 +193,13 @@ class Share:
 
     Attributes:
         data: The complete data.
-        count: The number of all batches when they were dealt last.
+        count: The number of all batches when they were assigned last.
         whole_batches: The indices of the batches that this rank takes whole, in the order of its steps.
         pieces: The parts of batches that make up its last batch: (batch, first row, row after the last).
         batches: The row counts of all batches; None if they are endless, or kept whole.
         keeps_whole: Whether no batch is split, so that ranks have unlike numbers of rows in a step.
         marks: The fingerprint of the first and the last batch.
-        dealt: What deals the batches again when ranks change; None where they do not.
+        assigned: What deals the batches again when ranks change; None where they do not.
     """
 
     def __init__(
@@ -217,7 +217,7 @@ class Share:
         self.batches: Batches | None = batches
         self.keeps_whole: bool = False
         self.marks: Any = None
-        self.dealt: Any = None
+        self.assigned: Any = None
         self._order: Any = None
         self._epoch = 0
         self._thread = threading.get_ident()
@@ -235,7 +235,7 @@ class Share:
         Raises:
             UsageError: There are too few batches now, or the last one does not fit.
         """
-        if self._partition is None or self._endless or self.dealt is not None:
+        if self._partition is None or self._endless or self.assigned is not None:
             return
         count = compat.count_batches(self.data)
         if count is None or (count == self.count and not (at_end and self.batches)):
@@ -274,7 +274,7 @@ class Share:
         if self.batches is not None and batch < self.batches.full:
             require_rows(loaded, batch, self.batches.rows)
         elif self.batches is not None and count_rows(loaded, WAY_OUT) != self.batches.last:
-            raise UsageError(explain("The last batch must have as many rows as when the batches were dealt to the"
+            raise UsageError(explain("The last batch must have as many rows as when the batches were assigned to the"
                                      " ranks, at the end of the previous epoch", "change samples in on_epoch_end of the"
                                      " data",
                                      rows=count_rows(loaded), before=self.batches.last))

@@ -107,8 +107,8 @@ class Recorder:
                 if key not in local:
                     self._variables.setdefault(key, variable)
         self._models_of_step().clear()
-        if graphs.compiled_by_xla() or not graphs.of_functions():
-            self._record.no_steps = COMPILED if graphs.of_functions() else SESSIONS
+        if graphs.compiled_by_xla() or not graphs.from_function_graphs():
+            self._record.no_steps = COMPILED if graphs.from_function_graphs() else SESSIONS
             return
         kind = self._kinds.setdefault(tuple(known), len(self._kinds))
         done = [getattr(gradient, "values", gradient) for gradient in gradients if gradient is not None]
@@ -132,7 +132,7 @@ class Recorder:
             self._record.no_samples = SEVERAL_CALLS
         rows = _rows_of(inputs) if not models else None
         models.add(id(model))
-        if rows is not None and not graphs.compiled_by_xla() and graphs.of_functions():
+        if rows is not None and not graphs.compiled_by_xla() and graphs.from_function_graphs():
             tensors = [tensor for tensor in tf.nest.flatten(inputs, expand_composites=True) if tf.is_tensor(tensor)]
             self._steps.batch_arrived(rows, tensors)
 
@@ -307,7 +307,7 @@ def _rows_of(inputs: Any) -> Any:
 
 def _value(variable: Any) -> Array:
     """A variable's value, in a dtype that NumPy's file format supports."""
-    value = np.asarray(compat.native(variable))
+    value = np.asarray(compat.as_tf_variable(variable))
     return value if value.dtype.kind in "biufc" else value.astype(np.float32)
 
 

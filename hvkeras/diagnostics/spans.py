@@ -150,7 +150,7 @@ class SpanStore:
         """
         if not self._users or graphs.compiled_by_xla():
             return backend
-        if self._is_in_step if tf.executing_eagerly() else graphs.of_functions():
+        if self._is_in_step if tf.executing_eagerly() else graphs.from_function_graphs():
             return _Timed(backend, plan, self._in_track)
         return _Timed(backend, plan, self._by_python) if any(self._users.values()) else backend
 
@@ -167,7 +167,7 @@ class SpanStore:
             variables: The variables.
         """
         there = [getattr(gradient, "values", gradient) for gradient in gradients if gradient is not None]
-        if (not self._users or not there or graphs.compiled_by_xla() or not graphs.of_functions()
+        if (not self._users or not there or graphs.compiled_by_xla() or not graphs.from_function_graphs()
                 or tf.distribute.has_strategy()):
             yield
             return
@@ -179,7 +179,7 @@ class SpanStore:
         with tf.device("CPU:0"), tf.control_dependencies(there):
             began = graphs.now()
         yield
-        values = [compat.native(variable).read_value() for variable in variables]
+        values = [compat.as_tf_variable(variable).read_value() for variable in variables]
         with tf.device("CPU:0"), tf.control_dependencies([began, *values]):
             self._updates[label].append([began, graphs.now()])
 
@@ -332,7 +332,7 @@ class InputWaits:
 
     def around(self, original: Callable[..., Any], iterator: Any, *args: Any, **kwargs: Any) -> Any:
         """Fetches the next batch from an iterator."""
-        if not self._on or self._pauses or graphs.compiled_by_xla() or not graphs.of_functions():
+        if not self._on or self._pauses or graphs.compiled_by_xla() or not graphs.from_function_graphs():
             return original(iterator, *args, **kwargs)
         if tf.executing_eagerly():
             began = time.time()

@@ -173,7 +173,7 @@ RULES: dict[str, Callable[[float, int, int], float]] = {
 class ElasticCallback(KerasCallback):
     """Makes `fit` go on when ranks are lost or join, from the last commit.
 
-    A commit holds the model, the optimizer, the epoch, the position in the data that `hvd.shard` has dealt, what
+    A commit holds the model, the optimizer, the epoch, the position in the data that `hvd.shard` has assigned, what
     `EarlyStopping`, `ReduceLROnPlateau` and `ModelCheckpoint` have seen, and the history, which `fit` returns for all
     epochs. Callbacks begin anew after a change (`on_train_begin`). The logs of an epoch in which ranks have changed
     cover the steps since then.

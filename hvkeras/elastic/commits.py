@@ -46,7 +46,7 @@ class Commit:
         over: Whether the training function had finished and returned None.
         note: Describes what is wrong with the commit after this one; "" if this is the last commit.
         ranks: How many ranks trained; 0 if that is not known.
-        positions: The positions in the data that `hvd.shard` has dealt.
+        positions: The positions in the data that `hvd.shard` has assigned.
     """
 
     saved: Any
@@ -75,7 +75,7 @@ class CommitFile:
         self._writing = _writing(self._path)
         self._changed = threading.Condition()
         self._not_before = 0.0  # when the next one may be written
-        self._hurry = False
+        self._write_now = False
         self._writer: threading.Thread | None = None
         self._next: tuple[Any, Positions] | None = None
         self._error: Exception | None = None
@@ -111,11 +111,11 @@ class CommitFile:
             HvkerasError: One could not be written; as for `write`.
         """
         with self._changed:
-            writer, self._hurry = self._writer, True
+            writer, self._write_now = self._writer, True
             self._changed.notify_all()
         if writer is not None:
             writer.join()
-        self._hurry = False
+        self._write_now = False
         self._raise_error()
 
     def abandon(self) -> None:
@@ -132,7 +132,7 @@ class CommitFile:
     def _write_all(self) -> None:
         while True:
             with self._changed:
-                while self._next is not None and not self._hurry and threading.main_thread().is_alive() and (
+                while self._next is not None and not self._write_now and threading.main_thread().is_alive() and (
                         left := self._not_before - time.monotonic()) > 0:
                     self._changed.wait(min(left, LOOK_EVERY))
                 if self._next is None:

@@ -57,7 +57,7 @@ class SnapshotReader:
 
     def __init__(self, variables: Sequence[Any]) -> None:
         self._variables = list(variables)
-        self._read = tf.function(lambda: [compat.native(variable).read_value() for variable in self._variables],
+        self._read = tf.function(lambda: [compat.as_tf_variable(variable).read_value() for variable in self._variables],
                                  autograph=False)
 
     def reads(self, variables: Sequence[Any]) -> bool:

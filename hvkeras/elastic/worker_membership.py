@@ -121,7 +121,7 @@ class WorkerMembership:
         """Must be called when this worker leaves an elastic function; what fails from then on ends this process."""
         self._set_policy(END_ALWAYS)
 
-    def tell_change(self, change: Change) -> None:
+    def notify_change(self, change: Change) -> None:
         """Tells the launcher how training goes on after a change, for its report."""
         self._channel.send(RanksChanged(change.to_message()))
 

@@ -73,21 +73,21 @@ class CompiledUpdate:
         plain: Keras's own update.
         pieces: The functions.
         dense: The indices of the gradients that they apply.
-        is_whole: Whether these are all gradients.
+        is_built: Whether these are all gradients.
     """
 
     plain: PlainUpdate
     pieces: Sequence[CompiledPart]
     dense: Sequence[int]
-    is_whole: bool
+    is_built: bool
     text: str = "compiled update"
     shares: None = None
 
-    @graphs.unconverted
+    @graphs.without_autograph
     def apply(self, reduced: Sequence[Any]) -> Any:
         """Applies reduced gradients."""
         plain, is_of_one = self.plain, self.pieces[0].is_of_one
-        if is_of_one or not self.is_whole:
+        if is_of_one or not self.is_built:
             keys = [compat.variable_key(plain.variables[index]) for index in self.dense]
             in_parts = replace(plain, dense=DenseUpdate(keys, self._update, is_of_one))
             with in_parts.applying(reduced):
@@ -118,7 +118,7 @@ class UpdateCompiler:
         self._settled: dict[Hashable, str] = {}  # by gradients: why it is not compiled, as found out by tracing it
         self._said: set[str] = set()
 
-    @graphs.unconverted
+    @graphs.without_autograph
     def compiled(self, plain: PlainUpdate, gradients: Sequence[Any]) -> CompiledUpdate | None:
         """Compiles the update for the step under construction, if it should be compiled.
 
@@ -137,11 +137,11 @@ class UpdateCompiler:
         specs = _specs_of_results(options.exchange, gradients, variables)
         dense = {index: spec for index, spec in enumerate(specs)
                  if isinstance(spec, tf.TensorSpec) and not compat.is_overwritten(variables[index])}
-        is_whole = len(dense) == sum(spec is not None for spec in specs)
+        is_built = len(dense) == sum(spec is not None for spec in specs)
         known = tuple(dense.items())  # not more: a rank that joins the job later must decide alike
-        update_dense = None if is_whole else _update_of_dense(plain)
-        if reason := (_objection_to_gradients(wanted, dense, [compat.native(one) for one in variables])
-                      or ("" if is_whole or update_dense else _SPARSE) or self._settled.get(known, "")):
+        update_dense = None if is_built else _update_of_dense(plain)
+        if reason := (_objection_to_gradients(wanted, dense, [compat.as_tf_variable(one) for one in variables])
+                      or ("" if is_built or update_dense else _SPARSE) or self._settled.get(known, "")):
             self._say_plain(options, reason, "WARNING" if wanted is True else "DEBUG")
             return None
         compat.build_optimizer(plain.outer, variables)
@@ -152,7 +152,8 @@ class UpdateCompiler:
                 if update_dense is None:
                     plain.finish([by_index.get(index) for index in range(len(specs))])
                 else:
-                    update_dense([(tensor, compat.native(variables[index])) for index, tensor in by_index.items()])
+                    update_dense([(tensor, compat.as_tf_variable(variables[index])) for index,
+                                  tensor in by_index.items()])
 
         of_one = _update_of_one(plain)
 
@@ -166,8 +167,8 @@ class UpdateCompiler:
             self._say_plain(options, reason, level)
             return None
         self._say(options, "DEBUG", f"the update of {options.exchange.name} is compiled: {len(dense)} gradients,"
-                  f" {_size(pieces):,} operations{'' if is_whole else '; that of sparse gradients is not'}")
-        return CompiledUpdate(plain, pieces, list(dense), is_whole)
+                  f" {_size(pieces):,} operations{'' if is_built else '; that of sparse gradients is not'}")
+        return CompiledUpdate(plain, pieces, list(dense), is_built)
 
     def _compiled(self, options: Options, trace: Callable[[], list[CompiledPart]], gradients: int,
                   wanted: bool | str) -> tuple[list[CompiledPart], str, str]:
@@ -235,7 +236,7 @@ def _objection_to_context(wanted: bool | str, options: Options) -> str:
     """Returns why nothing is compiled here, or ""."""
     if wanted is False:
         return "compile_update is off"
-    if tf.executing_eagerly() or not graphs.of_functions():
+    if tf.executing_eagerly() or not graphs.from_function_graphs():
         return "the step is not a function"
     if graphs.compiled_by_xla():
         return "XLA compiles the whole step"

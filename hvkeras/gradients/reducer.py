@@ -122,7 +122,7 @@ class GradientReducer:
     update: str = ""
     shares: ShardAssignment | None = None
 
-    @graphs.unconverted
+    @graphs.without_autograph
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """Reduces the gradients of a step.
 

@@ -66,7 +66,7 @@ class _DistributedTape:
         """
         self._local_layers.extend(layers)
 
-    @graphs.unconverted
+    @graphs.without_autograph
     def gradient(
         self, target: Any, sources: Any, output_gradients: Any = None, unconnected_gradients: Any = None,
         use_generic_names: bool = False,  # noqa: ARG002 - Horovod's parameter
@@ -104,7 +104,7 @@ class _DistributedTape:
             reduced = replicas.as_shares(replicas.reduce_over_both(flat, over_ranks))
         return tf.nest.pack_sequence_as(gradients, reduced)
 
-    @graphs.unconverted
+    @graphs.without_autograph
     def get_local_and_global_gradients(
         self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: bool = False,
     ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
@@ -147,7 +147,7 @@ class _Source:
 
 
 def _key(source: Any) -> Any:
-    return compat.variable_key(source) if hasattr(compat.native(source), "_unique_id") else id(source)
+    return compat.variable_key(source) if hasattr(compat.as_tf_variable(source), "_unique_id") else id(source)
 
 
 def DistributedGradientTape(  # noqa: N802 - Horovod's public name

@@ -33,12 +33,12 @@ def say_last(text: str) -> None:
         sys.stderr.flush()
         is_own = sys.stderr.fileno() == _STDERR
         stream = os.fdopen(os.dup(_STDERR), "w", encoding="utf-8", errors="backslashreplace") if is_own else sys.stderr
-        silence_engines()
+        mute_engines()
         stream.write(f"hvkeras: {text}\n")
         stream.flush()
 
 
-def silence_engines() -> None:
+def mute_engines() -> None:
     """Silences engines, so that their messages about collectives that this exit cuts off do not follow its report."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, _STDERR)

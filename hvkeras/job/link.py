@@ -50,8 +50,8 @@ class JobLink:
         connected = connect(launch, settings, self._job_ended)
         self.client: ControlClient = connected.client
         self._server, self._claim = connected.server, connected.claim
-        if launch.rendezvous.kind != "run" and (starter := open_starter()) is not None:
-            self.client.watch_starter(starter)
+        if launch.rendezvous.kind != "run" and (starter := open_launcher()) is not None:
+            self.client.watch_launcher(starter)
         self.hooks: FailureHooks = FailureHooks(
             self.client, socket.gethostname(), settings.exit_grace,
             show_secondary=settings.log_level in ("DEBUG", "TRACE"), cause_file=settings.run_cause, policy=policy)
@@ -134,7 +134,7 @@ class JobLink:
 _LAUNCHER_VARIABLES = (open_mpi.PROCESS_ID, hydra.PROCESS_ID, torchrun.RUN, slurm.STEP)
 
 
-def open_starter(environ: Mapping[str, str] | None = None) -> int | None:
+def open_launcher(environ: Mapping[str, str] | None = None) -> int | None:
     """Opens the nearest ancestor process that lacks a rank's variables: the launcher, which sets them for others.
 
     Args:

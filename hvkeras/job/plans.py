@@ -29,7 +29,7 @@ from hvkeras.compat.tensorflow_errors import DuplicateNameError
 from hvkeras.control.location import call_site, innermost
 from hvkeras.errors import UsageError, explain
 
-OWED_WITHIN = 20.0  # maximum seconds until a refused plan ends (hvkeras.control.join)
+OUTSTANDING_WITHIN = 20.0  # maximum seconds until a refused plan ends (hvkeras.control.join)
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ class EntryCounts:
         self._refusable: set[str] = set()
         self._cannot_raise: set[str] = set()
         self._in_flight_keys: set[str] = set()
-        self._owed: set[str] = set()
+        self._outstanding: set[str] = set()
         self._for_others: collections.Counter[str] = collections.Counter()
         self._left = threading.Condition(self._lock)
         self._calls: dict[str, list[dict[str, Any]]] = {}
@@ -238,7 +238,7 @@ class EntryCounts:
             return
         after = after if after is not None else calls[0].tensors if calls else ()
         with tf.control_dependencies([tensor for tensor in after if tf.is_symbolic_tensor(tensor)]):
-            if graphs.of_functions():
+            if graphs.from_function_graphs():
                 counted = self._count_in_function(plan, calls)
             else:
                 with self._lock:
@@ -269,7 +269,7 @@ class EntryCounts:
             The keys of the forgotten plans; the next entry to one describes it again and counts from zero.
         """
         with self._lock:
-            busy = {*self._graph, *self._compiled, *self._in_sessions, *self._in_flight_keys, *self._owed,
+            busy = {*self._graph, *self._compiled, *self._in_sessions, *self._in_flight_keys, *self._outstanding,
                     *(+self._for_others)}
             removed = [key for key, count in counts.items() if key not in busy and self._eager.get(key, 0) == count]
             for key in removed:
@@ -288,8 +288,9 @@ class EntryCounts:
             if for_others:
                 self._for_others[plan.key] += 1
             else:
-                self._left.wait_for(lambda: not self._for_others[plan.key] and plan.key not in self._owed, OWED_WITHIN)
-                self._owed.discard(plan.key)
+                self._left.wait_for(lambda: not self._for_others[plan.key] and plan.key not in self._outstanding,
+                                    OUTSTANDING_WITHIN)
+                self._outstanding.discard(plan.key)
                 if plan.key in self._in_flight_keys:
                     raise DuplicateNameError(explain(
                         "Collectives that run at the same time must have different names", "pass a different name= in"
@@ -302,7 +303,7 @@ class EntryCounts:
             with self._left:
                 if for_others:
                     self._for_others[plan.key] -= 1
-                    self._owed.discard(plan.key)
+                    self._outstanding.discard(plan.key)
                     self._left.notify_all()
                 else:
                     self._in_flight_keys.discard(plan.key)
@@ -342,10 +343,10 @@ class EntryCounts:
         """Records that graphs raise if a plan is refused (`hvkeras.collectives.mismatch`)."""
         self._refusable.add(key)
 
-    def set_owed(self, keys: Sequence[str]) -> None:
+    def set_outstanding(self, keys: Sequence[str]) -> None:
         """Records the keys of plans in which this rank participates for others before it may enter them itself."""
         with self._lock:
-            self._owed.update(keys)
+            self._outstanding.update(keys)
 
     def settled(self, timeout: float) -> bool:
         """Waits until this rank has participated in all plans that it owes to others; returns False at the timeout.
@@ -354,7 +355,7 @@ class EntryCounts:
             timeout: Seconds to wait.
         """
         with self._left:
-            return self._left.wait_for(lambda: not self._owed and not any(self._for_others.values()), timeout)
+            return self._left.wait_for(lambda: not self._outstanding and not any(self._for_others.values()), timeout)
 
     def can_raise(self, key: str) -> bool:
         """Whether this rank raises everywhere it enters a plan if that plan is refused."""

@@ -1,7 +1,7 @@
 """Preemption by SIGTERM: training saves its state after the same step on all ranks, and then the job ends.
 
 Schedulers, spot machines and launchers send SIGTERM some time before they kill. Code that can save listens for it with
-a `Notice`. Without a listener, a rank that receives SIGTERM ends at once.
+a `PreemptionSignal`. Without a listener, a rank that receives SIGTERM ends at once.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from hvkeras.job.session import current_session, is_initialized
 from hvkeras.settings import Settings
 
 
-class Notice:
+class PreemptionSignal:
     """The agreement of all ranks that train together to save and end, once one of them is told to.
 
     Args:
         name: Identifies the training; the same on all ranks, and another one for each training of a job.
         ranks: The ranks that train together; none if this process trains by itself.
-        is_given: Whether this rank is told to, where something else than SIGTERM tells it.
+        is_pending: Whether this rank is told to, where something else than SIGTERM tells it.
     """
 
-    def __init__(self, name: str, ranks: Sequence[int] = (), is_given: Callable[[], bool] | None = None) -> None:
+    def __init__(self, name: str, ranks: Sequence[int] = (), is_pending: Callable[[], bool] | None = None) -> None:
         self._name, self._ranks = f"the end of {name}", ranks
         self._received: bool = False
         self._due = False
-        self._tells = is_given or (lambda: self._received)
+        self._requests_save = is_pending or (lambda: self._received)
         self._listens = False
         self._previous: Any = None
 
@@ -68,9 +68,9 @@ class Notice:
                 os.kill(os.getpid(), signal.SIGTERM)
 
     @property
-    def is_given(self) -> bool:
+    def is_pending(self) -> bool:
         """Whether this rank knows that all save soon, or now."""
-        return self._due or self._tells()
+        return self._due or self._requests_save()
 
     def is_due(self) -> bool:
         """Whether all ranks save now, and end; called by all of them after the same steps.
@@ -78,7 +78,7 @@ class Notice:
         Raises:
             PeerError: The job has ended, or a rank does not answer.
         """
-        wish = self._tells()
+        wish = self._requests_save()
         control = current_session().control if is_initialized() else None
         if control is None or len(self._ranks) < 2:
             self._due = wish
@@ -97,7 +97,7 @@ class Notice:
         """
         hooks = current_session().hooks if is_initialized() else None
         if hooks is not None:
-            hooks.end_after_notice(self._received, saved)
+            hooks.end_after_preemption(self._received, saved)
         say(f"received SIGTERM; {saved}")
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
@@ -113,7 +113,7 @@ class Notice:
         hooks = current_session().hooks if is_initialized() else None
         if hooks is None:
             return
-        late = threading.Timer(grace, hooks.end_after_notice, (True, ""))
+        late = threading.Timer(grace, hooks.end_after_preemption, (True, ""))
         late.name = "hvkeras-leave-grace"
         late.daemon = True
         late.start()

@@ -101,7 +101,7 @@ class Reporter:
         beating.start()
         code = LOST
         try:
-            with contextlib.suppress(OSError, wire.ProofError, ValueError):
+            with contextlib.suppress(OSError, wire.AuthenticationError, ValueError):
                 while not isinstance(message := self._connection.read(), JobFinished):
                     self._obey(message, folder)
                 code = message.code
@@ -193,7 +193,7 @@ def report(address: tuple[str, int], secret: str, number: int, name: str, slots:
 
     Raises:
         MachineError: The launcher was not there in time.
-        ProofError: It has another secret.
+        AuthenticationError: It has another secret.
         UsageError: A host of that name has reported already.
     """
     began = time.monotonic()

@@ -109,7 +109,7 @@ def newcomers_order(job: JobSpec, host: HostRanks, secret: str, channel: str, ne
         "environment": _shared(job, host, secret),
         "workers": [{"worker": worker, "command": list(job.command), "terminal": None,
                      "environment": {
-                         **hvkeras_run.place_variables(size + index, size + count, slot, local_size, channel),
+                         **hvkeras_run.slot_variables(size + index, size + count, slot, local_size, channel),
                          **_of_worker(channel, worker), hvkeras_run.STANDBY: joins}}
                     for index, (worker, slot) in enumerate(newcomers.items())],
     }
@@ -140,7 +140,7 @@ def rank_environment(hosts: Sequence[HostRanks], rank: int, address: str) -> dic
     local_rank, local_size, size = host.ranks.index(rank), len(host.ranks), sum(len(each.ranks) for each in hosts)
     alike = [each.name for each in hosts if len(each.ranks) > local_rank]
     variables = rank_variables(rank, size, local_rank, local_size, alike.index(host.name), len(alike), host.name)
-    return {**hvkeras_run.place_variables(rank, size, local_rank, local_size, address),
+    return {**hvkeras_run.slot_variables(rank, size, local_rank, local_size, address),
             **with_launcher(hvkeras_run.LAUNCHER, variables)}
 
 

@@ -82,7 +82,7 @@ class Checkpoints:
             model.load_weights(path)
             seeds = _read_from_file(path)
             for variable, value in zip(asynchronous.seed_states(model), seeds, strict=True):
-                compat.native(variable).assign(value)
+                compat.as_tf_variable(variable).assign(value)
         except (OSError, ValueError, KeyError) as error:
             reason = str(error).splitlines()[0]
             raise UsageError(explain("A checkpoint must belong to the model that is trained"

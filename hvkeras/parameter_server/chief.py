@@ -26,7 +26,7 @@ from hvkeras.control.cause import Cause, CauseKind
 from hvkeras.control.launch_environments import Launch
 from hvkeras.control.rendezvous import claim_port, serve_parameter_servers, uses_announced_port
 from hvkeras.errors import HvkerasError, MachineError, PeerError, explain
-from hvkeras.host.console import prints_at, say, say_last, silence_engines, summary
+from hvkeras.host.console import mute_engines, prints_at, say, say_last, summary
 from hvkeras.host.forks import at_exit
 from hvkeras.host.network import held_port, split_address
 from hvkeras.job.signals import SignalWatch
@@ -186,7 +186,7 @@ class Chief:
         self._signals.uninstall()
         self._ended.set()
         if error is not None:
-            at_exit(silence_engines)  # TensorFlow logs lost tasks even after hvkeras's last line
+            at_exit(mute_engines)  # TensorFlow logs lost tasks even after hvkeras's last line
         if error is not None and lost is None:
             interrupted = isinstance(error, KeyboardInterrupt)
             what = "was interrupted (Ctrl-C)" if interrupted else f"failed with {summary(error)}"

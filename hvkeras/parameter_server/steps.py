@@ -148,13 +148,13 @@ def training_steps(model: Any, strategy: Any, tally: Tally, steps: int) -> Any:
     def on_replica(iterator: Any) -> list[Any]:
         worker, batch = next(iterator)
         # Workers that draw at the same time would read the same state, so each uses another seed, the first Keras's.
-        drawn = [tf.convert_to_tensor(compat.native(seed)) for seed in seeds]
+        drawn = [tf.convert_to_tensor(compat.as_tf_variable(seed)) for seed in seeds]
         begin = [state + tf.cast(tf.stack([worker, 0]), state.dtype) for state in drawn]
         own = [*zip(tally.variables, tally.initial, strict=True), *zip(seeds, begin, strict=True)]
         with asynchronous.OwnState(own, counters) as state:
             model.train_step(batch)
         for seed, now, before in zip(seeds, state.values(seeds), begin, strict=True):
-            compat.native(seed).assign_add(now - before)
+            compat.as_tf_variable(seed).assign_add(now - before)
         own_values: list[Any] = state.values(tally.variables)
         return own_values
 

@@ -107,7 +107,7 @@ def _restored_epoch(plan: TrainingPlan, model: Any) -> int:
 def _copy(model: Any, plain: Any) -> None:
     """Copies the values of a model's variables to a model that was built in the same way."""
     for source, target in zip(_everything(model), _everything(plain), strict=True):
-        compat.native(target).assign(compat.native(source).numpy())
+        compat.as_tf_variable(target).assign(compat.as_tf_variable(source).numpy())
 
 
 def _everything(model: Any) -> list[Any]:

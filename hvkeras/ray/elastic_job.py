@@ -29,7 +29,7 @@ from hvkeras.settings import PREFIX, Settings
 
 Callbacks = Sequence[Callable[[dict[str, Any]], Any]]
 LOOK_EVERY = 0.5  # seconds between two looks at the cluster
-PLACED_WITHIN = 15.0  # seconds after which a place that Ray has no room for is given up
+SLOT_TIMEOUT = 15.0  # seconds after which a place that Ray has no room for is given up
 TRY_AGAIN = 30.0  # seconds until it is asked for again
 CLEANED_WITHIN = 5.0  # seconds for places to remove what the job has left there
 COLLECTED_WITHIN = 30.0  # seconds for the results, once the job is over
@@ -88,7 +88,7 @@ class ElasticRayJob:
         """
         ray = require_ray()
         self._call = pickled_call(fn, args, kwargs)
-        self._wait_for_places(ray)
+        self._wait_for_slots(ray)
         job: ReportedJob | None = None
         try:
             if callbacks:
@@ -136,7 +136,7 @@ class ElasticRayJob:
         for actor in list(self._actors):
             if actor.results is None and ray.wait([actor.facts], timeout=0)[0]:
                 self._begin(ray, job, actor)
-            elif actor.results is None and now - actor.asked > PLACED_WITHIN:
+            elif actor.results is None and now - actor.asked > SLOT_TIMEOUT:
                 ray.kill(actor.handle)
                 self._actors.remove(actor)
                 self._next_try = now + TRY_AGAIN
@@ -185,7 +185,7 @@ class ElasticRayJob:
             for callback in callbacks:
                 callback(entry)
 
-    def _wait_for_places(self, ray: Any) -> None:
+    def _wait_for_slots(self, ray: Any) -> None:
         """Waits until the cluster has room for the fewest ranks."""
         began = reported = time.monotonic()
         while True:

@@ -19,7 +19,7 @@ _FINER = 100  # resolution of the summary that a rank sends, relative to the lay
 _EXACT = 2**20  # values that a rank keeps without summarizing them
 
 
-@graphs.unconverted
+@graphs.without_autograph
 def adapt(layer: AdaptableLike, data: Data, batch_size: int | None = None, steps: int | None = None,
           process_set: ProcessSet = global_process_set) -> None:
     """Adapts a layer to the data of all ranks, as `layer.adapt` does to the data of one process.

@@ -41,7 +41,7 @@ class FitFacts:
         compiled: The arguments of `compile`, see `hvkeras.training.model_description`.
         model: The digest of the model's layers, see `hvkeras.training.model_description`.
         saves: Whether a callback may save the model on this rank.
-        by_rows: Whether `hvd.shard` has dealt whole elements, so that ranks have unlike numbers of rows in a step.
+        by_rows: Whether `hvd.shard` has assigned whole elements, so that ranks have unlike numbers of rows in a step.
         may_change: Whether the data may have another number of batches in each epoch.
     """
 
@@ -68,7 +68,7 @@ class Length:
 
     Attributes:
         batches: The number of its batches.
-        of_all: The number of batches of the data that `hvd.shard` has dealt; None for other data.
+        of_all: The number of batches of the data that `hvd.shard` has assigned; None for other data.
         renews: Whether the rank reads its data anew in each epoch.
     """
 
@@ -144,7 +144,7 @@ def _even_out(ranks: Sequence[int], batches: Sequence[int], policy: str, warning
 
 
 def require_same_data_to_share(ranks: Sequence[int], lengths: Sequence[Length]) -> None:
-    """Checks that data which `hvd.shard` has dealt have changed in the same way on all ranks.
+    """Checks that data which `hvd.shard` has assigned have changed in the same way on all ranks.
 
     Args:
         ranks: The global ranks that train together.

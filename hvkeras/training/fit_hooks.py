@@ -193,8 +193,8 @@ def _around_fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: 
     given = compat.fit_arguments(args, kwargs)
 
     def run(**changed: Any) -> Any:
-        by_place, by_name = compat.with_arguments(args, kwargs, changed)
-        return _fit(original, model, given | changed, *by_place, **by_name)
+        by_index, by_name = compat.with_arguments(args, kwargs, changed)
+        return _fit(original, model, given | changed, *by_index, **by_name)
 
     elastic = next((callback for callback in flat(given["callbacks"]) if hasattr(callback, "run_fit")), None)
     return run() if elastic is None else elastic.run_fit(run, model, given)

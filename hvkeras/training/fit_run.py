@@ -69,8 +69,8 @@ class FitRun:
         self._own_batches: int | None = None
         self._data: Any = None
         self._lengths: list[int] = []  # batches of all ranks when the last epoch began; none if they cannot change
-        self._asks_at_begin = False  # whether lengths are compared in on_epoch_begin
-        self._says_changes, self._begun = True, False
+        self._exchanges_at_begin = False  # whether lengths are compared in on_epoch_begin
+        self._logs_changes, self._begun = True, False
         self._timers: list[Any] = []  # TensorBoard callbacks that every rank has
         self._steps = self._checked = self._step = 0
         self._fit = ""  # name of this fit, the same on all ranks
@@ -112,7 +112,7 @@ class FitRun:
         self._follow(decide(self.process_set.ranks, everyone, session.settings.uneven))
         if any(fact.may_change for fact in everyone) and self._common_end is None:
             self._lengths = [fact.batches or 0 for fact in everyone]
-            self._asks_at_begin = not data.at_each_pass(self._agree_anew)
+            self._exchanges_at_begin = not data.at_each_pass(self._agree_again)
 
     def _follow(self, decision: Decision) -> None:
         """Adjusts the data to the first decision."""
@@ -131,7 +131,7 @@ class FitRun:
             for warning in decision.warnings:
                 say(warning)
 
-    def _agree_anew(self) -> None:
+    def _agree_again(self) -> None:
         """Agrees on the number of steps again if ranks have other numbers of batches than in the last epoch."""
         data, before = self._data, self._decision
         assert before is not None
@@ -151,9 +151,9 @@ class FitRun:
                                 data.steps is not None)
         if decision is before:
             return
-        if self._says_changes:
+        if self._logs_changes:
             self._warn(decision)
-        self._says_changes = self._says_changes and not decision.warnings
+        self._logs_changes = self._logs_changes and not decision.warnings
         self._decision, self._own_batches = decision, own.batches
         self._adapt_length(decision, not before.joined)
 
@@ -171,12 +171,12 @@ class FitRun:
         """Builds the model before the first step if its weights are to be broadcast; returns why that failed, or ""."""
         model = self.model
         # Under a strategy, Keras 3 builds the model itself before the callbacks begin.
-        if not self._broadcasts() or compat.is_whole(model) or graphs.reducing_strategy(model) is not None:
+        if not self._broadcasts() or compat.is_built(model) or graphs.reducing_strategy(model) is not None:
             return ""
         try:
             compat.build_for(model, data.element_spec)
         except Exception as error:  # noqa: BLE001  # a user's model may raise anything
-            return "" if compat.is_whole(model) else _cause_of(error)
+            return "" if compat.is_built(model) else _cause_of(error)
         return ""
 
     def begin(self) -> None:
@@ -193,8 +193,8 @@ class FitRun:
 
     def begin_epoch(self) -> None:
         """Starts an epoch; called before it reads its first batch."""
-        if self._asks_at_begin:
-            self._agree_anew()
+        if self._exchanges_at_begin:
+            self._agree_again()
 
     def before_step(self, step: int) -> None:
         """Prepares a step; called before each call of the train function. `step` counts within the epoch."""

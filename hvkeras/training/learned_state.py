@@ -85,9 +85,9 @@ def broadcast_learned(model: Any, root_rank: int, local: Collection[Any] = (),
     everyone = [found for found, _ in gathered]
     root = process_set.ranks.index(root_rank)
     require_same_layers(everyone, process_set.ranks)
-    differing_places = [place for place, column in enumerate(zip(*everyone, strict=True))
+    differing_indices = [place for place, column in enumerate(zip(*everyone, strict=True))
                         if len({one.digest for one in column}) > 1]
-    for place in differing_places:
+    for place in differing_indices:
         theirs = everyone[root][place].tokens
         for rank, (found, others) in zip(process_set.ranks, gathered, strict=True):
             own = found[place]
@@ -97,13 +97,13 @@ def broadcast_learned(model: Any, root_rank: int, local: Collection[Any] = (),
                     " weights depend on it", "adapt it to all ranks' data with hvd.adapt(layer, data), before the"
                     " model is built",
                     **{f"rank_{root_rank}": theirs, f"rank_{rank}": own.tokens}))
-    if not differing_places:
+    if not differing_indices:
         return
-    states = broadcast_object([compat.learned_state(layers[place]) for place in differing_places], root_rank,
+    states = broadcast_object([compat.learned_state(layers[place]) for place in differing_indices], root_rank,
                               name="what the layers of the root have learned", process_set=process_set)
-    for place, state in zip(differing_places, states, strict=True):
+    for place, state in zip(differing_indices, states, strict=True):
         compat.take_learned_state(layers[place], state)
-    if any(mine[place].digest != summary_of(layers[place]).digest for place in differing_places):
+    if any(mine[place].digest != summary_of(layers[place]).digest for place in differing_indices):
         compat.retrace(model)
 
 

@@ -103,7 +103,7 @@ def sketches(model: Any, purpose: str, variables: Sequence[Any]) -> Any:
     Returns:
         A float32 tensor of shape `[variables, SKETCHES + 1]`.
     """
-    natives = [compat.native(variable) for variable in variables]
+    natives = [compat.as_tf_variable(variable) for variable in variables]
     keys = [compat.variable_key(variable) for variable in variables]
     if not natives:
         return tf.zeros([0, SKETCHES + 1])

@@ -22,7 +22,7 @@ from hvkeras.control.message_server import MessageServer
 from hvkeras.control.relay import RelayHandler, connect_to_relay, relay_name
 from hvkeras.control.rendezvous import claim_port
 from hvkeras.control.server import ControlServer
-from hvkeras.control.wire import accept_proven
+from hvkeras.control.wire import accept_authenticated
 from hvkeras.diagnostics.doctor.hosts import CallServer
 from hvkeras.errors import PeerError
 from hvkeras.host.network import LOOPBACK
@@ -37,7 +37,7 @@ TABLES = ROOT / "docs" / "security.md"
 SECRET = b"s" * 32
 ENDLESS = 64 * 1024 * 1024  # bytes: more than any socket may take from a stranger
 _LISTENING = {"listen", "create_server", "start_server", "start_unix_server", "create_datagram_endpoint"}
-_NOT_SOCKETS = {"_notice"}  # whose `listen` is about signals
+_NOT_SOCKETS = {"_preemption"}  # whose `listen` is about signals
 _SERVER, _SERVER_FILE = "MessageServer", "control/message_server.py"
 Address = tuple[str, int]
 
@@ -117,7 +117,7 @@ def stream() -> Iterator[Address]:
 
         def accept() -> None:
             try:
-                accepted.append(accept_proven(server, SECRET, 1.5))
+                accepted.append(accept_authenticated(server, SECRET, 1.5))
             except PeerError as error:
                 accepted.append(error)
 

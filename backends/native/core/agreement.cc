@@ -8,7 +8,7 @@ namespace hvkeras {
 
 // What leaders tell each other: to the first host that a key is ready, from there that it is to be run, and to all a
 // part of a small allreduce. Data are the part, or the numbers of the hosts whose parts are to be thrown away.
-struct Agreement::Notice {
+struct Agreement::PreemptionSignal {
   enum Kind : uint32_t { kReady, kRun, kPart };
 
   Kind kind = kReady;
@@ -37,7 +37,7 @@ struct Agreement::Notice {
     return hosts;
   }
 
-  static Notice unpacked(const std::vector<char>& message) {
+  static PreemptionSignal unpacked(const std::vector<char>& message) {
     Head head;
     if (message.size() < sizeof head) throw Failure("a message of another host is too short");
     std::memcpy(&head, message.data(), sizeof head);
@@ -62,8 +62,8 @@ struct Agreement::Notice {
   };
 
  public:
-  Notice() = default;
-  Notice(Kind what, Matching::Ready about, std::vector<char> with)
+  PreemptionSignal() = default;
+  PreemptionSignal(Kind what, Matching::Ready about, std::vector<char> with)
       : kind(what), ready(std::move(about)), data(std::move(with)) {}
 };
 
@@ -84,16 +84,16 @@ void Agreement::step() {
     if (host_ == 0) {
       count(ready, 0);
     } else {
-      link_.send_message(0, Notice(Notice::kReady, ready, {}).packed());
+      link_.send_message(0, PreemptionSignal(PreemptionSignal::kReady, ready, {}).packed());
     }
   }
   std::vector<char> message;
   int from = 0;
-  while (link_.take_message(&message, &from)) on_message(Notice::unpacked(message), from);
+  while (link_.take_message(&message, &from)) on_message(PreemptionSignal::unpacked(message), from);
 }
 
-void Agreement::on_message(const Notice& notice, int from) {
-  if (notice.kind == Notice::kPart) {
+void Agreement::on_message(const PreemptionSignal& notice, int from) {
+  if (notice.kind == PreemptionSignal::kPart) {
     keep(notice, from);
   } else if (host_ == 0) {
     count(notice.ready, from);
@@ -122,7 +122,7 @@ void Agreement::count(const Matching::Ready& ready, int from) {
 
 // On the first host. `offered` are the hosts that have sent parts, which nobody is to use.
 void Agreement::run_everywhere(const Matching::Ready& ready, const HostNumbers& offered) {
-  const Notice notice(Notice::kRun, ready, Notice::packed(offered));
+  const PreemptionSignal notice(PreemptionSignal::kRun, ready, PreemptionSignal::packed(offered));
   for (int host = 1; host < hosts_; ++host) link_.send_message(host, notice.packed());
   for (const uint16_t host : offered) drop(ready.key, host);
   tallies_.erase(ready.key);
@@ -130,7 +130,7 @@ void Agreement::run_everywhere(const Matching::Ready& ready, const HostNumbers& 
 }
 
 void Agreement::offer(const Key& key, const std::string& details, std::vector<char> part) {
-  const Notice notice(Notice::kPart, matching_.own(key, details), std::move(part));
+  const PreemptionSignal notice(PreemptionSignal::kPart, matching_.own(key, details), std::move(part));
   for (int step = 1; step < hosts_; ++step) link_.send_message((host_ + step) % hosts_, notice.packed());
   keep(notice, host_);
 }
@@ -150,7 +150,7 @@ Agreement::Offered& Agreement::offered(const Key& key) {
   return offered;
 }
 
-void Agreement::keep(const Notice& notice, int from) {
+void Agreement::keep(const PreemptionSignal& notice, int from) {
   const Key key = notice.ready.key;
   Offered& all = offered(key);
   if (all.unwanted[static_cast<size_t>(from)] > 0) {
@@ -169,7 +169,7 @@ void Agreement::settle(const Key& key) {
   Parts parts;
   Status status;
   const Matching::Ready first = all.from[0].front().ready;
-  for (std::deque<Notice>& notices : all.from) {
+  for (std::deque<PreemptionSignal>& notices : all.from) {
     const Matching::Ready& other = notices.front().ready;
     if (status.ok() && other.details_hash != first.details_hash)
       status = Matching::mismatch(first.details, first.rank, other.details, other.rank);
@@ -191,7 +191,7 @@ void Agreement::settle_mixed(const Key& key) {
   const HostNumbers& ready = tally->second.hosts;
   Matching::Ready mixed = tally->second.first;
   for (int host = 0; host < hosts_; ++host) {
-    const std::deque<Notice>& notices = parts->second.from[static_cast<size_t>(host)];
+    const std::deque<PreemptionSignal>& notices = parts->second.from[static_cast<size_t>(host)];
     if (notices.empty()) continue;
     if (std::find(ready.begin(), ready.end(), host) != ready.end()) return;
     const Matching::Ready& other = notices.front().ready;
@@ -205,7 +205,7 @@ void Agreement::settle_mixed(const Key& key) {
 void Agreement::drop(const Key& key, int host) {
   if (host >= hosts_) throw Failure("a message of another host names one that is not in the job");
   Offered& all = offered(key);
-  std::deque<Notice>& notices = all.from[static_cast<size_t>(host)];
+  std::deque<PreemptionSignal>& notices = all.from[static_cast<size_t>(host)];
   if (notices.empty()) {
     ++all.unwanted[static_cast<size_t>(host)];
   } else {

@@ -33,7 +33,7 @@ class Agreement {
   Parts take(const Key& key);
 
  private:
-  struct Notice;
+  struct PreemptionSignal;
   using HostNumbers = std::vector<uint16_t>;
   // What the hosts have said of a key so far.
   struct Tally {
@@ -42,13 +42,13 @@ class Agreement {
   };
   // The parts of a key that have come so far. A host may be one run ahead of others.
   struct Offered {
-    std::vector<std::deque<Notice>> from;  // each host
+    std::vector<std::deque<PreemptionSignal>> from;  // each host
     std::vector<int> unwanted;             // of each host, those yet to come that a mismatch has made useless
   };
 
-  void on_message(const Notice& notice, int from);
+  void on_message(const PreemptionSignal& notice, int from);
   void count(const Matching::Ready& ready, int from);
-  void keep(const Notice& notice, int from);
+  void keep(const PreemptionSignal& notice, int from);
   void settle(const Key& key);
   void settle_mixed(const Key& key);
   void drop(const Key& key, int host);

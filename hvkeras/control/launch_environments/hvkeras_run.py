@@ -27,7 +27,7 @@ def detect(environ: Mapping[str, str]) -> Launch | None:
     return served_launch(environ.get(STARTED_BY) or LAUNCHER, kind, environ, names, CONTROL_ADDRESS)
 
 
-def place_variables(rank: int, size: int, local_rank: int, local_size: int, control: str) -> dict[str, str]:
+def slot_variables(rank: int, size: int, local_rank: int, local_size: int, control: str) -> dict[str, str]:
     """Returns the variables that give a process its place among the ranks."""
     return {PROCESS_ID: str(rank), PROCESS_COUNT: str(size), LOCAL_PROCESS_ID: str(local_rank),
             LOCAL_PROCESS_COUNT: str(local_size), CONTROL_ADDRESS: control}

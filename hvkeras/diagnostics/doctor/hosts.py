@@ -78,7 +78,7 @@ def call(address: str, name: str, secret: str) -> CheckResult:
             connection.settimeout(CALL_DEADLINE)
             made.send(HostTime(time.time()))
             made.read()
-    except (OSError, wire.ProofError) as error:
+    except (OSError, wire.AuthenticationError) as error:
         return CheckResult("route", PROBLEM, f"no connection to {address} on the first host ({error})",
                        "allow TCP connections between the hosts in the firewall, or choose the network with"
                        " HVKERAS_NETWORK_INTERFACES on the first host")

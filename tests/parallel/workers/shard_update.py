@@ -224,7 +224,7 @@ def process_sets() -> list[float]:
 
 @check
 def local_variables() -> list[Any]:
-    """A variable that each rank keeps for itself is not dealt."""
+    """A variable that each rank keeps for itself is not assigned."""
     found = []
     for shared in (True, False):
         model = net()

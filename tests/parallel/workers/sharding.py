@@ -1,4 +1,4 @@
-"""What ranks are dealt, and what they are told when they do not hold the same data."""
+"""What ranks are assigned, and what they are told when they do not hold the same data."""
 
 from __future__ import annotations
 

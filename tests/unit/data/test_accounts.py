@@ -1,4 +1,4 @@
-"""Accounts of the samples of a pass: whatever the ranks do, each sample is dealt once."""
+"""Accounts of the samples of a pass: whatever the ranks do, each sample is assigned once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def as_rank(rank: int, size: int) -> AbstractContextManager[None]:
 
 
 def steps_of(account: Account, batch: int, size: int) -> list[list[int]]:
-    """The samples of each step of all ranks, as `redealing.Arrays` and its dataset cut them."""
+    """The samples of each step of all ranks, as `resharding.Arrays` and its dataset cut them."""
     found: list[list[int]] = []
     for rank in range(size):
         with as_rank(rank, size):

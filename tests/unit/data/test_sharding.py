@@ -1,4 +1,4 @@
-"""What each rank is dealt, without ranks: every sample goes to one of them, or is dropped as announced."""
+"""What each rank is assigned, without ranks: every sample goes to one of them, or is dropped as announced."""
 
 from __future__ import annotations
 

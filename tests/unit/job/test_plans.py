@@ -65,7 +65,7 @@ def test_a_thread_that_participates_for_others_is_waited_for() -> None:
             order.append("for others")
 
     thread = threading.Thread(target=take_part)
-    counts.set_owed([plan("a").key])
+    counts.set_outstanding([plan("a").key])
     thread.start()
     threading.Timer(0.4, over.set).start()
     with counts.entering(plan("a"), []):

@@ -10,13 +10,13 @@ from hvkeras.control.launch_environments import hvkeras_run
 from hvkeras.horovod import as_horovod
 from hvkeras.host.gpus import VISIBLE
 from hvkeras.launcher.reported_job import serve
-from hvkeras.spark.elastic_job import PlaceOrder
+from hvkeras.spark.elastic_job import SlotOrder
 from hvkeras.spark.task import visible_devices
 
 LAUNCHER = "Spark"
 
 
-def run(order: PlaceOrder) -> Iterator[bytes]:
+def run(order: SlotOrder) -> Iterator[bytes]:
     """Serves the job until it is over.
 
     Args:
