@@ -106,11 +106,11 @@ def _count_messages() -> list[list[int]]:
     """Returns what this server has received and sent: messages in, out, and bytes, of heartbeats and of all else."""
     counts, receive, write = [[0, 0, 0], [0, 0, 0]], message_server.MessageServer.receive, message_server._Peer.write
 
-    def count(data: bytes, place: int) -> None:
+    def count(data: bytes, index: int) -> None:
         relayed, *bodies = data.split(b"\n", 1)
         is_beat = (not bodies and relayed.startswith(b'["Relayed"')) or all(
             line.startswith(b'["Heartbeat"') for line in (bodies[0].split(b"\n") if bodies else [relayed]))
-        counts[not is_beat][place] += 1
+        counts[not is_beat][index] += 1
         counts[not is_beat][2] += len(data)
 
     def counted_receive(server: Any, member: Any, data: bytes) -> None:
@@ -248,8 +248,8 @@ class Rank:
         """Connects and gathers the facts; returns when they were there."""
         relays = {} if relay is None else {"HVKERAS_RELAY_FROM": "0" if self._direct else "2"}
         settings = Settings({"HVKERAS_START_TIMEOUT": "120"} | relays)
-        place = Rendezvous("run", "{}:{}".format(*self._address))
-        launch = Launch("tool", self._rank, self._size, place, self._rank % self._per_host, self._per_host)
+        index = Rendezvous("run", "{}:{}".format(*self._address))
+        launch = Launch("tool", self._rank, self._size, index, self._rank % self._per_host, self._per_host)
         self._client = rendezvous._connect_client(
             launch, settings, lambda cause: self._ended.append((time.monotonic(), cause.sentence())),
             rendezvous.Waiting(120.0), self._address, SECRET, None)

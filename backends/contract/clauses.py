@@ -212,13 +212,13 @@ def any_order(ranks: ContractRanks) -> None:
     @tf.function(autograph=False)
     def reduce(inputs: Any) -> list[Any]:
         order = range(count) if ranks.rank % 2 else reversed(range(count))
-        found = {place: ranks.backend.allreduce([inputs + place], keys[place], Reduction.SUM, ranks.all)[0]
-                 for place in order}
-        return [found[place] for place in range(count)]
+        found = {index: ranks.backend.allreduce([inputs + index], keys[index], Reduction.SUM, ranks.all)[0]
+                 for index in order}
+        return [found[index] for index in range(count)]
 
     for _ in range(3):
-        for place, found in enumerate(reduce(tensor(ranks.rank, "float32", [2]))):
-            check(found, combined(ranks, Reduction.SUM, "float32", [2]) + np.float32(place * ranks.size), "a sum")
+        for index, found in enumerate(reduce(tensor(ranks.rank, "float32", [2]))):
+            check(found, combined(ranks, Reduction.SUM, "float32", [2]) + np.float32(index * ranks.size), "a sum")
 
 
 @_clause("a rank may trace a function again when the others do not")

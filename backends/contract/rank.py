@@ -69,8 +69,8 @@ def _tried(clause: Callable[[ContractRanks], None], ranks: ContractRanks) -> Cla
         return ClauseResult(Verdict.NOT_TRIED, str(reason))
     except Exception as error:  # noqa: BLE001 - it is what the test reports
         where = traceback.extract_tb(error.__traceback__)[-1]
-        place = f"{where.filename}:{where.lineno}: {where.line}"
-        return ClauseResult(Verdict.FAILS, f"{type(error).__name__}: {error} ({place}){ranks.while_doing()}")
+        index = f"{where.filename}:{where.lineno}: {where.line}"
+        return ClauseResult(Verdict.FAILS, f"{type(error).__name__}: {error} ({index}){ranks.while_doing()}")
     return ClauseResult(Verdict.HOLDS)
 
 

@@ -155,9 +155,9 @@ class GlooRendezvous:
         hosts = start.topology.hosts
         slots = []
         for rank, host in enumerate(hosts):
-            place = topology_from_hosts(rank, hosts)
-            slots.append(SlotInfo(host, rank, place.local_rank, place.cross_rank, place.size, place.local_size,
-                                  place.cross_size))
+            index = topology_from_hosts(rank, hosts)
+            slots.append(SlotInfo(host, rank, index.local_rank, index.cross_rank, index.size, index.local_size,
+                                  index.cross_size))
         server.init(slots)
         return server
 

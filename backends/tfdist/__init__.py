@@ -225,7 +225,7 @@ class TfdistBackend(HostsStrategies):
                 input=tf.gather(blocks, tf.argsort(order)), group_size=size, group_key=_number("group", *ranks),
                 instance_key=_instance(f"{key} data", blocks), ordering_token=self._token(key),
                 communication_hint=self._hint))
-        whole = tf.concat([received[order[place], : counts[place, mine], :-1] for place in range(size)], 0)
+        whole = tf.concat([received[order[index], : counts[index, mine], :-1] for index in range(size)], 0)
         result = tf.cast(tf.reshape(whole, tf.concat([[tf.shape(whole)[0]], tf.shape(tensor)[1:]], 0)), tensor.dtype)
         result.set_shape(tf.TensorShape([None]).concatenate(tensor.shape[1:]))
         return result, rows[:, mine]

@@ -89,7 +89,7 @@ class EngineGroup:
         if self.job is not None and not self.job.reason:
             answer = self.job.ask("work", work)
             if answer is not None and not answer[1]:
-                return [Remote(BenchmarkRow.from_json(row), self.job, place) for place, row in enumerate(answer[0])]
+                return [Remote(BenchmarkRow.from_json(row), self.job, index) for index, row in enumerate(answer[0])]
             reason = answer[1] if answer is not None else ""
         reason = reason or (self.job.reason if self.job is not None else "")
         rows = [BenchmarkRow(work, self.name, self.kind, reason=reason)] if reason else []

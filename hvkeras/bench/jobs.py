@@ -207,8 +207,8 @@ class Remote:
         place: Its place among the participants of that job.
     """
 
-    def __init__(self, row: BenchmarkRow, job: BenchmarkJob | None, place: int) -> None:
-        self.row, self._job, self._place = row, job, place
+    def __init__(self, row: BenchmarkRow, job: BenchmarkJob | None, index: int) -> None:
+        self.row, self._job, self._place = row, job, index
 
     def prepare(self) -> None:
         """Builds and traces the participant, runs it once, and verifies the result."""

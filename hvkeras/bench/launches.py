@@ -118,9 +118,9 @@ class Starter:
 
 
 def _tasks(hosts: Sequence[Host], rank: Sequence[str], port: int) -> list[tuple[list[str], dict[str, str]]]:
-    cluster = {"worker": [f"{host.address}:{port + place}" for place, host in enumerate(hosts)]}
+    cluster = {"worker": [f"{host.address}:{port + index}" for index, host in enumerate(hosts)]}
     return [(host.command(*rank), {"TF_CONFIG": json.dumps(
-        {"cluster": cluster, "task": {"type": "worker", "index": place}})}) for place, host in enumerate(hosts)]
+        {"cluster": cluster, "task": {"type": "worker", "index": index}})}) for index, host in enumerate(hosts)]
 
 
 def _mpirun(ranks: int) -> list[str]:

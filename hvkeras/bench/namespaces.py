@@ -75,7 +75,7 @@ class VirtualNetwork:
             burst: What may pass at once after a pause, such as `16kb`.
         """
         ends = [(host.namespace, CABLE) for host in self.hosts]
-        ends += [(self.switch, f"{CABLE}{place}") for place in range(len(self.hosts))]
+        ends += [(self.switch, f"{CABLE}{index}") for index in range(len(self.hosts))]
         if not rate:
             return [["tc", "-n", namespace, "qdisc", "del", "dev", device, "root"] for namespace, device in ends]
         return [["tc", "-n", namespace, "qdisc", "replace", "dev", device, "root", "tbf", "rate", rate, "burst", burst,
@@ -99,20 +99,20 @@ def network(count: int, names: Sequence[str] = ()) -> Iterator[VirtualNetwork]:
         MachineError: This machine cannot make them.
     """
     mark = uuid.uuid4().hex[:6]
-    hosts = tuple(Host(names[place] if names else f"host{place}-{mark}", f"{NETWORK}.{place + 1}",
-                       f"hvk-{mark}-{place}") for place in range(count))
+    hosts = tuple(Host(names[index] if names else f"host{index}-{mark}", f"{NETWORK}.{index + 1}",
+                       f"hvk-{mark}-{index}") for index in range(count))
     made = VirtualNetwork(hosts, f"hvk-{mark}-switch")
     try:
         _ip("netns", "add", made.switch)
         _ip("-n", made.switch, "link", "add", "switch", "type", "bridge")
         _ip("-n", made.switch, "link", "set", "switch", "up")
-        for place, host in enumerate(hosts):
+        for index, host in enumerate(hosts):
             _ip("netns", "add", host.namespace)
             # `ip netns exec` shows this folder's files in /etc: the hosts know each other by name, as they would.
             host.names_file.parent.mkdir(parents=True)
             host.names_file.write_text(
                 "127.0.0.1 localhost\n" + "".join(f"{one.address} {one.name}\n" for one in hosts))
-            port = f"{CABLE}{place}"
+            port = f"{CABLE}{index}"
             _ip("-n", made.switch, "link", "add", port, "type", "veth", "peer", "name", CABLE, "netns", host.namespace)
             _ip("-n", made.switch, "link", "set", port, "master", "switch", "up")
             _ip("-n", host.namespace, "addr", "add", f"{host.address}/24", "dev", CABLE)

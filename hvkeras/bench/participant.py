@@ -19,14 +19,14 @@ from hvkeras.bench.jobs import Remote
 from hvkeras.bench.ranks import BenchmarkRanks
 from hvkeras.bench.row import BenchmarkRow
 from hvkeras.errors import explain
-from hvkeras.host.machine import resident
+from hvkeras.host.machine import resident_memory
 
 _CLEAR = Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"  # see proc(5), clear_refs
 
 
 class PeakMemory:
-    """Peak resident memory since this object was created; Linux only."""
+    """Peak resident_memory memory since this object was created; Linux only."""
 
     def __init__(self) -> None:
         self._before: int | None = None
@@ -35,11 +35,11 @@ class PeakMemory:
             ctypes.CDLL(None).malloc_trim(0)
         with contextlib.suppress(OSError):
             _CLEAR.write_text(_RESET_PEAK)
-            self._before = resident("VmRSS")
+            self._before = resident_memory("VmRSS")
 
     def rise(self) -> int | None:
-        """Bytes by which the peak since creation exceeds the resident memory at that time; None if unknown."""
-        peak = resident("VmHWM") if self._before is not None else None
+        """Bytes by which the peak since creation exceeds the resident_memory memory at that time; None if unknown."""
+        peak = resident_memory("VmHWM") if self._before is not None else None
         return None if peak is None or self._before is None else max(0, peak - self._before)
 
 
@@ -164,8 +164,8 @@ def run_rounds(participants: Sequence[Remote], effort: Effort, show: Callable[[f
         show: Called with the fraction done and the current activity.
     """
     left = _left(participants)
-    for place, one in enumerate(left):
-        show(0.3 * place / len(left), f"{one.row.work}: {one.row.name} is warming up")
+    for index, one in enumerate(left):
+        show(0.3 * index / len(left), f"{one.row.work}: {one.row.name} is warming up")
         one.prepare()
     left = _left(left)
     costs = {id(one): _cost(one, effort.block) for one in left}
@@ -173,8 +173,8 @@ def run_rounds(participants: Sequence[Remote], effort: Effort, show: Callable[[f
     rounds = effort.rounds or _rounds(effort.seconds, sum(costs[id(one)] for one in left))
     for number in range(rounds):
         turn = number % max(1, len(left))  # rotate, so that none always follows the same one
-        for place, one in enumerate(left[turn:] + left[:turn]):
-            share = (number + place / len(left)) / rounds
+        for index, one in enumerate(left[turn:] + left[:turn]):
+            share = (number + index / len(left)) / rounds
             show(0.3 + 0.7 * share, f"{one.row.work}: {one.row.name}, round {number + 1} of {rounds}")
             seconds, busy = one.timed(one.row.calls)
             one.row.blocks.append(seconds / one.row.links)

@@ -61,12 +61,12 @@ def table(kind: str, rows: Sequence[BenchmarkRow], ranks: int) -> tuple[Table, l
     if any(AT in row.work for row in rows):
         figures.append("CPU of\nall ranks")
     headers = [*work, *figures, "memory\nMB", *("times\n" + name.replace(", ", ",\n") for name in names)]
-    for place, header in enumerate(headers):
-        made.add_column(header, justify="right" if place > 1 else "left", no_wrap=True, vertical="bottom")
+    for index, header in enumerate(headers):
+        made.add_column(header, justify="right" if index > 1 else "left", no_wrap=True, vertical="bottom")
     reasons: dict[str, int] = {}
-    for place, row in enumerate(rows):
-        last = place + 1 == len(rows) or rows[place + 1].work != row.work
-        first = place == 0 or rows[place - 1].work != row.work
+    for index, row in enumerate(rows):
+        last = index + 1 == len(rows) or rows[index + 1].work != row.work
+        first = index == 0 or rows[index - 1].work != row.work
         cells = [row.work if first else "", row.name]
         if row.blocks:
             cells += _cells(kind, row, rows, ranks)
@@ -222,14 +222,14 @@ def _allreduce(figure: Any, rows: Sequence[BenchmarkRow], ranks: int) -> None:
 def _step(axes: Any, rows: Sequence[BenchmarkRow], ranks: int) -> None:
     models = list(dict.fromkeys(row.work for row in rows))
     names = _in_families([row for row in rows if row.name != ONE_PROCESS])
-    colours = {name: "0.75" if name.startswith(APART) else f"C{place}"
-               for place, name in enumerate(name for name in names if name not in map(title_of, names))}
+    colours = {name: "0.75" if name.startswith(APART) else f"C{index}"
+               for index, name in enumerate(name for name in names if name not in map(title_of, names))}
     width = 0.84 / max(1, len(names))
-    for place, (name, kind) in enumerate(names.items()):
+    for index, (name, kind) in enumerate(names.items()):
         own = [(row.work, share) for row in rows if row.name == name and (share := efficiency(row, rows)) is not None]
         if not own:
             continue
-        where = [models.index(work) + (place - (len(names) - 1) / 2) * width for work, _ in own]
+        where = [models.index(work) + (index - (len(names) - 1) / 2) * width for work, _ in own]
         family = next((each for each in names if title_of(each) == name), name)
         bars = axes.bar(where, [100 * share for _, share in own], width, label=name, edgecolor="black", linewidth=0.5,
                         color=colours.get(family, "C9"), hatch="///" if kind == PEER else None,

@@ -217,8 +217,8 @@ class Training(Participant):
                 optimizer.apply_gradients(zip(gradients, variables, strict=True))
             return tf.constant(0.0)
 
-        gradients = [tf.random.stateless_normal(variable.shape, (0, place), stddev=SMALL)
-                     for place, variable in enumerate(variables)]
+        gradients = [tf.random.stateless_normal(variable.shape, (0, index), stddev=SMALL)
+                     for index, variable in enumerate(variables)]
         return {FORWARD_BACKWARD: lambda: forward_backward(samples, labels)[0], UPDATE: lambda: update(*gradients)}
 
     def _compare(self, start: Sequence[Any]) -> None:
@@ -234,7 +234,7 @@ class Training(Participant):
 
 def _save(path: Path, **lists: Sequence[Any]) -> None:
     """Writes lists of arrays."""
-    arrays = {f"{name} {place}": each for name, arrays in lists.items() for place, each in enumerate(arrays)}
+    arrays = {f"{name} {index}": each for name, arrays in lists.items() for index, each in enumerate(arrays)}
     np.savez(path, allow_pickle=False, **arrays)
 
 
@@ -252,8 +252,8 @@ def _first_wrong(weights: Sequence[Any], expected: Sequence[Any], model: Any) ->
     for weight, goal, variable in zip(weights, expected, model.trainable_variables, strict=True):
         wrong = ~np.isclose(weight, goal, rtol=1e-4, atol=1e-6)
         if wrong.any():
-            place = tuple(int(each) for each in np.argwhere(wrong)[0])
-            return f"{compat.variable_name(variable)}{list(place)} is {weight[place]:g} instead of {goal[place]:g}"
+            index = tuple(int(each) for each in np.argwhere(wrong)[0])
+            return f"{compat.variable_name(variable)}{list(index)} is {weight[index]:g} instead of {goal[index]:g}"
     return "none by more than rounding"
 
 

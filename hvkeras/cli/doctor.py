@@ -17,7 +17,7 @@ from rich.table import Table
 from hvkeras.diagnostics.doctor import hosts, machine, software
 from hvkeras.diagnostics.doctor.machine import NOTE, OK, PROBLEM, CheckResult
 from hvkeras.host.ssh import Ssh
-from hvkeras.launcher.placement import THIS_HOST, place
+from hvkeras.launcher.placement import THIS_HOST, place_ranks
 from hvkeras.launcher.run_arguments import Parser
 from hvkeras.settings import Settings
 
@@ -43,7 +43,7 @@ def doctor(arguments: Sequence[str]) -> int:
         UsageError: The command line is wrong.
     """
     flags = _parser().parse_args(arguments)
-    listed = place(None, flags.hosts, flags.hostfile) if (flags.hosts, flags.hostfile) != (None, None) else []
+    listed = place_ranks(None, flags.hosts, flags.hostfile) if (flags.hosts, flags.hostfile) != (None, None) else []
     others = [host.name for host in listed if not host.local]
     reports: Reports = {}
     if not listed or any(host.local for host in listed):

@@ -23,7 +23,7 @@ from hvkeras.launcher import host_reporter
 from hvkeras.launcher.horovod_flags import tuning_variables
 from hvkeras.launcher.host_pool import FAILURES, HostPool, discovered
 from hvkeras.launcher.job_spec import JobSpec
-from hvkeras.launcher.placement import THIS_HOST, HostRanks, allocated_hosts, place, slots_in
+from hvkeras.launcher.placement import THIS_HOST, HostRanks, allocated_hosts, place_ranks, slots_in
 from hvkeras.launcher.printer import Printer
 from hvkeras.launcher.reporting_hosts import ReportingHosts
 from hvkeras.launcher.restarts import run as run_job
@@ -62,7 +62,7 @@ def _run(arguments: Sequence[str], prog: str) -> int:
     flags.counts_changes = flags.reset_limit is not None
     if flags.reset_limit is None:
         flags.reset_limit = 0 if pool is None else ELASTIC_RESETS
-    hosts = place(flags.np, allocated or flags.hosts, flags.hostfile) if pool is None else pool.hosts(
+    hosts = place_ranks(flags.np, allocated or flags.hosts, flags.hostfile) if pool is None else pool.hosts(
         flags.np or flags.min_np, lambda text: print(text, file=sys.stderr, flush=True))
     with _commits_folder(flags.reset_limit, hosts) as commits:
         code = _run_with(flags, hosts, {**_environment(flags), **commits}, pool)
@@ -125,7 +125,8 @@ def pool_of(flags: argparse.Namespace, hosts: str | None,
     if limits != sorted(limits) or limits[0] < 1:
         raise UsageError(explain("1 <= --min-np <= -np <= --max-np must hold", "-np 4 --min-np 2 --max-np 8", **given))
     if script is not None and (hosts or flags.hostfile):
-        raise UsageError(explain("Hosts must come from one place", "leave out either --host-discovery-script or -H and"
+        raise UsageError(explain("Hosts must come from one place_ranks",
+                                 "leave out either --host-discovery-script or -H and"
                                  " -hostfile", host_discovery_script=script, hosts=hosts, hostfile=flags.hostfile))
     if flags.np is None and least is None and not hosts and not flags.hostfile:
         raise UsageError(explain("The number of processes must be given", "-np 4 --min-np 2", **given))

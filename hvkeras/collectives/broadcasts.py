@@ -154,12 +154,12 @@ def _broadcast_into(targets: Sequence[Any], variables: Sequence[Any], root_rank:
         return []
     assigned = []
     names = [compat.variable_name(variable) for variable in variables]
-    for places in _chunks(targets, current_session().settings.bucket_size):
-        flat = [tf.reshape(targets[place].read_value(), [-1]) for place in places]
-        fused = broadcast_raw(flat, root_rank, ranks, "variables", [names[place] for place in places],
+    for indices in _chunks(targets, current_session().settings.bucket_size):
+        flat = [tf.reshape(targets[index].read_value(), [-1]) for index in indices]
+        fused = broadcast_raw(flat, root_rank, ranks, "variables", [names[index] for index in indices],
                               is_of_model=True)
-        for place, values in zip(places, fused, strict=True):
-            assigned.append(targets[place].assign(tf.reshape(values, targets[place].shape)))
+        for index, values in zip(indices, fused, strict=True):
+            assigned.append(targets[index].assign(tf.reshape(values, targets[index].shape)))
     return assigned
 
 
@@ -167,13 +167,13 @@ def _chunks(targets: Sequence[Any], limit: int) -> list[list[int]]:
     """Splits variables into chunks of one dtype and at most `limit` bytes, unless a single variable is larger."""
     chunks: list[list[int]] = []
     open_chunk: dict[Any, tuple[list[int], int]] = {}
-    for place, target in enumerate(targets):
+    for index, target in enumerate(targets):
         size = int(target.shape.num_elements() or 0) * int(target.dtype.size)
         chunk, used = open_chunk.get(target.dtype, ([], 0))
         if not chunk or used + size > limit:
             chunk, used = [], 0
             chunks.append(chunk)
-        chunk.append(place)
+        chunk.append(index)
         open_chunk[target.dtype] = (chunk, used + size)
     return chunks
 

@@ -209,13 +209,13 @@ def _row(tensor: Any, rows_are_free: bool) -> Any:
 def _difference(plan: Plan, names: Sequence[str], dtypes: Sequence[str], lengths: Sequence[int], table: Any) -> str:
     """Describes the first difference in the table of all ranks' shapes; "" if there is none."""
     starts = np.cumsum([0, *lengths])
-    for place, (start, end) in enumerate(itertools.pairwise(starts)):
+    for index, (start, end) in enumerate(itertools.pairwise(starts)):
         other = next((row for row in range(1, len(table)) if (table[row, start:end] != table[0, start:end]).any()), 0)
         if other:
-            one, two = (f"{names[place]} {dtypes[place]}{_in_words(table[row, start:end])} on rank"
+            one, two = (f"{names[index]} {dtypes[index]}{_in_words(table[row, start:end])} on rank"
                         f" {plan.ranks[row]}" for row in (0, other))
             return (f"ranks {plan.ranks[0]} and {plan.ranks[other]} communicate different things: in {plan.label},"
-                    f" tensor {place + 1} is {one} and {two}")
+                    f" tensor {index + 1} is {one} and {two}")
     return ""
 
 

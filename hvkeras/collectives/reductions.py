@@ -121,16 +121,16 @@ def grouped_allreduce(
         raise UsageError(explain("A group must contain at least one tensor", tensors=tensors))
     scaled = Scaling(_chosen(average, op), compression, prescale_factor, postscale_factor)
     results: list[Any] = list(tensors)
-    dense = [place for place, tensor in enumerate(tensors) if not isinstance(tensor, tf.IndexedSlices)]
+    dense = [index for index, tensor in enumerate(tensors) if not isinstance(tensor, tf.IndexedSlices)]
     if dense:
         with on_device(device_dense):
-            combined = _allreduce_all([tensors[place] for place in dense], scaled, name, process_set,
+            combined = _allreduce_all([tensors[index] for index in dense], scaled, name, process_set,
                                       "grouped allreduce")
-        for place, tensor in zip(dense, combined, strict=True):
-            results[place] = tensor
-    for place in sorted(set(range(len(tensors))) - set(dense)):
+        for index, tensor in zip(dense, combined, strict=True):
+            results[index] = tensor
+    for index in sorted(set(range(len(tensors))) - set(dense)):
         with on_device(device_sparse):
-            results[place] = _allreduce_slices(tensors[place], scaled, derived(name, str(place)), process_set)
+            results[index] = _allreduce_slices(tensors[index], scaled, derived(name, str(index)), process_set)
     return results
 
 

@@ -29,7 +29,7 @@ from hvkeras.diagnostics.charts import missing
 from hvkeras.diagnostics.check_build import why_not
 from hvkeras.errors import MachineError, UsageError, explain
 from hvkeras.host.machine import fair_share, machine_facts, operation_threads, usable_cores
-from hvkeras.launcher.placement import HostRanks, place
+from hvkeras.launcher.placement import HostRanks, place_ranks
 from hvkeras.launcher.run_arguments import Parser, flags_and_command, require_command, seconds
 from hvkeras.settings import Settings
 
@@ -139,7 +139,7 @@ def comparison_of(flags: argparse.Namespace, display: ProgressDisplay, title: st
         raise UsageError(explain("1 in -np is the baseline", "leave out one of -np 1 and --no-baseline",
                                  np=",".join(map(str, flags.np))))
     several = tuple(size for size in flags.np if size > 1)
-    hosts = {size: place(size, flags.hosts, None) for size in several}
+    hosts = {size: place_ranks(size, flags.hosts, None) for size in several}
     Settings()  # reports an invalid variable before anything starts
     names = _backends(flags, hosts[several[-1]])
     if flags.shard_update:

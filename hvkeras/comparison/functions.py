@@ -20,7 +20,7 @@ from hvkeras.diagnostics.charts import missing
 from hvkeras.diagnostics.page import fragment
 from hvkeras.errors import UsageError, explain
 from hvkeras.launcher.functions import command_of
-from hvkeras.launcher.placement import place
+from hvkeras.launcher.placement import place_ranks
 
 
 class ComparisonResult:
@@ -97,7 +97,7 @@ def compare(
         MachineError: No backend works here.
     """
     flags = flags_of(np, backends, repeat, baseline, timeout, hosts, out, verbose)
-    remote = not all(host.local for host in place(max(flags.np, default=1), hosts, None))
+    remote = not all(host.local for host in place_ranks(max(flags.np, default=1), hosts, None))
     with tempfile.TemporaryDirectory(prefix=".hvkeras-compare-", dir="." if remote else None) as folder:
         flags.command = command_of(func, args, kwargs, Path(folder).absolute())
         return compared(func, flags)

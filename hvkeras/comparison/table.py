@@ -60,8 +60,8 @@ def table(comparison: Comparison) -> tuple[Table, list[str]]:
 
 def _laid_out(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     made = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, show_edge=False)
-    for place, header in enumerate(headers):
-        made.add_column(header, justify="right" if place else "left", no_wrap=True, vertical="bottom")
+    for index, header in enumerate(headers):
+        made.add_column(header, justify="right" if index else "left", no_wrap=True, vertical="bottom")
     for row in rows:
         made.add_row(*row)
     return made

@@ -80,7 +80,7 @@ def learned_state(layer: Any) -> dict[str, Any]:
         return _moments(layer)
     if kind == QUANTILES:
         return _boundaries(layer)
-    return {f"variable {place}": np.asarray(variable) for place, variable in enumerate(model_weights(layer))}
+    return {f"variable {index}": np.asarray(variable) for index, variable in enumerate(model_weights(layer))}
 
 
 def learned_function(state: dict[str, Any]) -> dict[str, Any]:
@@ -103,8 +103,8 @@ def take_learned_state(layer: Any, state: dict[str, Any]) -> None:
     elif kind == QUANTILES:
         _take_boundaries(layer, state)
     else:
-        for place, variable in enumerate(model_weights(layer)):
-            as_tf_variable(variable).assign(state.get(f"variable {place}", as_tf_variable(variable)))
+        for index, variable in enumerate(model_weights(layer)):
+            as_tf_variable(variable).assign(state.get(f"variable {index}", as_tf_variable(variable)))
         layer.finalize_state()
 
 
@@ -192,8 +192,8 @@ def _vocabulary(lookup: Any) -> dict[str, Any]:
         state = pack_tokens(np.zeros(0, object if lookup.vocabulary_dtype == "string" else np.int64))
     elif state is None:
         keys, values = (part.numpy() for part in table.export())
-        tokens, places = (values, keys) if lookup.invert else (keys, values)
-        state = _exported[table] = pack_tokens(tokens[np.argsort(places)])
+        tokens, indices = (values, keys) if lookup.invert else (keys, values)
+        state = _exported[table] = pack_tokens(tokens[np.argsort(indices)])
     weights = getattr(lookup, "idf_weights_const", None)
     return {**state, "idf": weights.numpy()} if len(state["tokens"]) and weights is not None else dict(state)
 
@@ -367,7 +367,7 @@ def batches_to_learn(layer: Any, data: Any, batch_size: int | None, steps: int |
     elif isinstance(data, (list, tuple)) and not any(np.ndim(part) for part in data):
         found = iter([np.asarray(data)])
     elif hasattr(data, "__getitem__") and hasattr(data, "num_batches"):  # a PyDataset
-        found = (data[place] for place in range(len(data)))
+        found = (data[index] for index in range(len(data)))
     else:
         found = iter(data)
     for batch in itertools.islice(found, steps):

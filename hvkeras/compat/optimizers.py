@@ -98,8 +98,8 @@ def with_slots(optimizer: Any, variable: Any) -> list[Any]:
     Returns:
         TensorFlow's variables; None where the variable has no such slot.
     """
-    place, count = optimizer._get_variable_index(variable), len(optimizer._trainable_variables)
-    slots = [each[place] for name, each in sorted(vars(optimizer).items())
+    index, count = optimizer._get_variable_index(variable), len(optimizer._trainable_variables)
+    slots = [each[index] for name, each in sorted(vars(optimizer).items())
              if isinstance(each, list) and len(each) == count and name not in ("_variables", "_trainable_variables")]
     return [found if isinstance(found := as_tf_variable(one), tf.Variable) else None for one in (variable, *slots)]
 

@@ -117,13 +117,13 @@ def number_of_replica() -> int:
 
 def sum_over_replicas(gradients: Sequence[Any]) -> list[Any]:
     """Sums gradients over the replicas, with the result on each replica; None stays None."""
-    places = [place for place, gradient in enumerate(gradients) if gradient is not None]
+    indices = [index for index, gradient in enumerate(gradients) if gradient is not None]
     result = list(gradients)
     replica = tf.distribute.get_replica_context()
-    if places:
-        reduced = replica.all_reduce(tf.distribute.ReduceOp.SUM, [gradients[place] for place in places])
-        for place, one in zip(places, reduced, strict=True):
-            result[place] = one
+    if indices:
+        reduced = replica.all_reduce(tf.distribute.ReduceOp.SUM, [gradients[index] for index in indices])
+        for index, one in zip(indices, reduced, strict=True):
+            result[index] = one
     return result
 
 

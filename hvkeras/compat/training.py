@@ -43,9 +43,9 @@ def with_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], changed: dict[
         changed: New values, by name.
         names: The names of parameters, in their order.
     """
-    places = {name: place for place, name in enumerate(names)}
+    indices = {name: index for index, name in enumerate(names)}
     by_index = [changed.get(name, value) for name, value in zip(names, args, strict=False)]
-    others = {name: value for name, value in changed.items() if places[name] >= len(args)}
+    others = {name: value for name, value in changed.items() if indices[name] >= len(args)}
     return (*by_index, *args[len(by_index):]), {**kwargs, **others}
 
 

@@ -200,17 +200,17 @@ class Waits:
         return {rank for _, meeting in self._waited_in()
                 for ranks in (meeting.missing, *meeting.waiting.values()) for rank in ranks}
 
-    def check(self, now: float, place: Callable[[int], str] = lambda _: "") -> list[Problem]:
+    def check(self, now: float, index: Callable[[int], str] = lambda _: "") -> list[Problem]:
         """Finds problems, the worst first.
 
         Args:
             now: The time, in seconds.
-            place: Returns what a late rank was doing, or "".
+            index: Returns what a late rank was doing, or "".
         """
         self._take_in()
         self._next.at = now
         self._next = Moment()
-        return [*self._mismatches(now), *self._departures(now), *self._stalls(now, place)]
+        return [*self._mismatches(now), *self._departures(now), *self._stalls(now, index)]
 
     def waited_for_in(self, waiter: int | None, missing: int) -> str:
         """Names the plan in which one rank waits for another; "" if it is not known."""
@@ -266,7 +266,7 @@ class Waits:
                                 f" waiting for it in {_named(plan, waiter)}{_hint(plan)}")]
         return []
 
-    def _stalls(self, now: float, place: Callable[[int], str]) -> list[Problem]:
+    def _stalls(self, now: float, index: Callable[[int], str]) -> list[Problem]:
         _, warn_after, stall_after = self.limits
         soonest = min((limit for limit in (warn_after, stall_after) if limit), default=math.inf)
         findings = []
@@ -282,7 +282,7 @@ class Waits:
             waiter = min(rank for moment, ranks in plan.waiting.items() if moment.at <= since for rank in ranks)
             late, label = sorted(plan.missing), _named(plan, waiter)
             if ends:
-                seen = place(late[0])
+                seen = index(late[0])
                 text = (f"has not entered {label}, in which rank {waiter} has waited {waited:.0f} s for it"
                         " (HVKERAS_STALL_SHUTDOWN sets the limit)" + (f"; last seen: {seen}" if seen else ""))
                 return [Problem(CauseKind.STALLED, late[0], text + _hint(plan))]
@@ -302,9 +302,9 @@ class Waits:
         meetings = [self._meeting(wait.key) for wait in circle]
         hints = [hint for meeting in meetings if (hint := _hint(meeting))]
         if len(circle) > 2 or any(wait.key in self._exchanges for wait in circle):
-            places = some_of([f"rank {wait.waiter} in {_named(meeting, wait.waiter)} for rank {wait.missing}"
+            indices = some_of([f"rank {wait.waiter} in {_named(meeting, wait.waiter)} for rank {wait.missing}"
                               for wait, meeting in zip(circle, meetings, strict=True)])
-            return f"{in_words([wait.waiter for wait in circle])} wait for each other: {places}{''.join(hints[:1])}"
+            return f"{in_words([wait.waiter for wait in circle])} wait for each other: {indices}{''.join(hints[:1])}"
         sites = [f"rank {wait.waiter} at {site}" for wait, meeting in zip(circle, meetings, strict=True)
                  if (site := meeting.site(wait.waiter))]
         end = "; " + ", ".join(sites) if sites else ""

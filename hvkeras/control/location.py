@@ -60,7 +60,7 @@ def short(path: str) -> str:
     return path
 
 
-def place(path: str, line: int | None, function: str) -> str:
+def frame_text(path: str, line: int | None, function: str) -> str:
     """Names a line of code in messages: `train.py:31 in step`."""
     return f"{short(path)}:{line} in {function or '<lambda>'}"  # AutoGraph turns lambdas into unnamed functions
 
@@ -87,7 +87,7 @@ def innermost(stack: Iterable[tuple[str, int, str]]) -> str:
     return next((_short_path(*frame) for frame in stack if not is_library(frame[0])), "")
 
 
-_short_path = functools.lru_cache(maxsize=1024)(place)
+_short_path = functools.lru_cache(maxsize=1024)(frame_text)
 
 
 MAX_LINES = 12  # lines of a stack
@@ -165,7 +165,7 @@ def _lines(frames: list[FrameType]) -> list[str]:
 def _line(frame: FrameType) -> str:
     path = frame.f_code.co_filename
     text = linecache.getline(path, frame.f_lineno).strip() or "?"
-    return f"  {place(path, frame.f_lineno, frame.f_code.co_name)}: {text}"
+    return f"  {frame_text(path, frame.f_lineno, frame.f_code.co_name)}: {text}"
 
 
 def _place(frames: list[FrameType]) -> str:

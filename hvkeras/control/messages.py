@@ -424,10 +424,10 @@ class ChangeAhead(Message):
 
 @dataclass(frozen=True)
 class Assignment(Message):
-    """The worker's place in the next generation, as environment variables, and the commit that it begins with."""
+    """The worker's rank in the next generation, as environment variables, and the commit that it begins with."""
 
     commit: int
-    place: Mapping[str, str]
+    variables: Mapping[str, str]
 
 
 @dataclass(frozen=True)

@@ -65,8 +65,8 @@ class ExitWatch:
                     " (HVKERAS_STALL_SHUTDOWN sets the limit)")
         if self._warn_after and waited >= self._warn_after:
             self._warn_after = BACKOFF * waited
-            place, stacks = location.blocking_exit()
-            text = f"{self._who} has not ended, {waited:.0f} s after its script did: {place}"
+            index, stacks = location.blocking_exit()
+            text = f"{self._who} has not ended, {waited:.0f} s after its script did: {index}"
             say(f"{text}; the innermost call last:\n" + "\n".join(stacks))
             stalls.note(text)
         return ""

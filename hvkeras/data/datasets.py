@@ -309,8 +309,8 @@ def _cut(batch: Any, partition: Partition, of_full: Sequence[int | None], apart:
         ratio = [1] * len(known)
     unit = math.gcd(*ratio)
     starts, stops = _places(known, [rows // unit for rows in ratio], partition, apart)
-    places = iter(zip(starts, stops, strict=True))
-    return tf.nest.pack_sequence_as(batch, [leaf if count is None else _slice(leaf, *next(places))
+    indices = iter(zip(starts, stops, strict=True))
+    return tf.nest.pack_sequence_as(batch, [leaf if count is None else _slice(leaf, *next(indices))
                                             for leaf, count in zip(arrays, counts, strict=True)])
 
 
@@ -353,7 +353,7 @@ def _places(counts: Sequence[Any], ratio: Sequence[int], partition: Partition,
         after = tf.where(enough, after, rows if mine else tf.zeros_like(rows))
     first = tf.where(in_ratio, start * in_groups, first)
     after = tf.where(in_ratio, stop * in_groups, after)
-    return [first[place] for place in range(len(counts))], [after[place] for place in range(len(counts))]
+    return [first[index] for index in range(len(counts))], [after[index] for index in range(len(counts))]
 
 
 def _slice(rows: Any, start: Any, stop: Any) -> Any:

@@ -67,8 +67,8 @@ def _mark(leaf: Any) -> Any:
         rows = [np.asarray(leaf.indices), np.asarray(leaf.values)]
     else:
         count = int(leaf.shape[0]) if getattr(leaf, "shape", None) else len(leaf)
-        places: Any = np.unique(np.linspace(0, count - 1, min(count, SAMPLED_ROWS)).astype(int)) if count else []
-        rows = [_plain(take_slice(leaf, slice(int(place), int(place) + 1))) for place in places]
+        indices: Any = np.unique(np.linspace(0, count - 1, min(count, SAMPLED_ROWS)).astype(int)) if count else []
+        rows = [_plain(take_slice(leaf, slice(int(index), int(index) + 1))) for index in indices]
     kind = str(getattr(rows[0], "dtype", "")) if rows else ""
     if rows and all(np.issubdtype(row.dtype, np.inexact) for row in rows):
         return [kind, list(rows[0].shape[1:]), [_sketch(row) for row in rows]]
@@ -94,7 +94,7 @@ def differing(first: Sequence[Any], second: Sequence[Any]) -> list[int]:
     """Returns the indices of arrays whose marks indicate different contents."""
     if len(first) != len(second):
         return list(range(max(len(first), len(second))))
-    return [place for place, (one, other) in enumerate(zip(first, second, strict=True)) if not _alike(one, other)]
+    return [index for index, (one, other) in enumerate(zip(first, second, strict=True)) if not _alike(one, other)]
 
 
 def _alike(one: Any, other: Any) -> bool:
@@ -166,9 +166,9 @@ def require_same_data(name: str, describe: Callable[[], DataFacts], read: Callab
     if not any(differing(found[0], other) for other in found):
         return True
     second_read = exchange(f"{name} again", lambda: fingerprint(read()), process_set)
-    random_indices = {place for one, other in zip(found, second_read, strict=True) for place in differing(one, other)}
+    random_indices = {index for one, other in zip(found, second_read, strict=True) for index in differing(one, other)}
     for rank, other in zip(ranks, found, strict=True):
-        differing_indices = [place for place in differing(found[0], other) if place not in random_indices]
+        differing_indices = [index for index in differing(found[0], other) if index not in random_indices]
         if differing_indices:
             raise UsageError(explain("All ranks must pass the same data in the same order", hints.contents, **{
                 f"rank_{ranks[0]}": _readable(found[0], differing_indices[0]),
@@ -193,13 +193,13 @@ def require_equal(must_hold: str, hint: str, values: Sequence[Any], ranks: Seque
             raise UsageError(explain(must_hold, hint, **{f"rank_{ranks[0]}": values[0], f"rank_{rank}": value}))
 
 
-def _readable(marks: Sequence[Any], place: int) -> str:
+def _readable(marks: Sequence[Any], index: int) -> str:
     """Returns a short text for a mark: `float32 rows of shape [8], contents 3f2a`."""
-    if place >= len(marks) or marks[place] is None:
-        return f"{len(marks)} arrays" if place >= len(marks) else "None"
-    kind, shape, contents = marks[place]
+    if index >= len(marks) or marks[index] is None:
+        return f"{len(marks)} arrays" if index >= len(marks) else "None"
+    kind, shape, contents = marks[index]
     digest = hashlib.sha256(repr(contents).encode()).hexdigest()[:8]
-    return f"array {place}: {kind} rows of shape {shape}, contents {digest}"
+    return f"array {index}: {kind} rows of shape {shape}, contents {digest}"
 
 
 @contextlib.contextmanager

@@ -53,10 +53,10 @@ class Arrays:
     def current(self) -> list[Any]:
         """Returns this rank's share now, for evaluation: an array for each of the whole ones."""
         topology = current_session().topology
-        place = topology.rank, topology.size
-        if self._split is None or self._split[0] != place:
-            share, _ = split_arrays(self._data, Partition(*place, self.training), self._shuffle, self._seed)
-            self._split = place, leaves(share)
+        index = topology.rank, topology.size
+        if self._split is None or self._split[0] != index:
+            share, _ = split_arrays(self._data, Partition(*index, self.training), self._shuffle, self._seed)
+            self._split = index, leaves(share)
         return self._split[1]
 
 
@@ -65,7 +65,7 @@ class _AssignedRows:
     """Which of the whole arrays an array of a share comes from."""
 
     source: Arrays
-    place: int
+    index: int
 
 
 class ShardOrigins:
@@ -90,9 +90,9 @@ def shares() -> ShardOrigins:
 
 def remember_arrays(share: Any, source: Arrays) -> None:
     """Remembers that a share comes from whole arrays, as long as the share exists."""
-    for place, leaf in enumerate(leaves(share)):
+    for index, leaf in enumerate(leaves(share)):
         if leaf is not None:
-            shares().arrays[leaf] = _AssignedRows(source, place)
+            shares().arrays[leaf] = _AssignedRows(source, index)
 
 
 def resharded(data: Any) -> Any:
@@ -101,7 +101,7 @@ def resharded(data: Any) -> Any:
         if isinstance(leaf, Share) and leaf.assigned is not None and not leaf.assigned.training:
             return leaf.assigned.current()
         found = shares().arrays.get(leaf)
-        return leaf if found is None or found.source.training else found.source.current()[found.place]
+        return leaf if found is None or found.source.training else found.source.current()[found.index]
 
     if data is None or isinstance(data, tf.data.Dataset):
         return data
@@ -147,7 +147,7 @@ def accounted(x: Any, y: Any, sample_weight: Any, batch_size: int | None, shuffl
     if not assigned or len(assigned) < len(found) or len({one.source.account.count for one in assigned}) > 1:
         return None
     source, batch = assigned[0].source, batch_size or 32
-    whole = [one.source.whole[one.place] for one in assigned]
+    whole = [one.source.whole[one.index] for one in assigned]
     specs = [spec_of_rows(leaf) for leaf in whole]
     if None in specs or any(leaf is None for leaf in tf.nest.flatten(given)):
         return None
@@ -161,17 +161,17 @@ def _dataset_of(whole: Sequence[Any], specs: Sequence[Any], like: Any, rows: Cal
 
     Several batches are read at once: a call of Python takes as long as reading a small one.
     """
-    in_python = [place for place, leaf in enumerate(whole) if not tf.is_tensor(leaf)]
-    kinds = [specs[place].dtype for place in in_python]
+    in_python = [index for index, leaf in enumerate(whole) if not tf.is_tensor(leaf)]
+    kinds = [specs[index].dtype for index in in_python]
     at_once = min(MOST_AT_ONCE, max(1, CHUNK // max(1, batch * sum(_bytes_of_row(spec) for spec in specs))))
 
     def read(indices: Any, steps: Any) -> Any:
         found = tf.numpy_function(lambda some: [
-            np.asarray(take_rows(whole[place], some), kind.as_numpy_dtype)
-            for place, kind in zip(in_python, kinds, strict=True)], [indices], kinds) if in_python else []
+            np.asarray(take_rows(whole[index], some), kind.as_numpy_dtype)
+            for index, kind in zip(in_python, kinds, strict=True)], [indices], kinds) if in_python else []
         picked = dict(zip(in_python, found, strict=True))
-        parts = [tf.ensure_shape(picked[place], spec.shape) if place in picked else tf.gather(whole[place], indices)
-                 for place, spec in enumerate(specs)]
+        parts = [tf.ensure_shape(picked[index], spec.shape) if index in picked else tf.gather(whole[index], indices)
+                 for index, spec in enumerate(specs)]
         return tf.nest.pack_sequence_as(like, [_in_steps(part, steps) for part in parts])
 
     def chunks(_: Any) -> Any:

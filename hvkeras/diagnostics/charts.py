@@ -143,15 +143,15 @@ def distribution(groups: Mapping[str, Sequence[float]], x_label: str) -> Chart:
     def draw(axes: Any) -> None:
         colours = colours_of(groups)
         random = np.random.default_rng(0)
-        for place, (name, values) in enumerate(known.items()):
+        for index, (name, values) in enumerate(known.items()):
             if not len(values):
                 continue
             low, first, median, third, high = np.percentile(values, (5, 25, 50, 75, 95))
-            axes.plot([low, high], [place - 0.12] * 2, "|-", color=INK, linewidth=1.2, markersize=8)
-            axes.barh(place - 0.12, third - first, 0.36, left=first, color=colours[name], edgecolor=INK)
-            axes.plot([median] * 2, [place - 0.3, place + 0.06], "-", color=PAPER, linewidth=2.5)
+            axes.plot([low, high], [index - 0.12] * 2, "|-", color=INK, linewidth=1.2, markersize=8)
+            axes.barh(index - 0.12, third - first, 0.36, left=first, color=colours[name], edgecolor=INK)
+            axes.plot([median] * 2, [index - 0.3, index + 0.06], "-", color=PAPER, linewidth=2.5)
             shown = values[np.linspace(0, len(values) - 1, min(len(values), 200)).astype(int)]
-            heights = place + 0.26 + random.uniform(-0.07, 0.07, len(shown))
+            heights = index + 0.26 + random.uniform(-0.07, 0.07, len(shown))
             for chosen, marker in ((shown <= end, "."), (shown > end, ">")):
                 axes.plot(np.minimum(shown, end)[chosen], heights[chosen], marker, markersize=3, color=colours[name],
                           alpha=0.7, clip_on=False, linestyle="none")
@@ -259,11 +259,11 @@ def levels(x: Sequence[float], y: Sequence[int], end: float, x_label: str, y_lab
 
 def _lines(axes: Any, lines: Sequence[Line], points: bool) -> None:
     colours = colours_of(line.name for line in lines)
-    for place, line in enumerate(lines):
-        style = ":" if line.dashed else _DASHES[place % len(_DASHES)]
+    for index, line in enumerate(lines):
+        style = ":" if line.dashed else _DASHES[index % len(_DASHES)]
         colour = INK if line.name == IDEAL else colours[line.name]
         axes.plot(line.x, line.y, style, color=colour, label=line.name, linewidth=1.2 if line.dashed else 2,
-                  marker=_MARKERS[place % len(_MARKERS)] if points and not line.dashed else "",
+                  marker=_MARKERS[index % len(_MARKERS)] if points and not line.dashed else "",
                   markersize=6, markeredgecolor=PAPER)
         if len(line.low) and len(line.high):
             axes.fill_between(line.x, line.low, line.high, color=colour, alpha=0.2, linewidth=0)

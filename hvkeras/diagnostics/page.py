@@ -108,9 +108,9 @@ def table_html(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 def _row(row: Sequence[object], columns: int) -> str:
     cells = []
-    for place, cell in enumerate(row):
-        rest = columns - len(row) + 1 if place == len(row) - 1 else 1
-        words = " class=\"words\"" if place and (rest > 1 or len(str(cell)) > 24) else ""
+    for index, cell in enumerate(row):
+        rest = columns - len(row) + 1 if index == len(row) - 1 else 1
+        words = " class=\"words\"" if index and (rest > 1 or len(str(cell)) > 24) else ""
         span = f" colspan=\"{rest}\"" if rest > 1 else ""
         cells.append(f"<td{words}{span}>{_lines(cell)}</td>")
     return "".join(cells)

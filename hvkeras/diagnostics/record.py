@@ -128,7 +128,7 @@ def _name(rank: int) -> str:
 
 def write_weights(folder: Path, values: Sequence[Array]) -> None:
     """Writes the values of variables, in order, into a folder."""
-    _save(folder / WEIGHTS, {f"{place:06}": value for place, value in enumerate(values)})
+    _save(folder / WEIGHTS, {f"{index:06}": value for index, value in enumerate(values)})
 
 
 def _save(path: Path, arrays: Mapping[str, Array]) -> None:

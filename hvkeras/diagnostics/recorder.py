@@ -38,7 +38,7 @@ from hvkeras.diagnostics.tracer import Tracer
 from hvkeras.host.console import say, summary
 from hvkeras.host.forks import at_exit, detach_in_children
 from hvkeras.host.gpus import gpus_in_use
-from hvkeras.host.machine import resident
+from hvkeras.host.machine import resident_memory
 from hvkeras.job.session import Session, this_process
 
 if TYPE_CHECKING:
@@ -194,12 +194,12 @@ class Recorder:
         store = spans.store()
         collectives = {key: track for key, track in store.collectives().items() if key in rows and len(rows[key].table)}
         steps, calls = rows[STEPS], rows[CALLS].table
-        places = np.searchsorted(steps.table[:, 0], calls) + steps.first
+        indices = np.searchsorted(steps.table[:, 0], calls) + steps.first
         updates = np.concatenate([np.zeros((0, 2)), *(rows[name].table for name in store.updates() if name in rows)])
         inputs = np.concatenate([rows[name].table for name in self.input_waits.tracks() if name in rows])
         return {
             "stamps": steps.table, "first_step": steps.first,
-            "calls": np.column_stack([calls, places[:, 0], places[:, 1] - 1]).astype(np.float64),
+            "calls": np.column_stack([calls, indices[:, 0], indices[:, 1] - 1]).astype(np.float64),
             "inputs": inputs[np.argsort(inputs[:, 1], kind="stable")],
             "updates": updates[np.argsort(updates[:, 1], kind="stable")],
             "collectives": {key: rows[key].table for key in collectives},
@@ -215,7 +215,7 @@ class Recorder:
                 setattr(self._record, name, table)
             self._record.losses = self._losses.rows().table
             self._compare_clocks()
-            self._record.peak_memory = resident("VmHWM") or 0
+            self._record.peak_memory = resident_memory("VmHWM") or 0
             self._record.gpu = gpus_in_use()
             self._record.written = time.time()
             return dataclasses.replace(self._record)

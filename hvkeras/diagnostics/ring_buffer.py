@@ -93,8 +93,8 @@ class Ring:
         """Appends a row of float64 numbers; if `count`, an int64, is 0, the next row overwrites it."""
         with tf.device("CPU:0"):
             row = tf.stack(list(numbers))
-            place = self._count.read_value() % self._slots
-            written = self._rows.scatter_update(tf.IndexedSlices(row, place))
+            index = self._count.read_value() % self._slots
+            written = self._rows.scatter_update(tf.IndexedSlices(row, index))
             with tf.control_dependencies([] if tf.executing_eagerly() else [written.op]):
                 self._count.assign_add(count, read_value=False)
 

@@ -191,16 +191,16 @@ class _Steps:
         if not len(self._inputs):
             return np.zeros_like(times)
         ends = np.maximum.accumulate(self._inputs[:, 1])
-        places = np.searchsorted(ends, times) - 1
-        return np.where(places >= 0, ends[places], 0.0)
+        indices = np.searchsorted(ends, times) - 1
+        return np.where(indices >= 0, ends[indices], 0.0)
 
     def exposed_from(self, runs: Array) -> Array:
         """The time from which each run of a gradient exchange is exposed: once all gradients are ready."""
         if not len(self._ready):
             return runs[:, 0]
-        places = np.minimum(np.searchsorted(self._ready, runs[:, 0]), len(self._ready) - 1)
-        in_backward = (runs[:, 0] > self._arrived[places]) & (runs[:, 0] <= self._ready[places])
-        return np.where(in_backward, self._ready[places], runs[:, 0])
+        indices = np.minimum(np.searchsorted(self._ready, runs[:, 0]), len(self._ready) - 1)
+        in_backward = (runs[:, 0] > self._arrived[indices]) & (runs[:, 0] <= self._ready[indices])
+        return np.where(in_backward, self._ready[indices], runs[:, 0])
 
     def split(self, exposed: Cover, waits: Cover, everything: Cover, updates: Cover, since: float, until: float,
               complete: bool) -> TimeSplit | None:

@@ -74,8 +74,8 @@ def _of_call(call: Array, record: Record) -> list[Step]:
 
 def _consecutive(first: int, begin: float, ends: Sequence[float], ready: Array) -> list[Step]:
     # A busy rank may record the timestamp late, but gradients are ready before their collectives end.
-    return [Step(first + place, first + place, since, until, min(float(moment), until))
-            for place, (since, until, moment) in enumerate(zip([begin, *ends[:-1]], ends, ready, strict=True))]
+    return [Step(first + index, first + index, since, until, min(float(moment), until))
+            for index, (since, until, moment) in enumerate(zip([begin, *ends[:-1]], ends, ready, strict=True))]
 
 
 def _ends(ready: Array, runs: Array) -> list[float]:
@@ -86,9 +86,9 @@ def _ends(ready: Array, runs: Array) -> list[float]:
     """
     runs = runs[np.argsort(runs[:, 0])]
     reached = np.maximum.accumulate(np.concatenate([[-math.inf], runs[:, 1]]))
-    places = np.searchsorted(runs[:, 0], ready, side="right")
+    indices = np.searchsorted(runs[:, 0], ready, side="right")
     ends = []
-    for moment, later, since, until in zip(ready, [*ready[1:], math.inf], places, [*places[1:], len(runs)],
+    for moment, later, since, until in zip(ready, [*ready[1:], math.inf], indices, [*indices[1:], len(runs)],
                                            strict=True):
         busy = np.maximum(reached[since:until + 1], moment)  # end of the busy time before each run, and after the last
         ends.append(float(busy[np.argmax(np.append(runs[since:until, 0], later) - busy)]))
@@ -121,7 +121,7 @@ def events(record: Record, first: int, after: int) -> list[Event]:
         *_collectives(record, wanted, since, until),
     ]
     labels = dict.fromkeys([*ROWS, *sorted((row for row, *_ in found if row not in ROWS), key=_natural)])
-    rows = {row: place + 1 for place, row in enumerate(labels) if any(each[0] == row for each in found)}
+    rows = {row: index + 1 for index, row in enumerate(labels) if any(each[0] == row for each in found)}
     made = [{"name": name, "cat": "collective" if row not in ROWS else row, "ph": "X", "pid": record.rank,
              "tid": rows[row], "ts": round((begin + record.clock_offset) * 1e6, 3),
              "dur": round(max(0.0, end - begin) * 1e6, 3), "args": arguments}
@@ -173,7 +173,7 @@ def _collectives(record: Record, steps: Sequence[Step], since: float, until: flo
         for began, ended in _between(runs, since, until):
             arguments: Event = {"collective": label, "operation": known.get("operation"), "how": known.get("how"),
                                 "bytes": known.get("bytes")}
-            place = bisect.bisect_right(begins, began) - 1
-            if place >= 0 and began < steps[place].end:
-                arguments["step"] = steps[place].index
+            index = bisect.bisect_right(begins, began) - 1
+            if index >= 0 and began < steps[index].end:
+                arguments["step"] = steps[index].index
             yield label, str(known.get("collective") or "collective"), began, ended, arguments

@@ -216,23 +216,23 @@ def _share_clocks(found: Sequence[dict[str, Any]]) -> float | None:
     return None if worst == math.inf else worst
 
 
-def merge_all(place: Path) -> list[Merged]:
+def merge_all(index: Path) -> list[Merged]:
     """Merges every trace in a folder, or a single trace.
 
     Args:
-        place: A folder, or a merged file, which need not exist.
+        index: A folder, or a merged file, which need not exist.
 
     Raises:
         MachineError: A file cannot be written.
         UsageError: No rank's trace was found.
     """
-    folder = place if place.is_dir() else place.parent
+    folder = index if index.is_dir() else index.parent
     names = os.listdir(folder) if folder.is_dir() else []
     found = {folder / f"{match[1]}{match[3]}" for name in names if (match := _RANK_FILE.fullmatch(name))}
-    merged = [merge(path) for path in sorted(found) if place.is_dir() or path.name == place.name]
+    merged = [merge(path) for path in sorted(found) if index.is_dir() or path.name == index.name]
     if not merged:
         raise UsageError(explain("Ranks must have written traces there, in files such as trace.rank.0.json",
                                  "record with hvkeras run --trace-steps 100:120, and name that folder or trace file",
-                                 place=str(place)))
+                                 place=str(index)))
     return [one for one in merged if one is not None]
 

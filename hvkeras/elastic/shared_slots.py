@@ -47,13 +47,13 @@ class SlotAssignment:
 
     Attributes:
         ranks: The number of ranks.
-        places: The places in the optimizer's list of variables.
+        indices: The indices in the optimizer's list of variables.
         dtypes: The names of the dtypes.
         bounds: Rank r has the elements `[bounds[r], bounds[r + 1])`.
     """
 
     ranks: int
-    places: list[int] = field(default_factory=list)
+    indices: list[int] = field(default_factory=list)
     dtypes: list[str] = field(default_factory=list)
     bounds: list[tuple[int, ...]] = field(default_factory=list)
 
@@ -66,8 +66,8 @@ class SlotAssignment:
                 yield range(start, each)
                 start, size = each, 0
             size += own
-        if start < len(self.places):
-            yield range(start, len(self.places))
+        if start < len(self.indices):
+            yield range(start, len(self.indices))
 
     def range_of(self, rank: int, each: int) -> Range:
         """The elements of a variable that a rank has."""
@@ -75,11 +75,11 @@ class SlotAssignment:
 
     def has_part(self, rank: int) -> bool:
         """Whether a rank has anything."""
-        return any(start < stop for _, start, stop in (self.range_of(rank, each) for each in range(len(self.places))))
+        return any(start < stop for _, start, stop in (self.range_of(rank, each) for each in range(len(self.indices))))
 
     def bytes_of(self, rank: int) -> int:
         """The bytes that a rank has."""
-        ranges = [self.range_of(rank, each) for each in range(len(self.places))]
+        ranges = [self.range_of(rank, each) for each in range(len(self.indices))]
         return sum((stop - start) * int(tf.as_dtype(dtype).size)
                    for (_, start, stop), dtype in zip(ranges, self.dtypes, strict=True))
 
@@ -104,7 +104,7 @@ class KeptSlots:
 
     def ranks(self) -> list[int]:
         """The ranks whose parts it has."""
-        return sorted({self.rank, *self.guarded}) if self.assignment.places else []
+        return sorted({self.rank, *self.guarded}) if self.assignment.indices else []
 
     def part(self, rank: int) -> list[Any]:
         """The part of a rank: flat tensors or arrays."""
@@ -170,7 +170,7 @@ class SharedSlots:
         topology = current_session().topology
         assignment, slots = self._assignment()
         new = KeptSlots(self._number + 1, topology.rank, assignment, self._snapshot(slots))
-        if for_others and topology.size > 1 and assignment.places:
+        if for_others and topology.size > 1 and assignment.indices:
             chosen = guards(topology.host_numbers, staying)
             new.guarded = self._exchanged(new, chosen)
             self._pending = new
@@ -187,7 +187,7 @@ class SharedSlots:
     def memory(self) -> tuple[int, int]:
         """The bytes of this rank's part, and of those of other ranks that it keeps."""
         kept = self.kept
-        if not kept.assignment.places:
+        if not kept.assignment.indices:
             return 0, 0
         return kept.assignment.bytes_of(kept.rank), sum(kept.assignment.bytes_of(rank) for rank in kept.guarded)
 
@@ -234,9 +234,9 @@ class SharedSlots:
         state.forget()
 
     def _own_slots(self) -> tuple[list[int], list[Any]]:
-        shared = [(place, one) for place, one in enumerate(compat.optimizer_variables(self.optimizer))
+        shared = [(index, one) for index, one in enumerate(compat.optimizer_variables(self.optimizer))
                   if _is_shared(one)]
-        return [place for place, _ in shared], [one.slot for _, one in shared]
+        return [index for index, _ in shared], [one.slot for _, one in shared]
 
     def _fits(self) -> bool:
         """Whether this rank has the part now that it had when it kept the state."""
@@ -283,7 +283,7 @@ class SharedSlots:
             return False
         if not self._is_for_present_ranks():
             self._part.reshard(variables)
-        if not assignment.places:  # rank 0 had all of it, and has now assigned it to the parts
+        if not assignment.indices:  # rank 0 had all of it, and has now assigned it to the parts
             return False
         servers = _servers(assignment, [ranks for ranks, _ in told])
         parts = {} if mine is None else {rank: mine.part(rank) for rank in mine.ranks()
@@ -295,11 +295,11 @@ class SharedSlots:
         """Sends each rank what belongs to its part now."""
         topology = current_session().topology
         now, slots = self._assignment()
-        of_index = {place: each for each, place in enumerate(now.places)}
+        of_index = {index: each for each, index in enumerate(now.indices)}
         everything = compat.optimizer_variables(self.optimizer)
 
         def wanted(rank: int, each: int) -> tuple[int, int]:
-            assigned = of_index.get(assignment.places[each])
+            assigned = of_index.get(assignment.indices[each])
             return (0, assignment.bounds[each][-1]) if assigned is None else now.range_of(rank, assigned)[1:]
 
         def ranges(sender: int, receiver: int, each: int) -> list[Range]:
@@ -319,8 +319,9 @@ class SharedSlots:
             buffers[each][first - start : last - start] = values
         with graphs.eagerly():
             for each, values in buffers.items():
-                assigned = of_index.get(assignment.places[each])
-                target = compat.as_tf_variable(everything[assignment.places[each]]) if assigned is None else slots[assigned]
+                assigned = of_index.get(assignment.indices[each])
+                target = (compat.as_tf_variable(everything[assignment.indices[each]]) if assigned is None
+                          else slots[assigned])
                 target.assign(values.reshape(tuple(target.shape)))
         if (state := self._part.sharded_state) is not None:
             state.forget()

@@ -43,9 +43,9 @@ class Snapshot:
         return [value if isinstance(value, np.ndarray) else compat.as_array(value) for value in self.values()]
 
     def _copy(self) -> None:
-        for place, value in enumerate(self._values):
+        for index, value in enumerate(self._values):
             if _is_elsewhere(value):
-                self._values[place] = value.numpy()
+                self._values[index] = value.numpy()
 
 
 class SnapshotReader:

@@ -195,7 +195,7 @@ class TensorFlowKerasState(_VariableState):
     def _save_values(self) -> None:
         super()._save_values()
         self._shared_indices = frozenset(
-            place for place, one in enumerate(self._optimizer_variables()) if _is_shared(one))
+            index for index, one in enumerate(self._optimizer_variables()) if _is_shared(one))
         self._learned = [compat.learned_state(layer) for layer in compat.learned_layers(self.model)]
 
     def restore(self) -> None:
@@ -311,7 +311,7 @@ class TensorFlowKerasState(_VariableState):
         """
         values, attributes, learned, *parts = saved
         slots = self._shared_slots()
-        before, self._shared_indices = self._shared_indices, frozenset(parts[0]["assignment"]["places"] if parts
+        before, self._shared_indices = self._shared_indices, frozenset(parts[0]["assignment"]["indices"] if parts
                                                                        else ())
         try:
             super().take((values, attributes))
@@ -327,7 +327,7 @@ class TensorFlowKerasState(_VariableState):
 
     def _saved_variables(self) -> list[Any]:
         return compat.model_weights(self.model) + [
-            one for place, one in enumerate(self._optimizer_variables()) if place not in self._shared_indices]
+            one for index, one in enumerate(self._optimizer_variables()) if index not in self._shared_indices]
 
     def _optimizer_variables(self) -> list[Any]:
         optimizer = self.optimizer

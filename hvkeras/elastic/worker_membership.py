@@ -161,7 +161,7 @@ class WorkerMembership:
         self.commit, self.has_joined_at_start, self.has_joined_others = answer.commit, True, True
         self._set_policy(FailurePolicy(True, restart=self._restart_program))
         try:
-            session = self._open_generation(answer.place)
+            session = self._open_generation(answer.variables)
         except PeerError:
             if not _has_outlived_failure():
                 raise
@@ -191,7 +191,7 @@ class WorkerMembership:
             if answer is None:
                 return False
             try:
-                session = self._open_generation(answer.place)
+                session = self._open_generation(answer.variables)
             except PeerError:
                 if not _has_outlived_failure():
                     raise
@@ -207,13 +207,13 @@ class WorkerMembership:
             recording().finish()
         this_process().disconnect()
 
-    def _open_generation(self, place: Mapping[str, str]) -> Session:
+    def _open_generation(self, assigned: Mapping[str, str]) -> Session:
         """Opens the session of a generation.
 
         Args:
-            place: The variables that a launcher gives to a rank in this place.
+            assigned: The variables that a launcher sets for this rank.
         """
-        variables = {**os.environ, hvkeras_run.STANDBY: "", **place}
+        variables = {**os.environ, hvkeras_run.STANDBY: "", **assigned}
         this_process().session = None
         return open_session(detect_launch(variables), Settings(variables), self._requested, self._policy)
 

@@ -24,7 +24,7 @@ from hvkeras.diagnostics import recorder
 from hvkeras.gradients.options import Options, ReductionOptions
 from hvkeras.gradients.plain_update import DenseUpdate, PlainUpdate
 from hvkeras.host.console import prints_at, say
-from hvkeras.host.machine import available
+from hvkeras.host.machine import available_memory
 from hvkeras.job.session import current_session
 
 Specs = Mapping[int, Any]  # the `tf.TensorSpec` of each dense gradient, by its index
@@ -35,7 +35,7 @@ UpdateOfOne = Callable[..., None]  # takes a gradient and its `variable`
 LEAST_TRAFFIC, LEAST_TRAFFIC_EACH = 32 * 1024**2, 512 * 1024
 LEAST_BYTES = 1024**2  # of dense gradients; for fewer, no optimizer is looked at
 SLOW = 2.0  # seconds of compiling after which a line says so
-MEMORY_SHARE = 0.25  # maximum share of the memory that is available, for compiling before the first step
+MEMORY_SHARE = 0.25  # maximum share of the memory that is available_memory, for compiling before the first step
 DTYPES = (tf.float32, tf.float64)
 
 
@@ -271,7 +271,7 @@ def _objection_to_gradients(wanted: bool | str, dense: Specs, variables: Sequenc
 
 def _has_memory_for(function: CompiledFunction) -> bool:
     """Whether the ranks of this host can all compile a function before it runs."""
-    room = available()
+    room = available_memory()
     return room is None or function.memory_to_compile() * current_session().topology.local_size <= MEMORY_SHARE * room
 
 

@@ -39,9 +39,9 @@ def room_left(path: Path) -> int | None:
     Args:
         path: The file or folder, which need not exist.
     """
-    for place in (path, *path.parents):
+    for index in (path, *path.parents):
         with contextlib.suppress(OSError):
-            return shutil.disk_usage(place).free
+            return shutil.disk_usage(index).free
     return None
 
 

@@ -130,15 +130,15 @@ def _version(package: str) -> str:
 _STATUS, _HOST, _CONTAINER = Path("/proc/self/status"), Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 
 
-def resident(name: str) -> int | None:
-    """Returns resident memory in bytes, current (`VmRSS`) or peak (`VmHWM`); None where Linux does not report it."""
+def resident_memory(name: str) -> int | None:
+    """Returns resident_memory memory in bytes, current (`VmRSS`) or peak (`VmHWM`); None where Linux does not report it."""
     if not _STATUS.exists():
         return None
     found = re.search(rf"^{name}:\s+(\d+) kB", _STATUS.read_text(), re.MULTILINE)
     return int(found[1]) * 1024 if found else None
 
 
-def available() -> int | None:
+def available_memory() -> int | None:
     """Returns how many bytes this host, or the container, has left without swapping; None where Linux does not say."""
     rooms = [_number(_HOST, "MemAvailable:") * 1024] if _HOST.exists() else []
     limit = _CONTAINER / "memory.max"  # of a container, as cgroups of version 2 describe it

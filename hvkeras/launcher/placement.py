@@ -37,11 +37,11 @@ class HostRanks:
     local: bool
 
 
-def place(count: int | None, hosts: str | None, hostfile: str | None) -> list[HostRanks]:
+def place_ranks(count: int | None, hosts: str | None, hostfile: str | None) -> list[HostRanks]:
     """Distributes ranks over hosts, filling each host's slots in the given order.
 
     Example:
-        >>> place(3, "node1:2,node2:2", None)[1].ranks
+        >>> place_ranks(3, "node1:2,node2:2", None)[1].ranks
         (2,)
 
     Args:
@@ -56,7 +56,8 @@ def place(count: int | None, hosts: str | None, hostfile: str | None) -> list[Ho
         UsageError: The arguments cannot be read, contradict each other, or request too many ranks.
     """
     if hosts and hostfile:
-        raise UsageError(explain("Hosts must come from one place", "leave out either -H or -hostfile", hosts=hosts,
+        raise UsageError(explain("Hosts must come from one place_ranks", "leave out either -H or -hostfile",
+                                 hosts=hosts,
                                  hostfile=hostfile))
     if count is not None and count < 1:
         raise UsageError(explain("The number of processes must be at least 1", "-np 2", np=count))

@@ -77,10 +77,10 @@ class Printer:
         """
         if self._folder is None:
             return
-        place = self._folder / f"rank.{worker:0{self._width}}"
-        place.mkdir(parents=True, exist_ok=True)
+        index = self._folder / f"rank.{worker:0{self._width}}"
+        index.mkdir(parents=True, exist_ok=True)
         for stream in self._screens:
-            path = place / stream
+            path = index / stream
             path.open(self._mode).close()
             self._paths[worker, stream] = path
 

@@ -35,5 +35,5 @@ def run(order: SlotOrder) -> Iterator[bytes]:
         variables[VISIBLE] = devices
     if order.as_horovod:
         variables = {**as_horovod.environment({**os.environ, **variables})}
-    place = task.attemptNumber() * 10_000 + task.partitionId()
-    yield pickle.dumps(serve(order.address, order.secret, place, order.call, variables, order.commits))
+    index = task.attemptNumber() * 10_000 + task.partitionId()
+    yield pickle.dumps(serve(order.address, order.secret, index, order.call, variables, order.commits))

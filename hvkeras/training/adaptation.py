@@ -169,5 +169,5 @@ def _thinned(points: Any, most: int) -> Any:
         return points
     reached = np.cumsum(points[1])
     share = reached[-1] / most
-    places = np.searchsorted(reached, (np.arange(most) + 0.5) * share)
-    return np.stack([points[0, np.minimum(places, points.shape[1] - 1)], np.full(most, share)])
+    indices = np.searchsorted(reached, (np.arange(most) + 0.5) * share)
+    return np.stack([points[0, np.minimum(indices, points.shape[1] - 1)], np.full(most, share)])

@@ -205,7 +205,7 @@ def _require_batches(ranks: Sequence[int], batches: Sequence[int | None]) -> Non
 
 
 def _require_equal(ranks: Sequence[int], values: Sequence[Any], name: str, wrong: str) -> None:
-    other = next((place for place, value in enumerate(values) if value != values[0]), None)
+    other = next((index for index, value in enumerate(values) if value != values[0]), None)
     if other is not None:
         shown = name
         if name == "validates":

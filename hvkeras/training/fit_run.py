@@ -246,8 +246,8 @@ class FitRun:
         if self._timers:
             everyone = allgather_object([timer.rank_times() for timer in self._timers], name="the times of TensorBoard",
                                         process_set=self.process_set)
-            for place, timer in enumerate(self._timers):
-                timer.write_rank_times(epoch, {rank: times[place] for rank, times in
+            for index, timer in enumerate(self._timers):
+                timer.write_rank_times(epoch, {rank: times[index] for rank, times in
                                                zip(self.process_set.ranks, everyone, strict=True)})
 
     def gather_state(self, at_end: bool) -> None:
@@ -389,8 +389,8 @@ def _fingerprint(data: Any) -> Any:
         if not hasattr(leaf, "shape") or not hasattr(leaf, "__array__") or not len(leaf.shape):
             return None
         count = int(leaf.shape[0])
-        places = np.linspace(0, max(count - 1, 0), min(count, 16)).astype(int)
-        rows = leaf.iloc[places] if hasattr(leaf, "iloc") else [np.asarray(leaf[place]) for place in places.tolist()]
+        indices = np.linspace(0, max(count - 1, 0), min(count, 16)).astype(int)
+        rows = leaf.iloc[indices] if hasattr(leaf, "iloc") else [np.asarray(leaf[index]) for index in indices.tolist()]
         digest.update(repr(tuple(leaf.shape)).encode() + np.ascontiguousarray(rows).tobytes())
     return digest.hexdigest()
 

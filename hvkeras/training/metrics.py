@@ -100,8 +100,8 @@ def merge(model: Any, process_set: ProcessSet, what: str, own: list[list[MetricS
     _require_same(present, what)
     kept = _merged[model] = []
     metrics = _flat(compat.metric_groups(model)) if own is not None else []
-    for place, metric in enumerate(metrics):
-        merged = merge_states(metric, [states[place].values for _, states in present])
+    for index, metric in enumerate(metrics):
+        merged = merge_states(metric, [states[index].values for _, states in present])
         for variable, value in zip(metric.variables, merged, strict=True):
             mine = np.asarray(variable)
             variable.assign(np.asarray(value).astype(mine.dtype))

@@ -57,15 +57,15 @@ def require_equal_arguments(ranks: Sequence[int], everyone: Sequence[Arguments])
     first = dict(everyone[0])
     for rank, arguments in zip(ranks[1:], everyone[1:], strict=True):
         other = dict(arguments)
-        for place in {**first, **other}:
-            if first.get(place) != other.get(place):
+        for index in {**first, **other}:
+            if first.get(index) != other.get(index):
                 raise UsageError(explain(
-                    f"All ranks must compile the model alike, but {place} differs", "pass the same losses, weights,"
+                    f"All ranks must compile the model alike, but {index} differs", "pass the same losses, weights,"
                     " metrics and optimizer to compile() on every rank",
-                    **{f"rank_{ranks[0]}": first.get(place, "nothing"), f"rank_{rank}": other.get(place, "nothing")}))
+                    **{f"rank_{ranks[0]}": first.get(index, "nothing"), f"rank_{rank}": other.get(index, "nothing")}))
 
 
-def _leaves(place: str, thing: Any, depth: int) -> Iterator[tuple[str, str]]:
+def _leaves(index: str, thing: Any, depth: int) -> Iterator[tuple[str, str]]:
     """Yields the place and the description of each leaf of a nested value."""
     if depth and isinstance(thing, Mapping):
         for key in sorted(thing, key=str):
@@ -73,35 +73,35 @@ def _leaves(place: str, thing: Any, depth: int) -> Iterator[tuple[str, str]]:
                 value = thing[key]
                 if key == "name" and isinstance(value, str):
                     value = re.sub(r"_\d+$", "", value)  # the number depends on what the process made before
-                yield from _leaves(f"{place}[{key!r}]", value, depth - 1)
+                yield from _leaves(f"{index}[{key!r}]", value, depth - 1)
     elif depth and isinstance(thing, (list, tuple)):
         for number, value in enumerate(thing):
-            yield from _leaves(f"{place}[{number}]", value, depth - 1)
+            yield from _leaves(f"{index}[{number}]", value, depth - 1)
     elif depth and isinstance(thing, functools.partial):
-        yield from _leaves(place, thing.func, depth - 1)
-        yield from _leaves(f"{place}'s arguments", [*thing.args, thing.keywords], depth - 1)
+        yield from _leaves(index, thing.func, depth - 1)
+        yield from _leaves(f"{index}'s arguments", [*thing.args, thing.keywords], depth - 1)
     elif depth and hasattr(thing, "__code__"):
-        yield from _of_function(place, thing, depth - 1)
+        yield from _of_function(index, thing, depth - 1)
     elif _CONFIGURED & {base.__name__ for base in type(thing).__mro__}:
-        yield place, type(thing).__name__
-        yield from _leaves(place, _config(thing), depth - 1)
+        yield index, type(thing).__name__
+        yield from _leaves(index, _config(thing), depth - 1)
     else:
-        yield place, _one(thing)
+        yield index, _one(thing)
 
 
-def _of_function(place: str, function: Any, depth: int) -> Iterator[tuple[str, str]]:
+def _of_function(index: str, function: Any, depth: int) -> Iterator[tuple[str, str]]:
     code: CodeType = function.__code__
-    yield place, getattr(function, "__qualname__", type(function).__name__)
+    yield index, getattr(function, "__qualname__", type(function).__name__)
     plain = [constant for constant in code.co_consts if isinstance(constant, (bool, int, float))]
-    yield f"{place}'s code", f"{', '.join(code.co_names)} {plain}"
+    yield f"{index}'s code", f"{', '.join(code.co_names)} {plain}"
     closure = getattr(function, "__closure__", None) or ()
     for name, cell in zip(code.co_freevars, closure, strict=False):
         try:
             value = cell.cell_contents
         except ValueError:  # the cell is still empty
             continue
-        yield from _leaves(f"{place}'s {name}", value, depth)
-    yield from _leaves(f"{place}'s defaults", getattr(function, "__defaults__", None) or (), depth)
+        yield from _leaves(f"{index}'s {name}", value, depth)
+    yield from _leaves(f"{index}'s defaults", getattr(function, "__defaults__", None) or (), depth)
 
 
 def _config(thing: Any) -> Any:

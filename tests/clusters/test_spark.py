@@ -201,8 +201,8 @@ def test_ranks_of_a_host_are_neighbours_and_reduce_between_hosts(on_cluster: Cal
     found, out = on_cluster(name, "gpus_of_spark_are_spread_over_the_tasks").result(name, 0)
     first = found[0][1]
     second = next(other for other in ("host0", "host1") if other != first)
-    places = [(0, first, 0, 2, 0), (1, first, 1, 2, 0), (2, second, 0, 2, 1), (3, second, 1, 2, 1)]
-    assert [tuple(each[:5]) for each in found] == places
+    indices = [(0, first, 0, 2, 0), (1, first, 1, 2, 0), (2, second, 0, 2, 1), (3, second, 1, 2, 1)]
+    assert [tuple(each[:5]) for each in found] == indices
     assert sorted(each[5] for each in found) == ["0,1", "0,1", "2,3", "2,3"]
     assert [each[6:] for each in found] == [[10.0, "native"]] * 4
     assert out == [f"[{rank}] the sum is 10.0" for rank in range(4)]

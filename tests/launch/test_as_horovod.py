@@ -44,8 +44,8 @@ def told(text: str) -> list[dict[str, Any]]:
 def require_ways_of_keras_2(found: list[dict[str, Any]], legacy: bool) -> None:
     for rank in found:
         ways = rank["ways"]
-        places, same = ways.pop("places"), ways.pop("same")
-        assert places == list(range(len(places)))
+        indices, same = ways.pop("places"), ways.pop("same")
+        assert indices == list(range(len(indices)))
         assert all(same)
         assert ways.pop("slots") == 9 + (not legacy)  # of Adam; the rate is a variable of Keras 3
         only = {"lr=": 0.5, "stepped": [1.5, -4.5, 2], "evaluated": True, "predicted": [8, 2]}

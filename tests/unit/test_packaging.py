@@ -199,8 +199,8 @@ def _installed_in_place(checkout: Path, folder: Path, path: str) -> Path:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True, timeout=60)
     others = folder / "others"
     others.mkdir()
-    for place in map(Path, site.getsitepackages()):
-        for package in place.iterdir():
+    for index in map(Path, site.getsitepackages()):
+        for package in index.iterdir():
             if not package.name.startswith("hvkeras") and package.suffix != ".pth":
                 (others / package.name).symlink_to(package)
     (packages,) = folder.glob("lib/python*/site-packages")

@@ -178,10 +178,10 @@ class ParquetShare:
         enough = max(batch_size, self._pool_rows() if pool is None else pool) if shuffle else batch_size
         waiting: list[Arrays] = []
         rows = 0
-        for place, number in enumerate(order):
+        for index, number in enumerate(order):
             waiting.append(self._kept[number] if self._kept is not None else self._read(self._pieces[number]))
             rows += self._pieces[number].count
-            last = place == len(self._pieces) - 1
+            last = index == len(self._pieces) - 1
             if rows < enough and not last:
                 continue
             pooled = _joined(waiting)

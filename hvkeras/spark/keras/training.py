@@ -170,8 +170,8 @@ class _Rank:
     def _dataset(self, path: str, batch_size: int, steps: int | None, training: bool = False) -> Any:
         import tensorflow as tf
 
-        filesystem, place = self._plan.store.located(path)
-        share = ParquetShare(filesystem, place, self._plan.columns, hvd.rank(), hvd.size(), training,
+        filesystem, index = self._plan.store.located(path)
+        share = ParquetShare(filesystem, index, self._plan.columns, hvd.rank(), hvd.size(), training,
                              self._objects["transform"])
         if self._plan.in_memory:
             share.keep_in_memory()

@@ -150,8 +150,8 @@ def test_chains_stay_finite_and_are_distinguished_from_wrong_ones(ranks: int, la
         total = tensors[0].copy()
         for each in tensors[1:]:
             total += each
-        place = int(name.rsplit(maxsplit=1)[-1])
-        tensors[:] = [total * np.float32(task.scale) if place % task.period == 0 else total] * ranks
+        index = int(name.rsplit(maxsplit=1)[-1])
+        tensors[:] = [total * np.float32(task.scale) if index % task.period == 0 else total] * ranks
         return total
 
     result = task.chained(reduce, tensors[0])

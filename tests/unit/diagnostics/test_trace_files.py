@@ -89,8 +89,8 @@ def test_files_of_earlier_jobs_stay_out(tmp_path: Path) -> None:
 
 
 def test_misuse(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for place in (tmp_path, tmp_path / "missing", tmp_path / "missing" / "trace.json"):
-        assert main(["trace", str(place)]) == 2
+    for index in (tmp_path, tmp_path / "missing", tmp_path / "missing" / "trace.json"):
+        assert main(["trace", str(index)]) == 2
         assert "HINT: record with hvkeras run --trace-steps 100:120" in capsys.readouterr().err
     for content in ("{", "[]", "{}", '{"traceEvents": [], "otherData": {"size": 2}}'):
         (tmp_path / "trace.rank.0.json").write_text(content)

@@ -20,7 +20,7 @@ VERSIONS = {"Python": "3.11.7", "hvkeras": "0.1.0", "TensorFlow": "2.21.0", "Ker
 
 
 def check(*changes: dict[str, str], rank: int = 0) -> None:
-    facts = [{"host": f"node{place}", "versions": VERSIONS | change} for place, change in enumerate(({}, *changes))]
+    facts = [{"host": f"node{index}", "versions": VERSIONS | change} for index, change in enumerate(({}, *changes))]
     check_versions(Launch("none", rank, len(facts)), Settings({}), facts)
 
 

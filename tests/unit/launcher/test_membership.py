@@ -214,8 +214,8 @@ def test_a_worker_learns_its_rank_over_the_membership_channel(serving: Callable[
     assert membership.ranks == [1]
     (answer,) = answers
     assert answer.commit == 5
-    assert (answer.place["HVKERAS_RUN_RANK"], answer.place["HVKERAS_RUN_SIZE"]) == ("0", "1")
-    assert answer.place["HVKERAS_RUN_CONTROL"] == "{}:{}".format(*membership.server.address)
+    assert (answer.variables["HVKERAS_RUN_RANK"], answer.variables["HVKERAS_RUN_SIZE"]) == ("0", "1")
+    assert answer.variables["HVKERAS_RUN_CONTROL"] == "{}:{}".format(*membership.server.address)
 
 
 def test_a_newcomer_that_fails_does_not_end_the_generation(serving: Callable[..., Any]) -> None:
