@@ -1,7 +1,7 @@
 """The API reference of the site: a page for each module that has public names, and an index of all names.
 
-The names are read from the sources, which need not be importable: those of `hvkeras` itself from the table in its
-`__init__`, those of its public modules from their `__all__`.
+The names are read from the sources, which need not be importable: those of `hvkeras` itself from its stub, those of its
+public modules from their `__all__`, or from their stub.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def on_files(files: Files, config: Any) -> Files:
 def _pages() -> dict[str, tuple[Sequence[str], str]]:
     """The public names of each module that has a page, and how users write them."""
     pages: dict[str, tuple[Sequence[str], str]] = {
-        module: (names, "hvd") for module, names in _literal("hvkeras", "_HOMES").items()}
+        module: (names, "hvd") for module, names in _stub("hvkeras").items()}
     for module in (*MODULES, *ALIASES):
         names = _names(module) if module != INTERFACE else [
             statement.name for statement in _tree(module).body
@@ -56,7 +56,17 @@ def _names(module: str) -> Sequence[str]:
     try:
         return _literal(module, "__all__")
     except LookupError:
-        return [name for names in _literal(module, "_HOMES").values() for name in names]
+        return [name for names in _stub(module).values() for name in names]
+
+
+def _stub(package: str) -> dict[str, list[str]]:
+    """The names that the stub of a package exports, by the module that each comes from."""
+    tree = ast.parse((ROOT.joinpath(*package.split(".")) / "__init__.pyi").read_text())
+    found: dict[str, list[str]] = {}
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found.setdefault(f"{package}.{node.module}", []).extend(alias.name for alias in node.names)
+    return found
 
 
 def _module_page(module: str, names: Sequence[str], prefix: str) -> str:

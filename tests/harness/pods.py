@@ -18,7 +18,7 @@ JOB, SERVICE = "train", "workers"
 class Pods:
     """Some pods, whose containers may be started again and again."""
 
-    def __init__(self, network: hosts.Network) -> None:
+    def __init__(self, network: hosts.VirtualNetwork) -> None:
         self._hosts = network.hosts
         self._started: list[subprocess.Popen[str]] = []
 

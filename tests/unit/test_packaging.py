@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from email import message_from_bytes
 from email.message import Message
 from importlib.machinery import ModuleSpec
-from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
 
+from harness.launchers import clean_environment
 from harness.processes import run_python
 from hvkeras.backends import cpp_library as paths
 from hvkeras.backends.cpp_library import path_of
@@ -174,16 +174,6 @@ def _without_link(checkout: Path) -> Iterator[None]:
         (checkout / "hvkeras" / "backends").symlink_to("../backends")
 
 
-@pytest.mark.skipif("dir_info" in str(distribution("hvkeras").read_text("direct_url.json")),
-                    reason="hvkeras is installed from its sources")
-def test_the_checkout_says_why_it_cannot_be_imported(checkout: Path) -> None:
-    with _without_link(checkout):
-        done = run_python("import hvkeras", cwd=checkout)
-    assert done.returncode == 1
-    assert "hvkeras must be installed to be imported" in done.stderr.splitlines()[-1]
-    assert "HINT: run from another folder" in done.stderr.splitlines()[-1]
-
-
 # Says whether the native engine is there, and which of some files count as the user's code.
 PROGRAM = """from importlib.util import find_spec
 from hvkeras.backends.native import NativeBackend
@@ -192,6 +182,49 @@ print(NativeBackend.availability().ok, NativeBackend.availability().reason)
 names = ("hvkeras.cli.main", "hvkeras.backends.native", "tensorflow", "rich")
 print("own code:", [not is_library(find_spec(name).origin) for name in names])
 """
+
+# Imports every path that Horovod's scripts or our documents name. Spark and Ray need not be installed.
+PUBLIC_PATHS = """import importlib, pkgutil
+names = ["hvkeras." + name for name in (
+    "callbacks", "elastic", "parameter_server", "typing", "errors", "runner", "backends.interface",
+    "backends.capabilities", "backends.contract", "horovod.as_horovod", "spark", "ray.ray_settings", "common",
+    "tensorflow", "keras")]
+for name in list(names)[-3:]:
+    names += [found.name for found in pkgutil.walk_packages(importlib.import_module(name).__path__, name + ".")]
+for name in names:
+    importlib.import_module(name)
+import hvkeras
+print(len(names), len([getattr(hvkeras, name) for name in hvkeras.__all__]))
+"""
+
+
+def _imports_every_public_path(python: Path | str, folder: Path, **variables: str) -> None:
+    done = subprocess.run([python, "-c", PUBLIC_PATHS], cwd=folder, capture_output=True, text=True, timeout=120,
+                          env={**clean_environment(folder), **variables})
+    assert done.returncode == 0, done.stderr
+    paths, names = map(int, done.stdout.split())
+    assert paths > 25 and names > 80
+
+
+def test_the_source_tree_can_be_imported_as_it_stands(checkout: Path) -> None:
+    with _without_link(checkout):
+        done = run_python(PROGRAM, cwd=checkout)
+        assert done.stdout.startswith("False its C++ library was not built"), done.stderr
+        assert done.stdout.splitlines()[-1] == "own code: [False, False, False, True]"
+
+
+@pytest.mark.slow
+def test_the_source_distribution_has_every_public_path(source_distribution: Path, tmp_path: Path) -> None:
+    with tarfile.open(source_distribution) as archive:
+        archive.extractall(tmp_path, filter="data")
+    [folder] = tmp_path.iterdir()
+    _imports_every_public_path(sys.executable, folder)
+
+
+@pytest.mark.slow
+def test_the_wheel_has_every_public_path(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
+    wheel.extractall(tmp_path / "installed")
+    _imports_every_public_path(sys.executable, tmp_path, PYTHONPATH=str(tmp_path / "installed"))
 
 
 def _installed_in_place(checkout: Path, folder: Path, path: str) -> Path:
@@ -225,6 +258,7 @@ def test_an_editable_installation_works(link: bool, compiler: bool, checkout: Pa
                       "print(hvd.__file__, hvd.allreduce(tf.constant(2.0), op=hvd.Sum).numpy())\n")
     with contextlib.nullcontext() if link else _without_link(checkout):
         python = _installed_in_place(checkout, tmp_path / "environment", path)
+        _imports_every_public_path(python, tmp_path)
         for folder in (tmp_path, checkout):
             done = subprocess.run([python, "-c", PROGRAM], cwd=folder, capture_output=True, text=True, timeout=60)
             assert done.stdout.startswith("True" if compiler else "False its C++ library was not built"), done.stderr

@@ -15,8 +15,8 @@ from harness.processes import run_python
 
 pytestmark = pytest.mark.check
 
-# Packages whose names are looked up on first use. What `hvkeras.elastic` loads late are its callbacks.
-LAZY = ("hvkeras", "hvkeras.elastic", "hvkeras.tensorflow", "hvkeras.tensorflow.sync_batch_norm")
+# Modules with some names that are looked up on first use, such as the callbacks of `hvkeras.elastic`.
+LAZY = ("hvkeras.elastic", "hvkeras.tensorflow", "hvkeras.tensorflow.sync_batch_norm")
 
 
 def _tree(module: str) -> ast.Module:
@@ -33,25 +33,30 @@ def _for_checkers(module: str) -> dict[str, str]:
             for alias in node.names}
 
 
-def test_checkers_see_the_names_of_the_table():
-    seen = _for_checkers("hvkeras")
-    assert seen == {**hvkeras._ORIGIN, **dict.fromkeys(hvkeras._MODULES, "hvkeras")}
-    assert {*seen, "__version__"} == set(hvkeras.__all__)
+def _stub(module: str) -> dict[str, str]:
+    """The names in the stub of a package, and the module of each; "" for submodules."""
+    path = Path(str(importlib.import_module(module).__file__)).with_suffix(".pyi")
+    imports = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.ImportFrom)]
+    assert imports and all(node.level == 1 for node in imports)
+    assert all(alias.asname == alias.name for node in imports for alias in node.names)  # an explicit export
+    return {alias.name: node.module or "" for node in imports for alias in node.names}
 
 
-def test_checkers_see_the_names_of_spark():
-    from hvkeras import spark  # its names themselves need pyspark
+@pytest.mark.parametrize("module", ["hvkeras", "hvkeras.spark"])
+def test_the_stub_names_what_the_package_has(module):
+    package = importlib.import_module(module)
+    assert _stub(module).keys() == set(package.__all__) <= set(dir(package))
+    for name, home in _stub(module).items():
+        if module == "hvkeras" and home:  # those of Spark need pyspark
+            assert getattr(package, name) is getattr(importlib.import_module(f"{module}.{home}"), name), name
+        path = Path(package.__path__[0]).joinpath(*(home or name).split("."))
+        assert path.with_suffix(".py").is_file() or path.is_dir()
 
-    assert _for_checkers("hvkeras.spark") == spark._ORIGIN
-    assert set(spark.__all__) == set(spark._ORIGIN)
 
-
-def test_every_import_for_checkers_is_an_explicit_export():
-    aliases = [alias for node in ast.walk(_tree("hvkeras")) if isinstance(node, ast.ImportFrom)
-               for alias in node.names if alias.name in hvkeras.__all__]
-    assert [alias.name for alias in aliases if alias.asname not in (alias.name, None)] == []
-    exported = {alias.name for alias in aliases if alias.asname == alias.name}
-    assert exported == set(hvkeras.__all__) - {"__version__"}
+def test_a_name_that_is_misspelt_is_no_attribute():
+    with pytest.raises(AttributeError, match="module 'hvkeras' has no attribute 'shrad'") as raised:
+        hvkeras.shrad  # noqa: B018
+    assert (raised.value.name, raised.value.obj) == ("shrad", hvkeras)  # by which Python suggests `shard`
 
 
 @pytest.mark.parametrize("module", LAZY)
@@ -61,12 +66,7 @@ def test_checkers_see_no_getattr(module):
     assert inspect.isfunction(vars(importlib.import_module(module))["__getattr__"])
 
 
-def test_names_of_the_table_are_where_it_says():
-    for name, module in hvkeras._ORIGIN.items():
-        assert getattr(hvkeras, name) is getattr(importlib.import_module(module), name), name
-
-
-@pytest.mark.parametrize("module", LAZY[1:])
+@pytest.mark.parametrize("module", LAZY)
 def test_late_names_are_public_and_exist(module):
     package = importlib.import_module(module)
     late = {name for name in _for_checkers(module) if name in package.__all__}
