@@ -50,12 +50,12 @@ class SharedMemory {
  private:
   // Piece by piece: a signal takes back what a call has allocated so far, which then begins anew.
   static int allocate(int file, size_t bytes) {
-    constexpr size_t kPiece = 1024 * 1024;
+    constexpr size_t kStepBytes = 1024 * 1024;
     for (size_t start = 0; start < bytes;) {
-      const size_t piece = std::min(kPiece, bytes - start);
-      const int error = posix_fallocate(file, static_cast<off_t>(start), static_cast<off_t>(piece));
+      const size_t step = std::min(kStepBytes, bytes - start);
+      const int error = posix_fallocate(file, static_cast<off_t>(start), static_cast<off_t>(step));
       if (error != 0 && error != EINTR) return error;
-      if (error == 0) start += piece;
+      if (error == 0) start += step;
     }
     return 0;
   }
@@ -69,7 +69,7 @@ class SharedMemory {
 };
 
 // Where the pipe is that belongs to a shared memory.
-std::string path_of_notifier(const std::string& name) { return "/dev/shm" + name + ".notifier"; }
+std::string notifier_path(const std::string& name) { return "/dev/shm" + name + ".notifier"; }
 
 // An engine in memory of its own. Declared in this order, the engine ends before its memory.
 struct Group {
@@ -78,7 +78,7 @@ struct Group {
   Engine engine;
 
   Group(const std::string& name, bool create, Engine::Shape shape)
-      : notifier(shape.placement.hosts() > 1 ? std::make_unique<Notifier>(path_of_notifier(name), create) : nullptr),
+      : notifier(shape.placement.hosts() > 1 ? std::make_unique<Notifier>(notifier_path(name), create) : nullptr),
         memory(name,
                Engine::bytes(static_cast<int>(shape.global_ranks.size()), shape.slot_bytes, shape.placement.hosts()),
                create),
@@ -94,29 +94,29 @@ struct Group {
 struct Registry {
   std::mutex mutex;
   std::map<int64_t, std::shared_ptr<Group>> groups;
-  std::atomic<bool> is_used{false};    // whether this process has ever had a group
-  std::atomic<bool> is_copied{false};  // by a fork, which copies memory and no thread: the rank is another process
+  std::atomic<bool> is_used{false};         // whether this process has ever had a group
+  std::atomic<bool> is_forked_copy{false};  // by a fork, which copies memory and no thread: the rank is another process
 };
 
 Registry& registry() {
   static Registry* const only = [] {
-    auto* const made = new Registry;  // never destroyed: threads may outlive the end of main()
-    pthread_atfork(nullptr, nullptr, [] { registry().is_copied = registry().is_used.load(); });
-    return made;
+    auto* const group_memory = new Registry;  // never destroyed: threads may outlive the end of main()
+    pthread_atfork(nullptr, nullptr, [] { registry().is_forked_copy = registry().is_used.load(); });
+    return group_memory;
   }();
   return *only;
 }
 
-void require_own_process() {
-  if (registry().is_copied)
+void require_not_forked() {
+  if (registry().is_forked_copy)
     throw Failure("a collective must run in a rank's own process, not in one that it has forked");
 }
 
 // What the engine of a group member starts with: `ranks` are the group's global ranks, `hosts` has each one's host.
-Engine::Shape shape_of(int64_t group, int rank, const std::vector<int>& ranks, const std::vector<int>& hosts) {
+Engine::Shape make_shape(int64_t group, int rank, const std::vector<int>& ranks, const std::vector<int>& hosts) {
   Engine::Shape shape;
-  shape.placement = placement_of(rank, hosts);
-  shape.slot_bytes = Channel::slot_bytes_for(static_cast<int>(shape.placement.most_on_a_host()));
+  shape.placement = make_placement(rank, hosts);
+  shape.slot_bytes = Channel::slot_bytes_for(static_cast<int>(shape.placement.max_ranks_per_host()));
   const std::vector<std::vector<int>>& ranks_on = shape.placement.ranks_on;
   for (const int member : ranks_on[static_cast<size_t>(shape.placement.host)]) {
     if (member < rank) ++shape.rank;
@@ -128,9 +128,10 @@ Engine::Shape shape_of(int64_t group, int rank, const std::vector<int>& ranks, c
 
 // Ends a group that graphs no longer find. A thread that is in a collective of it may keep it, and be waiting there for
 // ranks that never come: so it is not left to the last owner to end the engine, which may be that very thread.
-void end(std::shared_ptr<Group> group, const Status& failure) {
+void close_group(std::shared_ptr<Group> group, const Status& failure) {
   if (!group) return;
-  if (group->engine.is_own_thread()) {  // as what followed from a collective may run there, whose result it handed out
+  if (group->engine
+          .is_worker_thread()) {  // as what followed from a collective may run there, whose result it handed out
     group->engine.abort(failure);
     auto* const kept = new std::shared_ptr<Group>(std::move(group));  // for ever, if no thread can be started
     std::thread([kept, failure] {
@@ -146,7 +147,7 @@ void end(std::shared_ptr<Group> group, const Status& failure) {
 }  // namespace
 
 std::shared_ptr<Engine> engine_of(int64_t group) {
-  require_own_process();
+  require_not_forked();
   Registry& all = registry();
   const std::lock_guard<std::mutex> lock(all.mutex);
   const auto found = all.groups.find(group);
@@ -169,25 +170,25 @@ EXPORTED ExportedStatus hvkeras_open_group(int64_t group, const char* name, int 
                                            const double* costs) {
   using namespace hvkeras;
   return guarded([&] {
-    require_own_process();
-    Engine::Shape shape = shape_of(group, rank, std::vector<int>(global_ranks, global_ranks + ranks),
-                                   std::vector<int>(hosts, hosts + ranks));
+    require_not_forked();
+    Engine::Shape shape = make_shape(group, rank, std::vector<int>(global_ranks, global_ranks + ranks),
+                                     std::vector<int>(hosts, hosts + ranks));
     shape.oversubscribed = oversubscribed != 0;
     shape.costs = {costs[0], costs[1], costs[2]};
-    auto made = std::make_shared<Group>(name, create != 0, std::move(shape));
+    auto group_memory = std::make_shared<Group>(name, create != 0, std::move(shape));
     {
       const std::lock_guard<std::mutex> lock(registry().mutex);
-      std::swap(registry().groups[group], made);
+      std::swap(registry().groups[group], group_memory);
       registry().is_used = true;
     }
-    end(std::move(made), {Code::kFailed, "the engine was started again"});
+    close_group(std::move(group_memory), {Code::kFailed, "the engine was started again"});
   });
 }
 
 EXPORTED ExportedStatus hvkeras_unlink(const char* name) {
   return hvkeras::guarded([&] {
     shm_unlink(name);
-    unlink(hvkeras::path_of_notifier(name).c_str());
+    unlink(hvkeras::notifier_path(name).c_str());
   });
 }
 
@@ -203,7 +204,7 @@ EXPORTED ExportedStatus hvkeras_close_group(int64_t group, const char* reason) {
       closing = std::move(found->second);
       registry().groups.erase(found);
     }
-    end(std::move(closing), {Code::kFailed, reason});
+    close_group(std::move(closing), {Code::kFailed, reason});
   });
 }
 
@@ -231,6 +232,6 @@ EXPORTED bool hvkeras_peer_has_failed() {
   });
 }
 
-EXPORTED const char* hvkeras_instructions() { return hvkeras::instructions(); }
+EXPORTED const char* hvkeras_instructions() { return hvkeras::instruction_set(); }
 
 }  // extern "C"

@@ -49,7 +49,7 @@ def compared(session: Session, plan: Plan, calls: Sequence[Call],
     agreed = tf.numpy_function(compare, [table], tf.bool)
     graphs.run_independently(agreed.op)
     with tf.control_dependencies([agreed]):
-        checked = iter(raises.hvkeras_refusable(inputs=inputs, key=key) if raises else map(tf.identity, inputs))
+        checked = iter(raises.hvkeras_check_mismatch(inputs=inputs, key=key) if raises else map(tf.identity, inputs))
     return [call.on([next(checked) for _ in call.tensors]) for call in calls]
 
 

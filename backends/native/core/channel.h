@@ -6,7 +6,7 @@
 #pragma once
 
 #include "copy.h"
-#include "waiting.h"
+#include "synchronization.h"
 
 namespace hvkeras {
 
@@ -23,15 +23,15 @@ class Channel {
 
   // `base` is zeroed memory of `bytes()`, aligned to a page, the same for all ranks. Throws Failure where a slot has no
   // line for each rank.
-  Channel(void* base, int rank, int ranks, size_t slot_bytes, Patience patience, const Abort& abort);
+  Channel(void* base, int rank, int ranks, size_t slot_bytes, SpinPolicy spin_policy, const AbortFlag& abort);
 
   int rank() const { return rank_; }
   int ranks() const { return ranks_; }
   size_t slot_bytes() const { return slot_bytes_; }
   // What each rank has of a slot where it is divided among them: whole lines.
   size_t part_bytes() const { return slot_bytes_ / static_cast<size_t>(ranks_) / kLine * kLine; }
-  const Abort& abort() const { return abort_; }
-  const Patience& patience() const { return patience_; }
+  const AbortFlag& abort() const { return abort_; }
+  const SpinPolicy& spin_policy() const { return spin_policy_; }
 
   // The other hosts, where the group has ranks there: then `rank` and `ranks` are those of this host.
   Hosts* hosts() const { return hosts_; }
@@ -44,14 +44,14 @@ class Channel {
   // What writes this rank's slots and results.
   Writer& writer() { return writer_; }
   // Says that this rank has written its slot of the current round, and goes on to the next.
-  void written();
+  void publish();
   // Waits until all ranks have written that round.
-  void await_written(uint32_t round);
+  void wait_written(uint32_t round);
   // The whole of a round without data of this rank's own between writing and reading.
   uint32_t exchange() {
     const uint32_t mine = round_;
-    written();
-    await_written(mine);
+    publish();
+    wait_written(mine);
     return mine;
   }
 
@@ -59,18 +59,18 @@ class Channel {
   uint32_t result_round() const { return result_round_; }
   char* result(uint32_t round, int rank) const;
   size_t result_bytes() const { return result_bytes_; }
-  void result_written();
-  void await_result(uint32_t round, int rank);
+  void publish_result();
+  void wait_result(uint32_t round, int rank);
 
  private:
-  Counter& written_by(int rank) const;
-  Counter& result_by(int rank) const;
+  Counter& written_counter(int rank) const;
+  Counter& result_counter(int rank) const;
 
   char* base_;
   int rank_, ranks_;
   size_t slot_bytes_, result_bytes_;
-  Patience patience_;
-  const Abort& abort_;
+  SpinPolicy spin_policy_;
+  const AbortFlag& abort_;
   Hosts* hosts_ = nullptr;
   Writer writer_;
   uint32_t round_ = 0, result_round_ = 0;

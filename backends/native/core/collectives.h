@@ -11,10 +11,10 @@
 
 namespace hvkeras {
 
-constexpr size_t kAligned = 64;  // elements to which parts are rounded up, so that all start on a cache line
+constexpr size_t kAlignElements = 64;  // elements to which parts are rounded up, so that all start on a cache line
 
-inline size_t rounded_up(size_t count, size_t step) { return (count + step - 1) / step * step; }
-inline size_t divided_up(size_t count, size_t by) { return (count + by - 1) / by; }
+inline size_t round_up(size_t count, size_t step) { return (count + step - 1) / step * step; }
+inline size_t ceil_div(size_t count, size_t by) { return (count + by - 1) / by; }
 
 // A tensor that is reduced: where it comes from and where it goes to, which may be the same.
 struct Span {
@@ -59,8 +59,8 @@ void Spans::visit(size_t start, size_t stop, Visit&& visit) const {
 using Allocate = std::function<char*(const std::vector<size_t>& rows_of_rank)>;
 
 // How floating-point numbers are scaled: each rank's before the reduction, and the result after it.
-struct Factors {
-  double before = 1.0, after = 1.0;
+struct ScaleFactors {
+  double prescale = 1.0, postscale = 1.0;
 };
 
 // An allreduce as a whole.
@@ -68,12 +68,12 @@ struct Allreduce {
   Spans spans;
   Type type;
   Reduction reduction;
-  Factors factors;
+  ScaleFactors factors;
 
   size_t bytes() const { return spans.count() * spans.element_bytes(); }
 };
 
-void allreduce(Channel& channel, const Spans& spans, Type type, Reduction reduction, Factors factors);
+void allreduce(Channel& channel, const Spans& spans, Type type, Reduction reduction, ScaleFactors factors);
 inline void allreduce(Channel& channel, const Allreduce& all) {
   allreduce(channel, all.spans, all.type, all.reduction, all.factors);
 }
@@ -84,12 +84,13 @@ void alltoall(Channel& channel, const char* in, const std::vector<size_t>& rows_
               const Allocate& allocate);
 // Rank r gets `parts[r]` of what all ranks have there, reduced; all ranks have the same parts. What the outputs of
 // other ranks' parts hold is not touched.
-void reduce_parts(Channel& channel, const std::vector<Spans>& parts, Type type, Reduction reduction, Factors factors);
+void reduce_parts(Channel& channel, const std::vector<Spans>& parts, Type type, Reduction reduction,
+                  ScaleFactors factors);
 // Gives all ranks what rank r has in `parts[r]`, for each r; only r reads the inputs of that. Elements are bytes.
 void gather_parts(Channel& channel, const std::vector<Spans>& parts);
 // Rank r gets elements [starts[r], starts[r + 1]) of the reduced array.
 void reducescatter(Channel& channel, const char* in, char* out, const std::vector<size_t>& starts, Type type,
-                   Reduction reduction, Factors factors);
+                   Reduction reduction, ScaleFactors factors);
 void barrier(Channel& channel);
 
 }  // namespace hvkeras

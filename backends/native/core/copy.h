@@ -29,12 +29,12 @@ class Writer {
  private:
   using Clock = std::chrono::steady_clock;
 
-  bool past_caches_ = false;
-  bool few_ = false;   // whether these are so few bytes that they go through the caches anyway
-  unsigned turn_ = 0;  // of those that are large enough to time
-  size_t timed_ = 0;   // bytes that are being written, and timed; else 0
+  bool non_temporal_ = false;
+  bool is_short_ = false;     // whether these are so few bytes that they go through the caches anyway
+  unsigned write_count_ = 0;  // of those that are large enough to time
+  size_t timed_bytes_ = 0;    // bytes that are being written, and timed; else 0
   Clock::time_point start_;
-  double plain_ = 0.0;  // nanoseconds a byte, the last time, through the caches
+  double cached_ns_per_byte_ = 0.0;  // nanoseconds a byte, the last time, through the caches
 };
 
 }  // namespace hvkeras

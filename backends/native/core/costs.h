@@ -20,20 +20,20 @@ struct Costs {
 // Measures what this host's leader and its neighbour's take: leaders are paired in their order, and one of an odd
 // number measures nothing, which gives a latency of 0. All leaders call this at once, when nothing else is under way.
 // Throws Failure after so many seconds.
-Costs measured(Link& link, int host, int hosts, double timeout);
+Costs measure_costs(Link& link, int host, int hosts, double timeout);
 
 namespace between_hosts {
 
-enum class Path {
-  kUnordered,  // each host sends all others what it has, as soon as its own ranks are there: small.h
-  kAtOnce,     // the same in the common order
-  kDoubled,    // recursive doubling: doubling.h
-  kInParts,    // each host adds up its part of the data: segments.h
+enum class Algorithm {
+  kUnordered,          // each host sends all others what it has, as soon as its own ranks are there: small.h
+  kDirect,             // the same in the common order
+  kRecursiveDoubling,  // recursive doubling: doubling.h
+  kReduceScatter,      // each host adds up its part of the data: segments.h
 };
 
 // The way of an allreduce of so many bytes; the same on all ranks, as they know the same costs. Areas have
 // `area_bytes`.
-Path path_of(size_t bytes, Type type, int hosts, size_t area_bytes, const Costs& costs);
+Algorithm choose_algorithm(size_t bytes, Type type, int hosts, size_t buffer_bytes, const Costs& costs);
 
 }  // namespace between_hosts
 

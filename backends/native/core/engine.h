@@ -11,10 +11,10 @@
 #include <thread>
 #include <unordered_map>
 
-#include "agreement.h"
 #include "collectives.h"
 #include "hosts.h"
-#include "small.h"
+#include "negotiator.h"
+#include "small_allreduce.h"
 
 namespace hvkeras {
 
@@ -66,48 +66,48 @@ class Engine {
   // How requests end from now on: success, or the failure that ended the engine.
   const Status& status() const { return abort_.status(); }
   // Whether the caller is the group's thread.
-  bool is_own_thread() const { return worker_.get_id() == std::this_thread::get_id(); }
+  bool is_worker_thread() const { return worker_.get_id() == std::this_thread::get_id(); }
 
  private:
-  using Waiting = std::deque<std::unique_ptr<Request>>;  // of one key; the first one is posted
+  using RequestQueue = std::deque<std::unique_ptr<Request>>;  // of one key; the first one is posted
 
   int ranks_here() const { return static_cast<int>(shape_.global_ranks.size()); }
   // The right to read the log, to run what stands there and to use the link, which one thread at a time has.
   class Turn;
   // A request that has been run, and how that ended.
-  struct Ended {
+  struct Finished {
     std::unique_ptr<Request> request;
     Status status;
   };
 
-  bool await(int64_t microseconds, bool asleep);
+  bool wait(int64_t microseconds, bool sleep);
   Turn take_turn();
-  Turn await_turn();
-  bool send_rest() noexcept;
-  bool run_one(Turn turn, int64_t microseconds, bool asleep);
-  Ended run_next();
+  Turn wait_for_turn();
+  bool flush_link() noexcept;
+  bool run_one(Turn turn, int64_t microseconds, bool sleep);
+  Finished run_next();
   Status run(Request& request, const Matching::Entry& entry);
-  void offer(const Key& key);
-  void give_up(const Status& failure) noexcept;
+  void contribute(const Key& key);
+  void abort_with_link(const Status& failure) noexcept;
   void post(const Key& key, const Request& request);
-  Request& first(const Key& key);
-  std::unique_ptr<Request> taken(const Key& key);
+  Request& front_request(const Key& key);
+  std::unique_ptr<Request> pop_request(const Key& key);
   void fail_all() noexcept;
   void work();
 
   const Shape shape_;
-  Abort abort_;
+  AbortFlag abort_;
   Channel channel_;
   Matching matching_;
-  std::unique_ptr<Hosts> hosts_;          // of a group on several hosts
-  std::unique_ptr<Agreement> agreement_;  // of the leader of a host in such a group
+  std::unique_ptr<Hosts> hosts_;            // of a group on several hosts
+  std::unique_ptr<Negotiator> negotiator_;  // of the leader of a host in such a group
 
   std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
-  std::unordered_map<Key, Waiting, KeyHash> waiting_;
-  size_t count_ = 0;      // requests in waiting_
-  bool unsent_ = false;   // whether the link may hold something back that other hosts wait for
-  bool running_ = false;  // whether some thread has its turn
+  std::unordered_map<Key, RequestQueue, KeyHash> queues_;
+  size_t request_count_ = 0;  // requests in waiting_
+  bool has_unsent_ = false;   // whether the link may hold something back that other hosts wait for
+  bool running_ = false;      // whether some thread has its turn
   bool stopping_ = false;
   std::thread worker_;
 };

@@ -14,7 +14,7 @@ namespace hvkeras {
 class Link {
  public:
   // Something that is under way; nullptr is done already.
-  using Ticket = void*;
+  using Handle = void*;
   // Data of different streams may pass each other.
   enum Stream { kData, kParts, kResults };
 
@@ -23,14 +23,14 @@ class Link {
   // Sends a short message, which arrives when it does; those between two hosts stay in order.
   virtual void send_message(int host, std::vector<char> message) = 0;
   // Takes a message that has arrived, and says whence; returns whether there was one.
-  virtual bool take_message(std::vector<char>* message, int* host) = 0;
+  virtual bool try_receive_message(std::vector<char>* message, int* host) = 0;
 
   // Starts to send or to receive data. What one host sends to another in a stream is received in the order in which it
   // was sent, in pieces of the same sizes. The memory must stay until `done` has said yes, which forgets the ticket, or
   // until `give_up`.
-  virtual Ticket send(int host, Stream stream, const void* data, size_t bytes) = 0;
-  virtual Ticket receive(int host, Stream stream, void* data, size_t bytes) = 0;
-  virtual bool done(Ticket ticket) = 0;
+  virtual Handle send(int host, Stream stream, const void* data, size_t bytes) = 0;
+  virtual Handle receive(int host, Stream stream, void* data, size_t bytes) = 0;
+  virtual bool done(Handle handle) = 0;
 
   // Moves on what is under way.
   virtual void progress() = 0;
@@ -39,7 +39,7 @@ class Link {
   // Sleeps until something is to be moved on, or somebody writes to `notifier` (see Notifier), for at most so long.
   virtual void sleep(int64_t microseconds, int notifier) = 0;
   // Ends all that is under way, whose memory is free then. Nothing can be sent or received any more.
-  virtual void give_up() = 0;
+  virtual void abort() = 0;
 };
 
 }  // namespace hvkeras

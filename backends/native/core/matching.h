@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "waiting.h"
+#include "synchronization.h"
 
 namespace hvkeras {
 
@@ -27,22 +27,22 @@ class Matching {
  public:
   // What an entry of the log asks for: to run the collective; or, where it goes the short way between hosts (small.h),
   // first to offer what this host has of it, and then to finish it.
-  enum class Step : uint32_t { kRun, kOffer, kFinish };
+  enum class Step : uint32_t { kRun, kContribute, kFinish };
   struct Entry {
     Key key;
     Step step;
     Status status;  // a mismatch, if ranks differ
   };
 
-  static constexpr size_t kDetails = 96;     // bytes of details that are kept for a message; a hash covers all of them
-  static constexpr size_t kText = 512;       // bytes of a message
-  static constexpr uint32_t kLog = 1 << 15;  // entries that may be unread by the slowest rank
+  static constexpr size_t kMaxDetails = 96;  // bytes of details that are kept for a message; a hash covers all of them
+  static constexpr size_t kMaxText = 512;    // bytes of a message
+  static constexpr uint32_t kLogCapacity = 1 << 15;  // entries that may be unread by the slowest rank
 
   static size_t bytes();
   // `base` is zeroed memory of `bytes()`, aligned to a page, the same for all ranks. With `between_hosts`, what all
   // ranks of this host have posted is not in the log yet: the host's leader, whom `notifier` wakes, takes it, and
   // appends what all hosts have.
-  Matching(void* base, int rank, int ranks, const int* global_ranks, const Abort& abort, bool between_hosts = false,
+  Matching(void* base, int rank, int ranks, const int* global_ranks, const AbortFlag& abort, bool between_hosts = false,
            int notifier = -1);
 
   // Posts a key. A rank posts one again only after it has read it from the log. Throws Failure where so many wait that
@@ -50,13 +50,13 @@ class Matching {
   // `details` is what must be equal on all ranks though the key does not say it: sizes found out when the graph runs,
   // one for each tensor, separated by ";". With `offers`, the ranks of this host are to offer before other hosts are
   // asked, so that it comes into the log at once.
-  void post(const Key& key, const std::string& details, bool offers = false);
+  void post(const Key& key, const std::string& details, bool contributes = false);
   // Whether the log has an entry that this rank has not read.
   bool ready() const;
   // Reads the next entry, which must be there.
   Entry next();
   // Waits until there is one, for at most so long; asleep, or spinning. Returns whether there is one.
-  bool await(int64_t microseconds, bool asleep);
+  bool wait(int64_t microseconds, bool asleep);
 
   // What follows is for the leader of a host.
   struct Ready {
@@ -69,7 +69,7 @@ class Matching {
   // Takes what all ranks of this host have posted since the last time, and do not offer.
   std::vector<Ready> take_ready();
   // What this rank itself would post.
-  Ready own(const Key& key, const std::string& details) const;
+  Ready make_ready(const Key& key, const std::string& details) const;
   // Calls `sleep`, which the notifier ends, unless there is more to take, or something in the log.
   template <typename Sleep>
   void sleep_unless_ready(Sleep&& sleep);
@@ -83,9 +83,9 @@ class Matching {
   struct Pending;
   class Lock;
 
-  uint32_t keep_error(const Status& mismatch);
+  uint32_t store_error(const Status& mismatch);
   Status error_of(uint32_t number) const;
-  void let_go_of_error(uint32_t number, uint32_t readers);
+  void release_error(uint32_t number, uint32_t readers);
   void append_locked(const Key& key, Step step, uint32_t error);
   bool begin_sleep();
   void end_sleep();
@@ -93,11 +93,11 @@ class Matching {
   Shared* shared_;
   int rank_, ranks_;
   const int* global_ranks_;
-  const Abort& abort_;
+  const AbortFlag& abort_;
   bool between_hosts_;
   int notifier_;
   uint32_t read_ = 0;
-  uint32_t taken_ = 0;
+  uint32_t taken_ready_ = 0;
   std::atomic<uint32_t> unread_{0};  // posts of this rank whose last entry it has not read
 };
 

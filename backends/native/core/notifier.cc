@@ -7,7 +7,7 @@
 #include <cerrno>
 #include <cstring>
 
-#include "waiting.h"
+#include "synchronization.h"
 
 namespace hvkeras {
 

@@ -64,17 +64,17 @@ class OptionalString {
     string_.text = copy;
     string_.length = length;
     string_.capacity = capacity;
-    there_ = true;
+    has_value_ = true;
   }
   void reset() {
-    if (there_) ::operator delete(const_cast<char*>(string_.text));
-    there_ = false;
+    if (has_value_) ::operator delete(const_cast<char*>(string_.text));
+    has_value_ = false;
   }
   const String& value() const { return string_; }
 
  private:
   String string_{""};
-  bool there_ = false;
+  bool has_value_ = false;
 };
 static_assert(sizeof(OptionalString) == 40);
 

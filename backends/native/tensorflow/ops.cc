@@ -7,9 +7,9 @@
 
 #include "../core/engine.h"
 #include "../registry.h"
+#include "c_api_helpers.h"
 #include "libstdcxx.h"
-#include "notes.h"
-#include "wrapped.h"
+#include "recorder.h"
 
 namespace hvkeras {
 namespace {
@@ -20,7 +20,7 @@ std::vector<int64_t> shape_of(const Tensor& tensor) {
   return shape;
 }
 
-std::string text_of(const std::vector<int64_t>& shape, size_t from = 0) {
+std::string to_string(const std::vector<int64_t>& shape, size_t from = 0) {
   std::string text = "[";
   for (size_t index = 0; index < shape.size(); ++index) {
     if (index != 0) text += ", ";
@@ -34,13 +34,13 @@ struct Kernel {
   std::string key;  // empty in eager mode, see below
   int64_t group = 0, reduction = 0, root = 0, count = 1, results = 0;
   std::string bounds;  // of parts, see `Bounds`
-  double before = 1.0, after = 1.0;
+  double prescale = 1.0, postscale = 1.0;
 
   explicit Kernel(TF_OpKernelConstruction* construction) : construction_(construction) {
     key = text("key");
     group = number("group");
   }
-  std::string text(const char* name) { return text_attribute(construction_, name); }
+  std::string text(const char* name) { return string_attribute(construction_, name); }
   int64_t number(const char* name) {
     const TfStatus status = new_status();
     int64_t value = 0;
@@ -48,12 +48,12 @@ struct Kernel {
     require_ok(status);
     return value;
   }
-  void reads_reduction() {
+  void read_reduction() {
     reduction = number("reduction");
-    before = std::strtod(text("before").c_str(), nullptr);
-    after = std::strtod(text("after").c_str(), nullptr);
+    prescale = std::strtod(text("before").c_str(), nullptr);
+    postscale = std::strtod(text("after").c_str(), nullptr);
   }
-  Factors factors() const { return {before, after}; }
+  ScaleFactors factors() const { return {prescale, postscale}; }
 
  private:
   TF_OpKernelConstruction* construction_;
@@ -92,15 +92,15 @@ class Call {
     if (!status.ok()) {
       fail(context_, status);
     } else {
-      const double run[] = {began_, notes::now()};
-      notes::add(key_, run, 2);
+      const double run[] = {start_, recorder::now()};
+      recorder::record(key_, run, 2);
     }
     done_();
   }
 
  private:
   const std::string key_;
-  const double began_ = notes::now();
+  const double start_ = recorder::now();
   TF_OpKernelContext* context_;
   const libstdcxx::Function done_;
 };
@@ -118,7 +118,7 @@ char* data_of(const Tensor& tensor) { return static_cast<char*>(TF_TensorData(te
 
 // The inputs and outputs of a request, which live until it has run. A request that ends at once has TensorFlow run what
 // follows before this file's functions return, so those that hand outputs in the memory of inputs keep no share of it.
-struct Held {
+struct HeldTensors {
   std::vector<Tensor> tensors;
 };
 
@@ -135,7 +135,7 @@ void submit(const Kernel& kernel, const std::shared_ptr<Call>& call, const std::
 }
 
 void allreduce_call(const Kernel& kernel, const std::shared_ptr<Call>& call) {
-  auto held = std::make_shared<Held>();
+  auto held = std::make_shared<HeldTensors>();
   std::vector<Span> spans;
   std::string details;
   Type type = Type::kFloat32;
@@ -143,7 +143,7 @@ void allreduce_call(const Kernel& kernel, const std::shared_ptr<Call>& call) {
     Tensor input = call->input(index);
     type = type_of(input);
     const std::vector<int64_t> shape = shape_of(input);
-    details += (index == 0 ? "" : ";") + text_of(shape);
+    details += (index == 0 ? "" : ";") + to_string(shape);
     const char* const in = data_of(input);
     const size_t count = static_cast<size_t>(TF_TensorElementCount(input.get()));
     input.reset();  // else the output could not take its memory; TensorFlow keeps it until the call is done
@@ -156,7 +156,7 @@ void allreduce_call(const Kernel& kernel, const std::shared_ptr<Call>& call) {
 }
 
 void broadcast_call(const Kernel& kernel, const std::shared_ptr<Call>& call) {
-  auto held = std::make_shared<Held>();
+  auto held = std::make_shared<HeldTensors>();
   Tensor input = call->input(0);
   type_of(input);
   const std::vector<int64_t> shape = shape_of(input);
@@ -165,7 +165,7 @@ void broadcast_call(const Kernel& kernel, const std::shared_ptr<Call>& call) {
   input.reset();
   held->tensors.push_back(call->output_for(0, shape));
   char* const out = data_of(held->tensors.back());
-  submit(kernel, call, text_of(shape),
+  submit(kernel, call, to_string(shape),
          [held = std::move(held), in, out, bytes, root = static_cast<int>(kernel.root)](Channel& channel) {
            broadcast(channel, in, out, bytes, root);
          });
@@ -180,25 +180,25 @@ size_t row_bytes(Type type, const std::vector<int64_t>& shape) {
 }
 
 void allgather_call(const Kernel& kernel, const std::shared_ptr<Call>& call) {
-  const auto held = std::make_shared<Held>();
+  const auto held = std::make_shared<HeldTensors>();
   held->tensors.push_back(call->input(0));
   const Type type = type_of(held->tensors[0]);
   const std::vector<int64_t> shape = shape_of(held->tensors[0]);
   const char* const in = data_of(held->tensors[0]);
   const size_t row = row_bytes(type, shape);
-  submit(kernel, call, text_of(shape, 1), [held, call, type, shape, in, row](Channel& channel) {
+  submit(kernel, call, to_string(shape, 1), [held, call, type, shape, in, row](Channel& channel) {
     allgather(channel, in, static_cast<size_t>(shape[0]), row, [&](const std::vector<size_t>& rows_of_rank) {
-      std::vector<int64_t> whole = shape;
-      whole[0] = 0;
-      for (const size_t rows : rows_of_rank) whole[0] += static_cast<int64_t>(rows);
-      held->tensors.push_back(call->output(0, type, whole));
+      std::vector<int64_t> result_shape = shape;
+      result_shape[0] = 0;
+      for (const size_t rows : rows_of_rank) result_shape[0] += static_cast<int64_t>(rows);
+      held->tensors.push_back(call->output(0, type, result_shape));
       return data_of(held->tensors.back());
     });
   });
 }
 
 void alltoall_call(const Kernel& kernel, const std::shared_ptr<Call>& call) {
-  const auto held = std::make_shared<Held>();
+  const auto held = std::make_shared<HeldTensors>();
   held->tensors.push_back(call->input(0));
   const Tensor splits = call->input(1);
   const Type type = type_of(held->tensors[0]);
@@ -209,7 +209,7 @@ void alltoall_call(const Kernel& kernel, const std::shared_ptr<Call>& call) {
   if (TF_TensorType(splits.get()) != static_cast<int32_t>(Type::kInt64) ||
       static_cast<size_t>(TF_TensorElementCount(splits.get())) != ranks)
     throw Failure("splits must hold one int64 number for each rank. Received: splits of shape " +
-                  text_of(shape_of(splits)) + ", ranks=" + std::to_string(ranks));
+                  to_string(shape_of(splits)) + ", ranks=" + std::to_string(ranks));
   const int64_t* const rows = static_cast<const int64_t*>(TF_TensorData(splits.get()));
   std::vector<size_t> rows_to;
   int64_t total = 0;
@@ -223,17 +223,17 @@ void alltoall_call(const Kernel& kernel, const std::shared_ptr<Call>& call) {
   if (total != shape[0])
     throw Failure("splits must add up to the first dimension. Received: a sum of " +
                   (total < 0 ? "more" : std::to_string(total)) + ", rows=" + std::to_string(shape[0]));
-  submit(kernel, call, text_of(shape, 1), [held, call, type, shape, in, row, rows_to](Channel& channel) {
+  submit(kernel, call, to_string(shape, 1), [held, call, type, shape, in, row, rows_to](Channel& channel) {
     alltoall(channel, in, rows_to, row, [&](const std::vector<size_t>& rows_of_rank) {
-      std::vector<int64_t> whole = shape;
-      whole[0] = 0;
+      std::vector<int64_t> result_shape = shape;
+      result_shape[0] = 0;
       held->tensors.push_back(call->output(1, Type::kInt64, {static_cast<int64_t>(rows_of_rank.size())}));
       int64_t* const received = static_cast<int64_t*>(TF_TensorData(held->tensors.back().get()));
       for (size_t rank = 0; rank < rows_of_rank.size(); ++rank) {
         received[rank] = static_cast<int64_t>(rows_of_rank[rank]);
-        whole[0] += received[rank];
+        result_shape[0] += received[rank];
       }
-      held->tensors.push_back(call->output(0, type, whole));
+      held->tensors.push_back(call->output(0, type, result_shape));
       return data_of(held->tensors.back());
     });
   });
@@ -241,11 +241,11 @@ void alltoall_call(const Kernel& kernel, const std::shared_ptr<Call>& call) {
 
 // The first ranks get one row more where the rows cannot be divided evenly.
 void reducescatter_call(const Kernel& kernel, const std::shared_ptr<Call>& call) {
-  const auto held = std::make_shared<Held>();
+  const auto held = std::make_shared<HeldTensors>();
   held->tensors.push_back(call->input(0));
   const Type type = type_of(held->tensors[0]);
   std::vector<int64_t> shape = shape_of(held->tensors[0]);
-  const std::string details = text_of(shape);
+  const std::string details = to_string(shape);
   const char* const in = data_of(held->tensors[0]);
   const size_t row = row_bytes(type, shape) / size_of(type);
   const std::shared_ptr<Engine> engine = engine_of(kernel.group);
@@ -288,7 +288,7 @@ class Bounds {
 void reduce_parts_call(const Kernel& kernel, const std::shared_ptr<Call>& call) {
   const std::shared_ptr<Engine> engine = engine_of(kernel.group);
   const Bounds bounds(kernel.bounds, engine->ranks());
-  auto held = std::make_shared<Held>();
+  auto held = std::make_shared<HeldTensors>();
   std::vector<std::vector<Span>> spans(static_cast<size_t>(engine->ranks()));
   std::string details;
   Type type = Type::kFloat32;
@@ -296,12 +296,13 @@ void reduce_parts_call(const Kernel& kernel, const std::shared_ptr<Call>& call) 
     Tensor input = call->input(index);
     type = type_of(input);
     const std::vector<int64_t> shape = shape_of(input);
-    details += (index == 0 ? "" : ";") + text_of(shape);
+    details += (index == 0 ? "" : ";") + to_string(shape);
     const char* const in = data_of(input);
     const size_t tensor = static_cast<size_t>(index), size = size_of(type);
     if (tensor >= bounds.tensors() ||
         bounds.elements(tensor) != static_cast<size_t>(TF_TensorElementCount(input.get())))
-      throw Failure("the bounds of parts must be those of the tensors. Received: a tensor of shape " + text_of(shape));
+      throw Failure("the bounds of parts must be those of the tensors. Received: a tensor of shape " +
+                    to_string(shape));
     input.reset();  // else the output could not take its memory; TensorFlow keeps it until the call is done
     held->tensors.push_back(call->output_for(index, shape));
     char* const out = data_of(held->tensors.back());
@@ -323,13 +324,13 @@ void gather_parts_call(const Kernel& kernel, const std::shared_ptr<Call>& call) 
   const std::shared_ptr<Engine> engine = engine_of(kernel.group);
   const size_t me = static_cast<size_t>(engine->rank());
   const Bounds bounds(kernel.bounds, engine->ranks());
-  auto held = std::make_shared<Held>();
+  auto held = std::make_shared<HeldTensors>();
   std::vector<std::vector<Span>> spans(static_cast<size_t>(engine->ranks()));
   int result = 0, part = static_cast<int>(kernel.results);
   for (size_t tensor = 0; tensor < bounds.tensors(); ++tensor) {
     const char* own = nullptr;
     size_t size = 0;
-    const auto take_own = [&] {
+    const auto take_own_part = [&] {
       if (bounds.count(tensor, me) == 0) return;
       if (part >= kernel.count) throw Failure("each part must be given to its gathering");
       held->tensors.push_back(call->input(part++));
@@ -337,9 +338,9 @@ void gather_parts_call(const Kernel& kernel, const std::shared_ptr<Call>& call) 
       own = data_of(held->tensors.back());
       if (static_cast<size_t>(TF_TensorElementCount(held->tensors.back().get())) != bounds.count(tensor, me))
         throw Failure("a part must have as many elements as its bounds say. Received: shape " +
-                      text_of(shape_of(held->tensors.back())));
+                      to_string(shape_of(held->tensors.back())));
     };
-    take_own();
+    take_own_part();
     char* out = nullptr;
     if (bounds.count(tensor, me) != bounds.elements(tensor)) {
       Tensor memory = call->input(result);
@@ -366,13 +367,13 @@ void gather_parts_call(const Kernel& kernel, const std::shared_ptr<Call>& call) 
 // The key that is an operation's last input. So it is in eager mode, since TensorFlow keeps a kernel for ever for each
 // value of an attribute that it has seen there.
 std::string key_in(TF_OpKernelContext* context) {
-  const Tensor letters = input_of(context, TF_NumInputs(context) - 1);
-  return std::string(data_of(letters), TF_TensorByteSize(letters.get()));
+  const Tensor bytes = input_of(context, TF_NumInputs(context) - 1);
+  return std::string(data_of(bytes), TF_TensorByteSize(bytes.get()));
 }
 
 template <void (*read)(Kernel&)>
 void* create(TF_OpKernelConstruction* construction) {
-  return made_or_failed(construction, [&] {
+  return create_kernel(construction, [&] {
     auto kernel = std::make_unique<Kernel>(construction);
     read(*kernel);
     return kernel;
@@ -392,7 +393,7 @@ void compute(void* kernel, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCall
 
 void destroy(void* kernel) { delete static_cast<Kernel*>(kernel); }
 
-void shapes_unknown(TF_ShapeInferenceContext* context, TF_Status* status) {
+void unknown_shapes(TF_ShapeInferenceContext* context, TF_Status* status) {
   TF_ShapeInferenceContextSetUnknownShape(context, status);
 }
 
@@ -404,22 +405,22 @@ struct Definition {
   void (*compute)(void*, TF_OpKernelContext*, TF_AsyncOpKernelDoneCallback*);
 };
 
-void reads_list(Kernel& kernel) {
+void read_list(Kernel& kernel) {
   kernel.count = kernel.number("N");
-  kernel.reads_reduction();
+  kernel.read_reduction();
 }
-void reads_nothing(Kernel&) {}
-void reads_parts(Kernel& kernel) {
-  reads_list(kernel);
+void read_nothing(Kernel&) {}
+void read_parts(Kernel& kernel) {
+  read_list(kernel);
   kernel.bounds = kernel.text("bounds");
 }
-void reads_bounds(Kernel& kernel) {
+void read_bounds(Kernel& kernel) {
   kernel.count = kernel.number("N");
   kernel.results = kernel.number("R");
   kernel.bounds = kernel.text("bounds");
 }
-void reads_root(Kernel& kernel) { kernel.root = kernel.number("root"); }
-void reads_reduction(Kernel& kernel) { kernel.reads_reduction(); }
+void read_root(Kernel& kernel) { kernel.root = kernel.number("root"); }
+void read_reduction(Kernel& kernel) { kernel.read_reduction(); }
 
 void register_all() {
   // Factors are texts, since TensorFlow's attributes have no double precision.
@@ -428,19 +429,19 @@ void register_all() {
   of_parts.push_back("bounds: string");
   // clang-format off
   const Definition definitions[] = {
-      {"HvkerasAllreduce", reduction, {"inputs: N * T"}, {"outputs: N * T"}, shapes_stay, create<reads_list>,
+      {"HvkerasAllreduce", reduction, {"inputs: N * T"}, {"outputs: N * T"}, same_shapes, create<read_list>,
        compute<allreduce_call>},
-      {"HvkerasBroadcast", {"root: int"}, {"input: T"}, {"output: T"}, shapes_stay, create<reads_root>,
+      {"HvkerasBroadcast", {"root: int"}, {"input: T"}, {"output: T"}, same_shapes, create<read_root>,
        compute<broadcast_call>},
-      {"HvkerasAllgather", {}, {"input: T"}, {"output: T"}, shapes_unknown, create<reads_nothing>,
+      {"HvkerasAllgather", {}, {"input: T"}, {"output: T"}, unknown_shapes, create<read_nothing>,
        compute<allgather_call>},
-      {"HvkerasAlltoall", {}, {"input: T", "splits: int64"}, {"output: T", "received: int64"}, shapes_unknown,
-       create<reads_nothing>, compute<alltoall_call>},
-      {"HvkerasReduceParts", of_parts, {"inputs: N * T"}, {"outputs: N * T"}, shapes_stay, create<reads_parts>,
+      {"HvkerasAlltoall", {}, {"input: T", "splits: int64"}, {"output: T", "received: int64"}, unknown_shapes,
+       create<read_nothing>, compute<alltoall_call>},
+      {"HvkerasReduceParts", of_parts, {"inputs: N * T"}, {"outputs: N * T"}, same_shapes, create<read_parts>,
        compute<reduce_parts_call>},
-      {"HvkerasGatherParts", {"bounds: string", "R: int >= 0"}, {"inputs: N * T"}, {"outputs: R * T"}, shapes_stay,
-       create<reads_bounds>, compute<gather_parts_call>},
-      {"HvkerasReducescatter", reduction, {"input: T"}, {"output: T"}, shapes_unknown, create<reads_reduction>,
+      {"HvkerasGatherParts", {"bounds: string", "R: int >= 0"}, {"inputs: N * T"}, {"outputs: R * T"}, same_shapes,
+       create<read_bounds>, compute<gather_parts_call>},
+      {"HvkerasReducescatter", reduction, {"input: T"}, {"output: T"}, unknown_shapes, create<read_reduction>,
        compute<reducescatter_call>},
   };
   // clang-format on

@@ -30,11 +30,11 @@ using XlaStatus = libstdcxx::OptionalString;
 // What the reading one returns: an optional view of the text, pointer and length in the order of TensorFlow's choice.
 struct Message {
   uintptr_t words[2];
-  bool there;
+  bool has_value;
 };
 
 // How often this process came to each plan of collectives, see hvkeras/plans/agreement.py.
-class Entries {
+class PlanCounts {
  public:
   void add(const std::string& plan) {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -51,8 +51,8 @@ class Entries {
   std::map<std::string, int64_t, std::less<>> counts_;
 };
 
-Entries& entries() {
-  static Entries* const only = new Entries;  // never destroyed: threads may outlive the end of main()
+PlanCounts& plan_counts() {
+  static PlanCounts* const only = new PlanCounts;  // never destroyed: threads may outlive the end of main()
   return *only;
 }
 
@@ -85,7 +85,7 @@ class Description {
   }
   Type type() const { return static_cast<Type>(number("type")); }
   Reduction reduction() const { return static_cast<Reduction>(number("reduction")); }
-  Factors factors() const {
+  ScaleFactors factors() const {
     return {std::strtod(text("before").c_str(), nullptr), std::strtod(text("after").c_str(), nullptr)};
   }
 
@@ -96,28 +96,28 @@ class Description {
 // Hands a request in and waits for its end, which the engine brings about in any case: done, aborted or shut down.
 void run(const Description& description, std::function<void(Channel&)> body,
          std::shared_ptr<const Allreduce> all = {}) {
-  struct Waiting {
+  struct Completion {
     std::mutex mutex;
     std::condition_variable changed;
     bool done = false;
     Status status;
   };
-  const auto waiting = std::make_shared<Waiting>();
+  const auto completion = std::make_shared<Completion>();
   auto request = std::make_unique<Request>();
   request->key = key_of(description.text("key"));
   request->details = description.text("details");
   request->run = std::move(body);
   request->allreduce = std::move(all);
-  request->done = [waiting](const Status& status) {
-    const std::lock_guard<std::mutex> lock(waiting->mutex);
-    waiting->status = status;
-    waiting->done = true;
-    waiting->changed.notify_one();
+  request->done = [completion](const Status& status) {
+    const std::lock_guard<std::mutex> lock(completion->mutex);
+    completion->status = status;
+    completion->done = true;
+    completion->changed.notify_one();
   };
   engine_of(description.number("group"))->submit(std::move(request));
-  std::unique_lock<std::mutex> lock(waiting->mutex);
-  waiting->changed.wait(lock, [&] { return waiting->done; });
-  if (!waiting->status.ok()) throw Failure(waiting->status);
+  std::unique_lock<std::mutex> lock(completion->mutex);
+  completion->changed.wait(lock, [&] { return completion->done; });
+  if (!completion->status.ok()) throw Failure(completion->status);
 }
 
 const char* in_of(const void** in, size_t index) { return static_cast<const char*>(in[index]); }
@@ -221,7 +221,7 @@ void gather_parts_call(char** out, const void** in, const Description& descripti
   run(description, [&](Channel& channel) { gather_parts(channel, parts); });
 }
 
-void enter_call(char**, const void**, const Description& description) { entries().add(description.text("key")); }
+void enter_call(char**, const void**, const Description& description) { plan_counts().add(description.text("key")); }
 
 // What XLA calls. The last operand and the last result are numbers that only put the calls in order. A single result
 // comes as itself, several as a list.
@@ -249,7 +249,7 @@ class Xla {
   Xla(const Xla&) = delete;
   Xla& operator=(const Xla&) = delete;
 
-  void require_known_status() const {
+  void check_status_layout() const {
     const auto read =
         function<Message (*)(const XlaStatus*)>("_ZN3xla26CustomCallStatusGetMessageEPK20XlaCustomCallStatus_");
     const XlaStatus success;
@@ -260,7 +260,8 @@ class Xla {
     failure.reset();
     const bool whole =
         (text.words[0] == start && text.words[1] == length) || (text.words[0] == length && text.words[1] == start);
-    if (none.there || !text.there || !whole) throw Failure("TensorFlow takes an XLA call's error in a form of its own");
+    if (none.has_value || !text.has_value || !whole)
+      throw Failure("TensorFlow takes an XLA call's error in a form of its own");
   }
   void add(const char* name, void* host_function) const {
     using libstdcxx::String;
@@ -283,7 +284,7 @@ class Xla {
 
 void register_all(const char* path) {
   const Xla xla(path);
-  xla.require_known_status();
+  xla.check_status_layout();
   const std::pair<const char*, void (*)(void*, const void**, const char*, size_t, XlaStatus*)> functions[] = {
       {"hvkeras_enter", host_function<enter_call>},
       {"hvkeras_allreduce", host_function<allreduce_call>},
@@ -316,6 +317,6 @@ EXPORTED ExportedStatus hvkeras_register_xla(const char* path) {
 }
 
 // How often compiled code of this process entered a plan.
-EXPORTED int64_t hvkeras_entered(const char* plan) { return hvkeras::entries().of(plan); }
+EXPORTED int64_t hvkeras_entered(const char* plan) { return hvkeras::plan_counts().of(plan); }
 
 }  // extern "C"

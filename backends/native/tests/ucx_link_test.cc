@@ -7,7 +7,7 @@
 #include <functional>
 #include <thread>
 
-#include "../core/waiting.h"
+#include "../core/synchronization.h"
 #include "../ucx/link.h"
 
 using namespace hvkeras;
@@ -68,7 +68,7 @@ struct Ends {
   }
 };
 
-void a_message_that_cannot_be_received_is_a_lost_host() {
+void failed_receive_reports_failed_peer() {
   Ends ends;
   ends.connect();
   ends.other.send_message(0, std::vector<char>(100));
@@ -76,18 +76,18 @@ void a_message_that_cannot_be_received_is_a_lost_host() {
   int host = 0;
   fails_receives = true;
   Status found;
-  for (int look = 0; look < 5000 && found.ok(); ++look) {
+  for (int attempt = 0; attempt < 5000 && found.ok(); ++attempt) {
     ends.other.progress();
     ends.one.progress();
     found = failure_of(
-        [&] { require(!ends.one.take_message(&message, &host), "a failed message was taken for a message"); });
+        [&] { require(!ends.one.try_receive_message(&message, &host), "a failed message was taken for a message"); });
     ends.one.sleep(1000, -1);
   }
   fails_receives = false;
   require_failure(found, Code::kPeerFailed, "UCX connection to the second failed: ");
 }
 
-void what_cannot_be_flushed_has_not_been_sent() {
+void failed_flush_is_not_sent() {
   Ends ends;
   ends.connect();
   fails_flushes = true;
@@ -98,7 +98,7 @@ void what_cannot_be_flushed_has_not_been_sent() {
 }
 
 // The greeting of the other host comes when nobody waits for it any more.
-void a_connection_that_fails_leaves_nothing_under_way() {
+void failed_connect_leaves_nothing_in_flight() {
   Ends ends;
   fails_requests = true;
   const Status found = failure_of([&] { ends.connect(ends.one, 0); });
@@ -113,7 +113,7 @@ void a_connection_that_fails_leaves_nothing_under_way() {
   second.join();
 }
 
-void a_setting_that_ucx_refuses_is_an_error() {
+void invalid_setting_is_an_error() {
   const Status found = failure_of([&] { ucx::UcxLink link(*real, "NET_DEVICES=lo\nTLS=tcp\nTM_THRESH=no number", 2); });
   require_failure(found, Code::kFailed, "UCX cannot take TM_THRESH=no number: ");
 }
@@ -122,10 +122,10 @@ void a_setting_that_ucx_refuses_is_an_error() {
 
 int main(int, char** arguments) {
   real = &ucx::load(arguments[1]);
-  a_message_that_cannot_be_received_is_a_lost_host();
-  what_cannot_be_flushed_has_not_been_sent();
-  a_connection_that_fails_leaves_nothing_under_way();
-  a_setting_that_ucx_refuses_is_an_error();
+  failed_receive_reports_failed_peer();
+  failed_flush_is_not_sent();
+  failed_connect_leaves_nothing_in_flight();
+  invalid_setting_is_an_error();
   std::printf("right\n");
   return 0;
 }

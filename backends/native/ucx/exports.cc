@@ -5,7 +5,7 @@
 #include <mutex>
 
 #include "../core/costs.h"
-#include "../core/waiting.h"
+#include "../core/synchronization.h"
 #include "../exported.h"
 #include "link.h"
 
@@ -66,7 +66,7 @@ EXPORTED ExportedStatus hvkeras_ucx_open(int64_t group, const char* settings, in
 
 // Connects a group's link to those of the other hosts' leaders; all call this at once. `host` is this one's index.
 EXPORTED ExportedStatus hvkeras_ucx_connect(int64_t group, int host, int hosts, const char* const* addresses,
-                                            const size_t* bytes, const char* const* names, uint32_t mark,
+                                            const size_t* bytes, const char* const* names, uint32_t link_id,
                                             double timeout) {
   using namespace hvkeras::ucx;
   return hvkeras::guarded([&] {
@@ -75,7 +75,7 @@ EXPORTED ExportedStatus hvkeras_ucx_connect(int64_t group, int host, int hosts, 
       of_addresses.emplace_back(addresses[index], bytes[index]);
       of_names.emplace_back(names[index]);
     }
-    link_of(group).connect(host, of_addresses, of_names, mark, timeout);
+    link_of(group).connect(host, of_addresses, of_names, link_id, timeout);
   });
 }
 
@@ -84,7 +84,7 @@ EXPORTED ExportedStatus hvkeras_ucx_connect(int64_t group, int host, int hosts, 
 EXPORTED ExportedStatus hvkeras_ucx_measure(int64_t group, int host, int hosts, double timeout, double* costs) {
   using namespace hvkeras::ucx;
   return hvkeras::guarded([&] {
-    const hvkeras::Costs found = hvkeras::measured(link_of(group), host, hosts, timeout);
+    const hvkeras::Costs found = hvkeras::measure_costs(link_of(group), host, hosts, timeout);
     costs[0] = found.latency;
     costs[1] = found.per_message;
     costs[2] = found.per_byte;

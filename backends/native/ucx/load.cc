@@ -6,7 +6,7 @@
 #include <memory>
 #include <mutex>
 
-#include "../core/waiting.h"
+#include "../core/synchronization.h"
 #include "api.h"
 
 namespace hvkeras::ucx {

@@ -9,12 +9,12 @@
 
 namespace hvkeras {
 
-class SmallNumbersKept {
+class ScopedDenormals {
  public:
-  SmallNumbersKept() : before_(read()) { write(before_ & ~kFlush); }
-  ~SmallNumbersKept() { write(before_); }
-  SmallNumbersKept(const SmallNumbersKept&) = delete;
-  SmallNumbersKept& operator=(const SmallNumbersKept&) = delete;
+  ScopedDenormals() : before_(read()) { write(before_ & ~kFlush); }
+  ~ScopedDenormals() { write(before_); }
+  ScopedDenormals(const ScopedDenormals&) = delete;
+  ScopedDenormals& operator=(const ScopedDenormals&) = delete;
 
   // For tests: has this thread take them for zero, as TensorFlow's do.
   static void flush() { write(read() | kFlush); }

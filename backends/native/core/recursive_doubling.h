@@ -3,12 +3,13 @@
 // says when it is the fastest way.
 #pragma once
 
-#include "hierarchy.h"
+#include "hierarchical.h"
 #include "hosts.h"
 
 namespace hvkeras::between_hosts {
 
 // Adds up `count` elements at `data`, this host's, with those of all other hosts. For the leader.
-void double_up(Hosts& hosts, char* data, size_t count, Type type, Reduction reduction, Factors among_hosts);
+void recursive_doubling_allreduce(Hosts& hosts, char* data, size_t count, Type type, Reduction reduction,
+                                  ScaleFactors across_hosts);
 
 }  // namespace hvkeras::between_hosts

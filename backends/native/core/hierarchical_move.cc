@@ -1,38 +1,40 @@
 // Data that go from host to host as they are: broadcast, allgather, alltoall and barrier.
-#include "hierarchy.h"
+#include "hierarchical.h"
 #include "hosts.h"
 
 namespace hvkeras::between_hosts {
 
 namespace {
 
-constexpr size_t kOneHop = 16 * 1024;  // bytes up to which a broadcast goes straight to each host
-constexpr size_t kLeast = 512;         // bytes from rank to rank for which each round of an alltoall has room
+constexpr size_t kDirectBroadcastBytes = 16 * 1024;  // bytes up to which a broadcast goes straight to each host
+constexpr size_t kMinBytesPerPair = 512;  // bytes from rank to rank for which each round of an alltoall has room
 
 // Before data is put into areas: no rank of this host reads there any more.
-void begin(Channel& channel) { channel.exchange(); }
+void wait_for_readers(Channel& channel) { channel.exchange(); }
 
 // So many rounds after it has begun, what other hosts have sent is read. The area of the round before may still be read
 // by some rank then, so that a round's area is free for the one after the next.
-constexpr size_t kReadAfter = 2, kPlaces = kReadAfter + 2;
-constexpr size_t kExchangesReadAfter = 1, kExchangePlaces = kExchangesReadAfter + 2;  // with two areas each
-static_assert(kPlaces <= Hosts::kAreas && 2 * kExchangePlaces <= Hosts::kAreas);
+constexpr size_t kReadAfter = 2, kRoundSlots = kReadAfter + 2;
+constexpr size_t kAlltoallReadAfter = 1, kAlltoallSlots = kAlltoallReadAfter + 2;  // with two areas each
+static_assert(kRoundSlots <= Hosts::kBuffers && 2 * kAlltoallSlots <= Hosts::kBuffers);
 
-using Tickets = std::vector<Link::Ticket>;
+using Handles = std::vector<Link::Handle>;
 
 // The end of a round: what the leader started has come, and its host may read it.
-void finish(Hosts& hosts, Tickets& started) {
-  if (hosts.leads()) {
-    hosts.await(started);
-    hosts.announce();
+void finish_round(Hosts& hosts, Handles& started) {
+  if (hosts.is_leader()) {
+    hosts.wait(started);
+    hosts.signal_ready();
   } else {
-    hosts.await_announced();
+    hosts.wait_ready();
   }
 }
 
-void nothing(size_t) {}
+void no_exchange(size_t) {}
 
-size_t length_of(size_t bytes, size_t done, size_t room) { return done < bytes ? std::min(bytes - done, room) : 0; }
+size_t length_of(size_t bytes, size_t done, size_t capacity) {
+  return done < bytes ? std::min(bytes - done, capacity) : 0;
+}
 
 }  // namespace
 
@@ -41,55 +43,55 @@ void gather_parts(Channel& channel, const std::vector<Spans>& parts) {
   const Placement& placement = hosts.placement();
   std::vector<size_t> bytes;
   for (const Spans& part : parts) bytes.push_back(part.count());
-  const size_t room = hosts.area_bytes() / bytes.size();
-  if (room == 0)
+  const size_t capacity = hosts.buffer_bytes() / bytes.size();
+  if (capacity == 0)
     throw Failure("there are too many ranks to gather parts. Received: ranks=" + std::to_string(bytes.size()));
-  const size_t most = *std::max_element(bytes.begin(), bytes.end());
+  const size_t max_bytes = *std::max_element(bytes.begin(), bytes.end());
   const auto rank_offsets = [&](size_t round) {
     std::vector<size_t> offsets(bytes.size() + 1);  // of the ranks' bytes in an area, and the end
     size_t offset = 0;
     for (const std::vector<int>& ranks : placement.ranks_on) {
       for (const int rank : ranks) {
         offsets[static_cast<size_t>(rank)] = offset;
-        offset += length_of(bytes[static_cast<size_t>(rank)], round * room, room);
+        offset += length_of(bytes[static_cast<size_t>(rank)], round * capacity, capacity);
       }
     }
     offsets.back() = offset;
     return offsets;
   };
   const size_t me = static_cast<size_t>(placement.rank);
-  Tickets started[kPlaces];
-  begin(channel);
-  in_flight(
-      divided_up(most, room), 0, kReadAfter,
+  Handles started[kRoundSlots];
+  wait_for_readers(channel);
+  run_pipelined(
+      ceil_div(max_bytes, capacity), 0, kReadAfter,
       [&](size_t round) {
         const std::vector<size_t> offsets = rank_offsets(round);
-        char* const area = hosts.area(round % kPlaces);
-        parts[me].visit(round * room, std::min((round + 1) * room, bytes[me]),
-                        [&](const char* in, char*, size_t before, size_t length) {
-                          copy(area + offsets[me] + before, in, length);
+        char* const buffer = hosts.buffer(round % kRoundSlots);
+        parts[me].visit(round * capacity, std::min((round + 1) * capacity, bytes[me]),
+                        [&](const char* in, char*, size_t byte_offset, size_t length) {
+                          copy(buffer + offsets[me] + byte_offset, in, length);
                         });
         channel.exchange();
-        if (!hosts.leads()) return;
+        if (!hosts.is_leader()) return;
         const auto start_of = [&](int host) {
           return host == hosts.hosts() ? offsets.back()
                                        : offsets[static_cast<size_t>(placement.ranks_on[static_cast<size_t>(host)][0])];
         };
-        const auto size_of = [&](int host) { return start_of(host + 1) - start_of(host); };
-        for (const int host : hosts.others()) hosts.receive(host, area + start_of(host), size_of(host));
-        for (const int host : hosts.others()) hosts.send(host, area + start_of(hosts.host()), size_of(hosts.host()));
-        started[round % kPlaces] = hosts.started();
+        const auto bytes_of = [&](int host) { return start_of(host + 1) - start_of(host); };
+        for (const int host : hosts.peers()) hosts.receive(host, buffer + start_of(host), bytes_of(host));
+        for (const int host : hosts.peers()) hosts.send(host, buffer + start_of(hosts.host()), bytes_of(hosts.host()));
+        started[round % kRoundSlots] = hosts.take_started();
       },
-      nothing,
+      no_exchange,
       [&](size_t round) {
         const std::vector<size_t> offsets = rank_offsets(round);
-        finish(hosts, started[round % kPlaces]);
+        finish_round(hosts, started[round % kRoundSlots]);
         for (size_t rank = 0; rank < bytes.size(); ++rank) {
-          const char* const theirs = hosts.area(round % kPlaces) + offsets[rank];
+          const char* const theirs = hosts.buffer(round % kRoundSlots) + offsets[rank];
           const bool is_mine = rank == me;
-          parts[rank].visit(round * room, std::min((round + 1) * room, bytes[rank]),
-                            [&](const char* in, char* out, size_t before, size_t length) {
-                              if (!is_mine || in != out) copy(out, theirs + before, length);
+          parts[rank].visit(round * capacity, std::min((round + 1) * capacity, bytes[rank]),
+                            [&](const char* in, char* out, size_t byte_offset, size_t length) {
+                              if (!is_mine || in != out) copy(out, theirs + byte_offset, length);
                             });
         }
       });
@@ -111,18 +113,18 @@ std::vector<std::vector<size_t>> gather_sizes(Channel& channel, const std::vecto
 }
 
 // One piece of an alltoall, from one rank to another, and where it lies in an area.
-struct Piece {
+struct Block {
   size_t from, to, offset, bytes;
 };
 
 // What goes in one round of an alltoall: to so many ranks behind each sender, from the first, so many bytes of each.
 struct Part {
-  size_t first, width, done, room;
+  size_t first, width, done, capacity;
 };
 
 // The pieces of one round that one host has to do with, one other host's after the other.
-struct Pieces {
-  std::vector<Piece> all;
+struct Blocks {
+  std::vector<Block> all;
   std::vector<size_t> starts{0};  // of each host's in the area, and the end
 
   // All pieces between the ranks of two hosts; the same order on both of them.
@@ -133,7 +135,7 @@ struct Pieces {
       for (const int receiver : receivers) {
         const size_t from = static_cast<size_t>(sender), to = static_cast<size_t>(receiver);
         if ((to + bytes.size() - from) % bytes.size() - part.first >= part.width) continue;
-        const size_t length = length_of(bytes[from][to], part.done, part.room);
+        const size_t length = length_of(bytes[from][to], part.done, part.capacity);
         if (length != 0) all.push_back({from, to, offset, length});
         offset += length;
       }
@@ -156,58 +158,60 @@ void broadcast(Channel& channel, const char* in, char* out, size_t bytes, int ro
     if (std::find(ranks.begin(), ranks.end(), root) != ranks.end()) source = host;
   }
   // The source gives each host a part, which that gives to the others; or all of it.
-  const auto length_at = [&](size_t round) { return length_of(bytes, round * hosts.area_bytes(), hosts.area_bytes()); };
-  const auto is_direct = [&](size_t round) { return length_at(round) <= kOneHop; };
+  const auto length_at = [&](size_t round) {
+    return length_of(bytes, round * hosts.buffer_bytes(), hosts.buffer_bytes());
+  };
+  const auto is_direct = [&](size_t round) { return length_at(round) <= kDirectBroadcastBytes; };
   const auto part_of = [&](size_t round, int host) {
     const size_t length = length_at(round);
     if (is_direct(round)) return std::pair<size_t, size_t>{0, length};
-    const size_t part = rounded_up(divided_up(length, static_cast<size_t>(hosts.hosts())), kAligned);
+    const size_t part = round_up(ceil_div(length, static_cast<size_t>(hosts.hosts())), kAlignElements);
     const size_t start = std::min(static_cast<size_t>(host) * part, length);
     return std::pair<size_t, size_t>{start, std::min(part, length - start)};
   };
   const auto send = [&](size_t round, int to, int part, Link::Stream stream) {
     const auto [start, size] = part_of(round, part);
-    hosts.send(to, hosts.area(round % kPlaces) + start, size, stream);
+    hosts.send(to, hosts.buffer(round % kRoundSlots) + start, size, stream);
   };
   const auto receive = [&](size_t round, int from, int part, Link::Stream stream) {
     const auto [start, size] = part_of(round, part);
-    hosts.receive(from, hosts.area(round % kPlaces) + start, size, stream);
+    hosts.receive(from, hosts.buffer(round % kRoundSlots) + start, size, stream);
   };
-  Tickets own[kPlaces], started[kPlaces];
-  begin(channel);
-  in_flight(
-      divided_up(bytes, hosts.area_bytes()), 1, kReadAfter,
+  Handles own[kRoundSlots], started[kRoundSlots];
+  wait_for_readers(channel);
+  run_pipelined(
+      ceil_div(bytes, hosts.buffer_bytes()), 1, kReadAfter,
       [&](size_t round) {
-        if (is_root) copy(hosts.area(round % kPlaces), in + round * hosts.area_bytes(), length_at(round));
+        if (is_root) copy(hosts.buffer(round % kRoundSlots), in + round * hosts.buffer_bytes(), length_at(round));
         channel.exchange();
-        if (!hosts.leads()) return;
+        if (!hosts.is_leader()) return;
         if (hosts.host() == source) {
-          for (const int host : hosts.others()) send(round, host, host, Link::kParts);
-          for (const int host : hosts.others()) {
+          for (const int host : hosts.peers()) send(round, host, host, Link::kParts);
+          for (const int host : hosts.peers()) {
             if (!is_direct(round)) send(round, host, source, Link::kResults);
           }
         } else {
           receive(round, source, hosts.host(), Link::kParts);
-          own[round % kPlaces] = hosts.started();
-          for (const int host : hosts.others()) {
+          own[round % kRoundSlots] = hosts.take_started();
+          for (const int host : hosts.peers()) {
             if (!is_direct(round)) receive(round, host, host, Link::kResults);
           }
         }
-        started[round % kPlaces] = hosts.started();
+        started[round % kRoundSlots] = hosts.take_started();
       },
       [&](size_t round) {
-        if (!hosts.leads()) return;
-        hosts.await(own[round % kPlaces]);
-        for (const int host : hosts.others()) {
+        if (!hosts.is_leader()) return;
+        hosts.wait(own[round % kRoundSlots]);
+        for (const int host : hosts.peers()) {
           if (hosts.host() != source && host != source && !is_direct(round))
             send(round, host, hosts.host(), Link::kResults);
         }
-        const Tickets sent = hosts.started();
-        started[round % kPlaces].insert(started[round % kPlaces].end(), sent.begin(), sent.end());
+        const Handles sent = hosts.take_started();
+        started[round % kRoundSlots].insert(started[round % kRoundSlots].end(), sent.begin(), sent.end());
       },
       [&](size_t round) {
-        finish(hosts, started[round % kPlaces]);
-        if (!is_root) copy(out + round * hosts.area_bytes(), hosts.area(round % kPlaces), length_at(round));
+        finish_round(hosts, started[round % kRoundSlots]);
+        if (!is_root) copy(out + round * hosts.buffer_bytes(), hosts.buffer(round % kRoundSlots), length_at(round));
       });
   if (is_root && in != out && bytes != 0) copy(out, in, bytes);
 }
@@ -231,10 +235,10 @@ void alltoall(Channel& channel, const char* in, const std::vector<size_t>& rows_
   const size_t me = static_cast<size_t>(placement.rank), ranks = rows_to.size();
   std::vector<std::vector<size_t>> bytes = gather_sizes(channel, rows_to);
   std::vector<size_t> rows_from, starts_in{0}, starts_out{0};
-  size_t most = 0;
+  size_t max_bytes = 0;
   for (size_t rank = 0; rank < ranks; ++rank) {
     rows_from.push_back(bytes[rank][me]);
-    for (size_t& sent_bytes : bytes[rank]) most = std::max(most, sent_bytes *= row_bytes);
+    for (size_t& sent_bytes : bytes[rank]) max_bytes = std::max(max_bytes, sent_bytes *= row_bytes);
   }
   for (size_t rank = 0; rank < ranks; ++rank) {
     starts_in.push_back(starts_in.back() + bytes[me][rank]);
@@ -242,49 +246,51 @@ void alltoall(Channel& channel, const char* in, const std::vector<size_t>& rows_
   }
   char* const out = allocate(rows_from);
   // A round has room for what each rank sends to so many others, and as much from as many.
-  const size_t most_here = placement.most_on_a_host();
-  const size_t width = std::clamp(hosts.area_bytes() / (most_here * kLeast), size_t{1}, ranks);
-  const size_t room = hosts.area_bytes() / (most_here * width), chunks = divided_up(most, room);
-  const auto part_of = [&](size_t round) { return Part{round / chunks * width, width, round % chunks * room, room}; };
-  const std::vector<int>& here = placement.ranks_on[static_cast<size_t>(hosts.host())];
-  const auto pieces_of = [&](size_t round, bool are_sent) {
-    Pieces pieces;
-    for (const std::vector<int>& there : placement.ranks_on)
-      pieces.add(are_sent ? here : there, are_sent ? there : here, bytes, part_of(round));
-    return pieces;
+  const size_t max_here = placement.max_ranks_per_host();
+  const size_t width = std::clamp(hosts.buffer_bytes() / (max_here * kMinBytesPerPair), size_t{1}, ranks);
+  const size_t capacity = hosts.buffer_bytes() / (max_here * width), chunks = ceil_div(max_bytes, capacity);
+  const auto part_of = [&](size_t round) {
+    return Part{round / chunks * width, width, round % chunks * capacity, capacity};
   };
-  const auto outgoing = [&](size_t round) { return hosts.area(2 * (round % kExchangePlaces)); };
-  const auto incoming = [&](size_t round) { return hosts.area(2 * (round % kExchangePlaces) + 1); };
-  Tickets started[kExchangePlaces];
-  begin(channel);
-  in_flight(
-      divided_up(ranks, width) * chunks, 0, kExchangesReadAfter,
+  const std::vector<int>& here = placement.ranks_on[static_cast<size_t>(hosts.host())];
+  const auto blocks_of = [&](size_t round, bool are_sent) {
+    Blocks blocks;
+    for (const std::vector<int>& there : placement.ranks_on)
+      blocks.add(are_sent ? here : there, are_sent ? there : here, bytes, part_of(round));
+    return blocks;
+  };
+  const auto outgoing = [&](size_t round) { return hosts.buffer(2 * (round % kAlltoallSlots)); };
+  const auto incoming = [&](size_t round) { return hosts.buffer(2 * (round % kAlltoallSlots) + 1); };
+  Handles started[kAlltoallSlots];
+  wait_for_readers(channel);
+  run_pipelined(
+      ceil_div(ranks, width) * chunks, 0, kAlltoallReadAfter,
       [&](size_t round) {
-        const Pieces sent = pieces_of(round, true), received = pieces_of(round, false);
-        for (const Piece& piece : sent.all) {
-          if (piece.from == me)
-            copy(outgoing(round) + piece.offset, in + starts_in[piece.to] + part_of(round).done, piece.bytes);
+        const Blocks sent = blocks_of(round, true), received = blocks_of(round, false);
+        for (const Block& block : sent.all) {
+          if (block.from == me)
+            copy(outgoing(round) + block.offset, in + starts_in[block.to] + part_of(round).done, block.bytes);
         }
         channel.exchange();
-        if (!hosts.leads()) return;
-        for (const int host : hosts.others())
+        if (!hosts.is_leader()) return;
+        for (const int host : hosts.peers())
           hosts.receive(host, incoming(round) + received.start_of(host), received.bytes_of(host));
-        for (const int host : hosts.others())
+        for (const int host : hosts.peers())
           hosts.send(host, outgoing(round) + sent.start_of(host), sent.bytes_of(host));
-        started[round % kExchangePlaces] = hosts.started();
+        started[round % kAlltoallSlots] = hosts.take_started();
       },
-      nothing,
+      no_exchange,
       [&](size_t round) {
-        const Pieces sent = pieces_of(round, true), received = pieces_of(round, false);
-        finish(hosts, started[round % kExchangePlaces]);
-        for (const Piece& piece : received.all) {
-          if (piece.to != me) continue;
-          const bool is_local = std::binary_search(here.begin(), here.end(), static_cast<int>(piece.from));
+        const Blocks sent = blocks_of(round, true), received = blocks_of(round, false);
+        finish_round(hosts, started[round % kAlltoallSlots]);
+        for (const Block& block : received.all) {
+          if (block.to != me) continue;
+          const bool is_local = std::binary_search(here.begin(), here.end(), static_cast<int>(block.from));
           // What is for this host was not sent: it lies where its sender put it, as far from the start of its block.
           const char* const source = is_local ? outgoing(round) + sent.start_of(hosts.host()) +
-                                                    (piece.offset - received.start_of(hosts.host()))
-                                              : incoming(round) + piece.offset;
-          copy(out + starts_out[piece.from] + part_of(round).done, source, piece.bytes);
+                                                    (block.offset - received.start_of(hosts.host()))
+                                              : incoming(round) + block.offset;
+          copy(out + starts_out[block.from] + part_of(round).done, source, block.bytes);
         }
       });
 }

@@ -1,5 +1,5 @@
 // What ends the collectives of a graph in an error, when other ranks do something else instead
-// (hvkeras/collectives/mismatch.py). Python raises in eager mode; graphs have HvkerasRefusable behind their
+// (hvkeras/collectives/mismatch.py). Python raises in eager mode; graphs have HvkerasCheckMismatch behind their
 // collectives, of whatever backend.
 #include <atomic>
 #include <list>
@@ -10,67 +10,68 @@
 #include <string_view>
 
 #include "../exported.h"
+#include "c_api_helpers.h"
 #include "libstdcxx.h"
-#include "wrapped.h"
 
 namespace hvkeras {
 namespace {
 
 // An operation that fails as soon as refusals are no longer held.
-struct Held {
-  Held(TF_OpKernelContext* where, const void* done, Status why) : context(where), mismatch(std::move(why)), end(done) {}
+struct HeldOp {
+  HeldOp(TF_OpKernelContext* where, const void* done, Status why)
+      : context(where), mismatch(std::move(why)), done_callback(done) {}
 
   TF_OpKernelContext* context;
   Status mismatch;
-  libstdcxx::Function end;
+  libstdcxx::Function done_callback;
 };
 
-struct Refusals {
+struct Mismatches {
   std::atomic<size_t> count{0};  // so that what is not refused takes no lock
   std::mutex mutex;
-  std::map<std::string, Status, std::less<>> mismatches;
+  std::map<std::string, Status, std::less<>> by_key;
   int holds = 0;
-  std::list<Held> held;
+  std::list<HeldOp> held_ops;
 };
 
-Refusals& refusals() {
-  static Refusals* const only = new Refusals;  // never destroyed: threads may outlive the end of main()
+Mismatches& by_key() {
+  static Mismatches* const only = new Mismatches;  // never destroyed: threads may outlive the end of main()
   return *only;
 }
 
 // Takes what a key is refused for; success, if it is not.
-Status take(std::string_view key) {
-  Refusals& all = refusals();
+Status take_mismatch(std::string_view key) {
+  Mismatches& all = by_key();
   if (all.count.load(std::memory_order_acquire) == 0) return Status();
   const std::lock_guard<std::mutex> lock(all.mutex);
-  const auto found = all.mismatches.find(key);
-  if (found == all.mismatches.end()) return Status();
+  const auto found = all.by_key.find(key);
+  if (found == all.by_key.end()) return Status();
   Status mismatch = std::move(found->second);
-  all.mismatches.erase(found);
-  all.count.store(all.mismatches.size(), std::memory_order_release);
+  all.by_key.erase(found);
+  all.count.store(all.by_key.size(), std::memory_order_release);
   return mismatch;
 }
 
 void* create(TF_OpKernelConstruction* construction) {
-  return made_or_failed(construction,
-                        [&] { return std::make_unique<std::string>(text_attribute(construction, "key")); });
+  return create_kernel(construction,
+                       [&] { return std::make_unique<std::string>(string_attribute(construction, "key")); });
 }
 
 // Whether an operation that is refused must wait; then its end is called later.
-bool hold(TF_OpKernelContext* context, const void* done, const Status& mismatch) {
-  Refusals& all = refusals();
+bool hold_back(TF_OpKernelContext* context, const void* done, const Status& mismatch) {
+  Mismatches& all = by_key();
   const std::lock_guard<std::mutex> lock(all.mutex);
   if (all.holds == 0) return false;
-  all.held.emplace_back(context, done, mismatch);
+  all.held_ops.emplace_back(context, done, mismatch);
   return true;
 }
 
 // Asynchronous, as a thread that waits could be the one that the others' collectives need.
 void compute(void* kernel, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done) {
   try {
-    const Status mismatch = take(*static_cast<std::string*>(kernel));
+    const Status mismatch = take_mismatch(*static_cast<std::string*>(kernel));
     if (!mismatch.ok()) {
-      if (hold(context, done, mismatch)) return;
+      if (hold_back(context, done, mismatch)) return;
       fail(context, mismatch);
     } else {
       const TfStatus status = new_status();
@@ -88,14 +89,14 @@ void compute(void* kernel, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCall
 void destroy(void* kernel) { delete static_cast<std::string*>(kernel); }
 
 void register_operation() {
-  const char* const name = "HvkerasRefusable";
+  const char* const name = "HvkerasCheckMismatch";
   const TfStatus status = new_status();
   TF_OpDefinitionBuilder* const builder = TF_NewOpDefinitionBuilder(name);
   TF_OpDefinitionBuilderAddAttr(builder, "T: list(type)");
   TF_OpDefinitionBuilderAddAttr(builder, "key: string");
   TF_OpDefinitionBuilderAddInput(builder, "inputs: T");
   TF_OpDefinitionBuilderAddOutput(builder, "outputs: T");
-  TF_OpDefinitionBuilderSetShapeInferenceFunction(builder, shapes_stay);
+  TF_OpDefinitionBuilderSetShapeInferenceFunction(builder, same_shapes);
   // Not stateful: TensorFlow would run those of a graph in the order of the program.
   TF_RegisterOpDefinition(builder, status.get());
   for (const char* const device : {"CPU", "GPU"})  // it touches no memory
@@ -111,31 +112,31 @@ void register_operation() {
 
 extern "C" {
 
-EXPORTED ExportedStatus hvkeras_refuse(const char* key, const char* text) {
+EXPORTED ExportedStatus hvkeras_set_mismatch(const char* key, const char* text) {
   return hvkeras::guarded([&] {
-    hvkeras::Refusals& all = hvkeras::refusals();
+    hvkeras::Mismatches& all = hvkeras::by_key();
     const std::lock_guard<std::mutex> lock(all.mutex);
-    all.mismatches[key] = hvkeras::Status(hvkeras::Code::kMismatch, text);
-    all.count.store(all.mismatches.size(), std::memory_order_release);
+    all.by_key[key] = hvkeras::Status(hvkeras::Code::kMismatch, text);
+    all.count.store(all.by_key.size(), std::memory_order_release);
   });
 }
 
 // Holds back the operations that are refused, or (-1) ends that: they fail once it is ended as often as it was begun.
-EXPORTED void hvkeras_hold_refusals(int change) {
-  hvkeras::Refusals& all = hvkeras::refusals();
-  std::list<hvkeras::Held> over;
+EXPORTED void hvkeras_hold_mismatches(int change) {
+  hvkeras::Mismatches& all = hvkeras::by_key();
+  std::list<hvkeras::HeldOp> released;
   {
     const std::lock_guard<std::mutex> lock(all.mutex);
     all.holds += change;
-    if (all.holds == 0) over.swap(all.held);
+    if (all.holds == 0) released.swap(all.held_ops);
   }
-  for (const hvkeras::Held& one : over) {
+  for (const hvkeras::HeldOp& one : released) {
     hvkeras::fail(one.context, one.mismatch);
-    one.end();
+    one.done_callback();
   }
 }
 
 // Revokes a refusal; returns whether there was one.
-EXPORTED bool hvkeras_take_refusal(const char* key) { return !hvkeras::take(key).ok(); }
+EXPORTED bool hvkeras_clear_mismatch(const char* key) { return !hvkeras::take_mismatch(key).ok(); }
 
 }  // extern "C"

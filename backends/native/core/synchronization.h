@@ -9,12 +9,12 @@
 namespace hvkeras {
 
 // Ends all waiting of one process, from any thread. The first failure stays.
-class Abort {
+class AbortFlag {
  public:
-  Abort() = default;
-  ~Abort();
-  Abort(const Abort&) = delete;
-  Abort& operator=(const Abort&) = delete;
+  AbortFlag() = default;
+  ~AbortFlag();
+  AbortFlag(const AbortFlag&) = delete;
+  AbortFlag& operator=(const AbortFlag&) = delete;
 
   void raise(const Status& failure) noexcept;
   bool raised() const { return failure_.load(std::memory_order_acquire) != nullptr; }
@@ -31,7 +31,7 @@ class Abort {
 // How long a wait looks before it sleeps. The one that is waited for may need this very core, also where there are as
 // many cores as ranks, as schedulers do not always spread ranks; so it is offered soon, which costs little where nobody
 // takes it.
-struct Patience {
+struct SpinPolicy {
   int spins = 200;   // looks at the word, each with a pause of the processor
   int yields = 500;  // then looks with the core offered to others in between
 };
@@ -44,8 +44,8 @@ struct alignas(128) Counter {
   // Processes share it as bare memory, which begins as zeros, and futexes look at the value.
   static_assert(std::atomic<uint32_t>::is_always_lock_free && sizeof(std::atomic<uint32_t>) == sizeof(uint32_t));
 
-  uint32_t now() const { return value.load(std::memory_order_acquire); }
-  bool reached(uint32_t target) const { return static_cast<int32_t>(now() - target) >= 0; }
+  uint32_t load() const { return value.load(std::memory_order_acquire); }
+  bool reached(uint32_t target) const { return static_cast<int32_t>(load() - target) >= 0; }
   // Makes all that this thread wrote before visible to those that see the new value, and wakes sleepers.
   void advance_to(uint32_t target) {
     set(target);
@@ -54,9 +54,9 @@ struct alignas(128) Counter {
   void set(uint32_t target) { value.store(target, std::memory_order_seq_cst); }
   void wake();
   // Returns once the value is at least `target`. Throws Failure when aborted.
-  void await(uint32_t target, const Patience& patience, const Abort& abort);
+  void wait(uint32_t target, const SpinPolicy& spin_policy, const AbortFlag& abort);
   // The same for at most `microseconds`, asleep at once if asked. Returns whether it was reached.
-  bool await_for(uint32_t target, int64_t microseconds, bool asleep, const Abort& abort);
+  bool wait_for(uint32_t target, int64_t microseconds, bool sleep, const AbortFlag& abort);
 };
 
 int64_t microseconds_now();
@@ -73,16 +73,17 @@ inline void pause() {
 // How long to look at a network before sleeping until it has something, which takes two changes of threads.
 class Polling {
  public:
-  static constexpr int64_t kLongestSleep = 20'000;  // microseconds, after which a sleeper looks whether it was aborted
+  static constexpr int64_t kMaxSleepMicros =
+      20'000;  // microseconds, after which a sleeper looks whether it was aborted
 
   // With more ranks than cores, the core is offered to others instead.
   explicit Polling(bool oversubscribed) : oversubscribed_(oversubscribed) {}
   // Whether to look again at once; else it is time to sleep.
-  bool goes_on();
+  bool keep_polling();
 
  private:
   bool oversubscribed_;
-  int looks_ = 0;
+  int polls_ = 0;
   int64_t end_ = 0;
 };
 

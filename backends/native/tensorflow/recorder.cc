@@ -1,4 +1,4 @@
-#include "notes.h"
+#include "recorder.h"
 
 #include <algorithm>
 #include <atomic>
@@ -11,14 +11,14 @@
 #include <vector>
 
 #include "../exported.h"
-#include "wrapped.h"
+#include "c_api_helpers.h"
 
 namespace hvkeras {
-namespace notes {
+namespace recorder {
 namespace {
 
 // The latest rows of a key, each in the place of the oldest one.
-struct Rows {
+struct RingBuffer {
   std::vector<double> numbers;
   size_t columns = 0;
   int64_t count = 0;
@@ -27,21 +27,21 @@ struct Rows {
   double* row(int64_t number) { return &numbers[static_cast<size_t>(number % capacity()) * columns]; }
 };
 
-struct Kept {
-  std::atomic<bool> any{false};
+struct Recordings {
+  std::atomic<bool> is_recording{false};
   std::mutex mutex;  // guards the rows
-  std::map<std::string, Rows, std::less<>> rows;
+  std::map<std::string, RingBuffer, std::less<>> buffers;
 };
 
-Kept& kept() {
-  static Kept* const only = new Kept;  // never destroyed: threads may outlive the end of main()
+Recordings& recordings() {
+  static Recordings* const only = new Recordings;  // never destroyed: threads may outlive the end of main()
   return *only;
 }
 
-// HvkerasNote: keeps its numbers as a row, unless it is told not to.
+// HvkerasRecord: keeps its numbers as a row, unless it is told not to.
 void* create(TF_OpKernelConstruction* construction) {
-  return made_or_failed(construction,
-                        [&] { return std::make_unique<std::string>(text_attribute(construction, "key")); });
+  return create_kernel(construction,
+                       [&] { return std::make_unique<std::string>(string_attribute(construction, "key")); });
 }
 
 void compute(void* kernel, TF_OpKernelContext* context) {
@@ -54,7 +54,7 @@ void compute(void* kernel, TF_OpKernelContext* context) {
       const Tensor number = input_of(context, column);
       row.push_back(*static_cast<const double*>(TF_TensorData(number.get())));
     }
-    add(*static_cast<std::string*>(kernel), row.data(), row.size());
+    record(*static_cast<std::string*>(kernel), row.data(), row.size());
   } catch (const std::exception& failure) {
     fail(context, status_of(failure));
   }
@@ -63,7 +63,7 @@ void compute(void* kernel, TF_OpKernelContext* context) {
 void destroy(void* kernel) { delete static_cast<std::string*>(kernel); }
 
 void register_operation() {
-  const char* const name = "HvkerasNote";
+  const char* const name = "HvkerasRecord";
   const TfStatus status = new_status();
   TF_OpDefinitionBuilder* const builder = TF_NewOpDefinitionBuilder(name);
   TF_OpDefinitionBuilderAddAttr(builder, "N: int >= 1");
@@ -83,46 +83,46 @@ void register_operation() {
 
 double now() { return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count(); }
 
-void add(const std::string& key, const double* row, size_t columns) {
-  Kept& all = kept();
-  if (!all.any.load(std::memory_order_relaxed)) return;
+void record(const std::string& key, const double* row, size_t columns) {
+  Recordings& all = recordings();
+  if (!all.is_recording.load(std::memory_order_relaxed)) return;
   const std::lock_guard<std::mutex> lock(all.mutex);
-  const auto found = all.rows.find(key);
-  if (found == all.rows.end() || found->second.columns != columns) return;
+  const auto found = all.buffers.find(key);
+  if (found == all.buffers.end() || found->second.columns != columns) return;
   std::copy_n(row, columns, found->second.row(found->second.count++));
 }
 
-}  // namespace notes
+}  // namespace recorder
 }  // namespace hvkeras
 
 extern "C" {
 
 // Keeps the latest `capacity` rows of a key from now on; a key that is kept already stays as it is.
-EXPORTED ExportedStatus hvkeras_keep(const char* key, int64_t columns, int64_t capacity) {
+EXPORTED ExportedStatus hvkeras_start_recording(const char* key, int64_t columns, int64_t capacity) {
   return hvkeras::guarded([&] {
-    auto& all = hvkeras::notes::kept();
+    auto& all = hvkeras::recorder::recordings();
     const std::lock_guard<std::mutex> lock(all.mutex);
-    if (all.rows.find(std::string_view(key)) == all.rows.end()) {
-      hvkeras::notes::Rows rows;
-      rows.columns = static_cast<size_t>(columns);
-      rows.numbers.resize(static_cast<size_t>(columns * capacity));
-      all.rows.emplace(key, std::move(rows));
+    if (all.buffers.find(std::string_view(key)) == all.buffers.end()) {
+      hvkeras::recorder::RingBuffer buffers;
+      buffers.columns = static_cast<size_t>(columns);
+      buffers.numbers.resize(static_cast<size_t>(columns * capacity));
+      all.buffers.emplace(key, std::move(buffers));
     }
-    all.any.store(true);
+    all.is_recording.store(true);
   });
 }
 
 // Copies the rows of a key that is kept, the oldest one first, into as much memory as its capacity needs. Returns how
 // many there were in all; of these the latest are copied. There are none of a key that is not kept.
-EXPORTED int64_t hvkeras_kept(const char* key, double* out) {
-  auto& all = hvkeras::notes::kept();
+EXPORTED int64_t hvkeras_read_recording(const char* key, double* out) {
+  auto& all = hvkeras::recorder::recordings();
   const std::lock_guard<std::mutex> lock(all.mutex);
-  const auto found = all.rows.find(std::string_view(key));
-  if (found == all.rows.end()) return 0;
-  hvkeras::notes::Rows& rows = found->second;
-  for (int64_t number = std::max<int64_t>(0, rows.count - rows.capacity()); number < rows.count; ++number)
-    out = std::copy_n(rows.row(number), rows.columns, out);
-  return rows.count;
+  const auto found = all.buffers.find(std::string_view(key));
+  if (found == all.buffers.end()) return 0;
+  hvkeras::recorder::RingBuffer& buffers = found->second;
+  for (int64_t number = std::max<int64_t>(0, buffers.count - buffers.capacity()); number < buffers.count; ++number)
+    out = std::copy_n(buffers.row(number), buffers.columns, out);
+  return buffers.count;
 }
 
 }  // extern "C"

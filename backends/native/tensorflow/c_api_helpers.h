@@ -51,7 +51,7 @@ inline Tensor input_of(TF_OpKernelContext* context, int index) {
   return Tensor(tensor);
 }
 
-inline std::string text_attribute(TF_OpKernelConstruction* construction, const char* name) {
+inline std::string string_attribute(TF_OpKernelConstruction* construction, const char* name) {
   const TfStatus status = new_status();
   int32_t list = 0, length = 0;
   TF_OpKernelConstruction_GetAttrSize(construction, name, &list, &length, status.get());
@@ -63,17 +63,17 @@ inline std::string text_attribute(TF_OpKernelConstruction* construction, const c
 }
 
 // What `make` makes for a kernel, which TensorFlow hands back to `destroy`; a failure becomes that of the graph.
-template <typename Make>
-void* made_or_failed(TF_OpKernelConstruction* construction, Make&& make) {
+template <typename Factory>
+void* create_kernel(TF_OpKernelConstruction* construction, Factory&& factory) {
   try {
-    return make().release();
+    return factory().release();
   } catch (const std::exception& failure) {
     TF_OpKernelConstruction_Failure(construction, tf_status_of(status_of(failure), TF_INVALID_ARGUMENT).get());
     return nullptr;
   }
 }
 
-inline void shapes_stay(TF_ShapeInferenceContext* context, TF_Status* status) {
+inline void same_shapes(TF_ShapeInferenceContext* context, TF_Status* status) {
   TF_ShapeHandle* const handle = TF_NewShapeHandle();
   for (int index = 0; index < TF_ShapeInferenceContextNumInputs(context) && TF_GetCode(status) == TF_OK; ++index) {
     TF_ShapeInferenceContextGetInput(context, index, handle, status);

@@ -1,0 +1,126 @@
+// A network between hosts that are threads of one process: every message waits in a queue until somebody takes it.
+#pragma once
+
+#include <poll.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <mutex>
+#include <vector>
+
+#include "../core/link.h"
+#include "../core/notifier.h"
+
+namespace hvkeras {
+
+// All that is under way between so many hosts.
+class InProcessNetwork {
+ public:
+  explicit InProcessNetwork(int hosts)
+      : hosts_(static_cast<size_t>(hosts)), messages_(hosts_ * hosts_), streams_(kStreams * hosts_ * hosts_) {}
+
+ private:
+  friend class InProcessLink;
+  static constexpr size_t kStreams = 3;
+  struct PendingReceive {
+    char* data;
+    size_t bytes;
+    bool is_complete;
+  };
+  struct Stream {
+    std::deque<std::vector<char>> sent;
+    std::deque<PendingReceive*> pending;
+  };
+  // From one host to another.
+  size_t stream_of(int from, int to, int stream = 0) const {
+    return (static_cast<size_t>(stream) * hosts_ + static_cast<size_t>(from)) * hosts_ + static_cast<size_t>(to);
+  }
+
+  size_t hosts_;
+  std::mutex mutex_;
+  std::vector<std::deque<std::vector<char>>> messages_;
+  std::vector<Stream> streams_;
+};
+
+class InProcessLink : public Link {
+ public:
+  InProcessLink(InProcessNetwork& network, int host) : network_(network), host_(host) {}
+
+  void send_message(int host, std::vector<char> message) override {
+    const std::lock_guard<std::mutex> lock(network_.mutex_);
+    network_.messages_[network_.stream_of(host_, host)].push_back(std::move(message));
+  }
+  bool try_receive_message(std::vector<char>* message, int* host) override {
+    const std::lock_guard<std::mutex> lock(network_.mutex_);
+    for (*host = 0; *host < static_cast<int>(network_.hosts_); ++*host) {
+      auto& waiting = network_.messages_[network_.stream_of(*host, host_)];
+      if (waiting.empty()) continue;
+      *message = std::move(waiting.front());
+      waiting.pop_front();
+      return true;
+    }
+    return false;
+  }
+  Handle send(int host, Stream stream, const void* data, size_t bytes) override {
+    const std::lock_guard<std::mutex> lock(network_.mutex_);
+    InProcessNetwork::Stream& stream_of = network_.streams_[network_.stream_of(host_, host, stream)];
+    const char* const start = static_cast<const char*>(data);
+    stream_of.sent.emplace_back(start, start + bytes);
+    deliver(stream_of);
+    return nullptr;
+  }
+  Handle receive(int host, Stream stream, void* data, size_t bytes) override {
+    const std::lock_guard<std::mutex> lock(network_.mutex_);
+    InProcessNetwork::Stream& stream_of = network_.streams_[network_.stream_of(host, host_, stream)];
+    auto* const pending = new InProcessNetwork::PendingReceive{static_cast<char*>(data), bytes, false};
+    stream_of.pending.push_back(pending);
+    deliver(stream_of);
+    return pending;
+  }
+  bool done(Handle handle) override {
+    const std::lock_guard<std::mutex> lock(network_.mutex_);
+    auto* const pending = static_cast<InProcessNetwork::PendingReceive*>(handle);
+    if (pending == nullptr) return true;
+    const bool is_complete = pending->is_complete;
+    if (is_complete) delete pending;
+    return is_complete;
+  }
+  void progress() override {}
+  bool all_sent() override { return true; }
+  // Nothing here wakes a sleeper but the notifier.
+  void sleep(int64_t microseconds, int notifier) override {
+    const timespec limit{0, static_cast<long>(std::min<int64_t>(microseconds, 200)) * 1'000};
+    pollfd notified{notifier, POLLIN, 0};
+    if (ppoll(&notified, 1, &limit, nullptr) > 0) mute(notifier);
+  }
+  void abort() override {
+    const std::lock_guard<std::mutex> lock(network_.mutex_);
+    for (int from = 0; from < static_cast<int>(network_.hosts_); ++from) {
+      for (int stream = 0; stream < static_cast<int>(InProcessNetwork::kStreams); ++stream) {
+        auto& pending = network_.streams_[network_.stream_of(from, host_, stream)].pending;
+        for (const InProcessNetwork::PendingReceive* const one : pending) delete one;
+        pending.clear();
+      }
+    }
+  }
+
+ private:
+  // What was sent first is for whom asked first; their sizes must be equal, which a network need not notice.
+  static void deliver(InProcessNetwork::Stream& stream_of) {
+    while (!stream_of.sent.empty() && !stream_of.pending.empty()) {
+      InProcessNetwork::PendingReceive& pending = *stream_of.pending.front();
+      if (pending.bytes != stream_of.sent.front().size()) std::abort();
+      std::memcpy(pending.data, stream_of.sent.front().data(), pending.bytes);
+      pending.is_complete = true;
+      stream_of.sent.pop_front();
+      stream_of.pending.pop_front();
+    }
+  }
+
+  InProcessNetwork& network_;
+  const int host_;
+};
+
+}  // namespace hvkeras
