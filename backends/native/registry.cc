@@ -1,4 +1,4 @@
-// What Python calls, through ctypes; see exported.h.
+// The engine's functions for Python, called through ctypes; see exported.h.
 #include "registry.h"
 
 #include <fcntl.h>
@@ -24,13 +24,13 @@ namespace hvkeras {
 
 namespace {
 
-// Memory that the processes of a host share.
+// Memory shared by the processes of a host.
 class SharedMemory {
  public:
   SharedMemory(const std::string& name, size_t bytes, bool create) : bytes_(bytes) {
     const int file = shm_open(name.c_str(), create ? O_CREAT | O_EXCL | O_RDWR : O_RDWR, 0600);
     if (file < 0) fail("shared memory cannot be opened", name);
-    // Taken now: where the memory is not there, this is an error, but a later first use would be a crash.
+    // Allocates now: if /dev/shm is full, this returns an error, while a first access later would raise SIGBUS.
     const int error = create ? allocate(file, bytes) : 0;
     struct stat status{};
     const bool fits = error == 0 && fstat(file, &status) == 0 && static_cast<size_t>(status.st_size) == bytes;
@@ -48,7 +48,7 @@ class SharedMemory {
   void* base() const { return base_; }
 
  private:
-  // Piece by piece: a signal takes back what a call has allocated so far, which then begins anew.
+  // In steps: when a signal interrupts a call, its allocation is undone and must be repeated.
   static int allocate(int file, size_t bytes) {
     constexpr size_t kStepBytes = 1024 * 1024;
     for (size_t start = 0; start < bytes;) {
@@ -68,12 +68,12 @@ class SharedMemory {
   void* base_ = MAP_FAILED;
 };
 
-// Where the pipe is that belongs to a shared memory.
+// The path of the named pipe that belongs to a shared memory.
 std::string notifier_path(const std::string& name) { return "/dev/shm" + name + ".notifier"; }
 
-// An engine in memory of its own. Declared in this order, the engine ends before its memory.
+// An engine with its memory. The order of members matters: the engine is destroyed before its memory.
 struct Group {
-  std::unique_ptr<Notifier> notifier;  // of a group on several hosts
+  std::unique_ptr<Notifier> notifier;  // only if the group spans several hosts
   SharedMemory memory;
   Engine engine;
 
@@ -94,8 +94,9 @@ struct Group {
 struct Registry {
   std::mutex mutex;
   std::map<int64_t, std::shared_ptr<Group>> groups;
-  std::atomic<bool> is_used{false};         // whether this process has ever had a group
-  std::atomic<bool> is_forked_copy{false};  // by a fork, which copies memory and no thread: the rank is another process
+  std::atomic<bool> is_used{false};  // whether this process has ever opened a group
+  std::atomic<bool> is_forked_copy{
+      false};  // set in a forked child, which has a copy of the memory but none of the threads
 };
 
 Registry& registry() {
@@ -112,7 +113,7 @@ void require_not_forked() {
     throw Failure("a collective must run in a rank's own process, not in one that it has forked");
 }
 
-// What the engine of a group member starts with: `ranks` are the group's global ranks, `hosts` has each one's host.
+// The engine's parameters for a group member: `ranks` are the group's global ranks, `hosts` the host of each.
 Engine::Shape make_shape(int64_t group, int rank, const std::vector<int>& ranks, const std::vector<int>& hosts) {
   Engine::Shape shape;
   shape.placement = make_placement(rank, hosts);
@@ -126,14 +127,15 @@ Engine::Shape make_shape(int64_t group, int rank, const std::vector<int>& ranks,
   return shape;
 }
 
-// Ends a group that graphs no longer find. A thread that is in a collective of it may keep it, and be waiting there for
-// ranks that never come: so it is not left to the last owner to end the engine, which may be that very thread.
+// Closes a group that has been removed from the registry. A thread inside one of its collectives may hold the last
+// reference, and wait for ranks that never arrive. So the engine is closed here, and not by the last owner, which may
+// be that thread.
 void close_group(std::shared_ptr<Group> group, const Status& failure) {
   if (!group) return;
   if (group->engine
-          .is_worker_thread()) {  // as what followed from a collective may run there, whose result it handed out
+          .is_worker_thread()) {  // this may be called from the callback of a collective that the worker thread ran
     group->engine.abort(failure);
-    auto* const kept = new std::shared_ptr<Group>(std::move(group));  // for ever, if no thread can be started
+    auto* const kept = new std::shared_ptr<Group>(std::move(group));  // leaked if no thread can be started
     std::thread([kept, failure] {
       pthread_setname_np(pthread_self(), "hvkeras-closing");
       (*kept)->engine.close(failure);
@@ -162,9 +164,9 @@ std::shared_ptr<Engine> engine_of(int64_t group) {
 
 extern "C" {
 
-// `rank` is this process's index among `global_ranks`, and `hosts` has a number for each of them that tells its host
-// from others. The ranks of one host open the same memory, which the first of them creates; on several hosts it has
-// connected its link before. `costs` has the latency, the time of a message and that of a byte between hosts (Costs).
+// `rank` is this process's index in `global_ranks`, and `hosts` has the host number of each of them. The ranks of one
+// host open the same memory, which the first of them creates. If there are several hosts, that rank has connected its
+// link before. `costs` has the latency, the time per message and the time per byte between hosts (Costs).
 EXPORTED ExportedStatus hvkeras_open_group(int64_t group, const char* name, int create, int rank, int ranks,
                                            const int32_t* global_ranks, const int32_t* hosts, int oversubscribed,
                                            const double* costs) {
@@ -192,7 +194,7 @@ EXPORTED ExportedStatus hvkeras_unlink(const char* name) {
   });
 }
 
-// Collectives of the group that are under way fail for this reason.
+// Collectives of the group that are in flight fail with this reason.
 EXPORTED ExportedStatus hvkeras_close_group(int64_t group, const char* reason) {
   using namespace hvkeras;
   return guarded([&] {
@@ -208,7 +210,7 @@ EXPORTED ExportedStatus hvkeras_close_group(int64_t group, const char* reason) {
   });
 }
 
-// Another rank has failed: all collectives of this process fail for this reason, now and later.
+// Another rank has failed: all collectives of this process, current and future, fail with this reason.
 EXPORTED ExportedStatus hvkeras_abort(const char* reason) {
   using namespace hvkeras;
   return guarded([&] {
@@ -221,8 +223,9 @@ EXPORTED ExportedStatus hvkeras_abort(const char* reason) {
   });
 }
 
-// Whether collectives of this process fail since another rank has failed, or its host is out of reach. TensorFlow hands
-// on no code of ours, and XLA and Python's functions in graphs no code at all, so that whoever has an error asks this.
+// Whether collectives of this process fail because another rank has failed or its host is unreachable. TensorFlow does
+// not pass our codes through, and XLA and Python functions in graphs pass no code at all, so callers check this after
+// an error.
 EXPORTED bool hvkeras_peer_has_failed() {
   using namespace hvkeras;
   const std::lock_guard<std::mutex> lock(registry().mutex);

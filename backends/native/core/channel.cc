@@ -6,10 +6,10 @@ namespace hvkeras {
 
 namespace {
 
-constexpr size_t kLinePair = 2 * Channel::kLine;  // processors fetch pairs of lines
-constexpr size_t kMaxSlotBytes = 512 * 1024;      // two of them and the tensors' parts fit the second cache
+constexpr size_t kLinePair = 2 * Channel::kLine;  // the adjacent-line prefetcher fetches lines in pairs
+constexpr size_t kMaxSlotBytes = 512 * 1024;  // two slots and the matching parts of the tensors fit into the L2 cache
 constexpr size_t kMinSlotBytes = 64 * 1024;
-constexpr size_t kMaxTotalBytes = 16 * 1024 * 1024;  // what all slots of a round may take together
+constexpr size_t kMaxTotalBytes = 16 * 1024 * 1024;  // limit for the slots of all ranks in one round
 
 size_t round_up_to_line_pair(size_t bytes) { return (bytes + kLinePair - 1) / kLinePair * kLinePair; }
 
@@ -20,7 +20,7 @@ size_t Channel::slot_bytes_for(int ranks) {
   return round_up_to_line_pair(std::max(std::clamp(kMaxTotalBytes / all, kMinSlotBytes, kMaxSlotBytes), all * kLine));
 }
 
-// Laid out as: counters of rounds, counters of results, two slots for each rank, two results for each rank.
+// Memory layout: write counters, result counters, two slots per rank, two result buffers per rank.
 size_t Channel::bytes(int ranks, size_t slot_bytes) {
   const size_t result_bytes = round_up_to_line_pair(slot_bytes / static_cast<size_t>(ranks));
   return static_cast<size_t>(ranks) * (2 * sizeof(Counter) + 2 * slot_bytes + 2 * result_bytes);

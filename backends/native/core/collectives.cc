@@ -11,10 +11,11 @@ namespace hvkeras {
 namespace {
 
 constexpr size_t kOneRoundBytes =
-    64 * 1024;  // bytes up to which each rank reduces all, which takes one round instead of two
-constexpr size_t kBlockBytes = 4 * 1024;  // bytes that are reduced before they are written on, still in the first cache
+    64 * 1024;  // bytes up to which each rank reduces all the data: one round instead of two
+constexpr size_t kBlockBytes =
+    4 * 1024;  // bytes reduced before they are copied to shared memory, while they are still in the L1 cache
 
-// Every rank writes all of its data, and reduces all ranks' by itself.
+// Each rank writes all of its data, and reduces the data of all ranks.
 void allreduce_one_round(Channel& channel, const Spans& spans, Reducer reduce, ScaleFactors factors) {
   const uint32_t round = channel.round();
   char* const mine = channel.slot(round, channel.rank());
@@ -34,8 +35,8 @@ void allreduce_one_round(Channel& channel, const Spans& spans, Reducer reduce, S
   });
 }
 
-// Reduce-scatter and all-gather, segment by segment. Of each segment a rank reduces one part, and while the others come
-// to that, it writes their parts of the next segment.
+// Reduce-scatter and allgather, pipelined over segments. Each rank reduces one part of a segment; before it does so, it
+// writes the other ranks' parts of the next segment, so that they need not wait.
 class Pipeline {
  public:
   Pipeline(Channel& channel, const Spans& spans, Reducer reduce, ScaleFactors factors)
@@ -64,7 +65,7 @@ class Pipeline {
   }
 
  private:
-  // The elements of a rank's part of a segment.
+  // The elements [first, last) of a rank's part of a segment.
   std::pair<size_t, size_t> part(size_t segment, int rank) const {
     const size_t ranks = static_cast<size_t>(channel_.ranks());
     const size_t start = (segment * ranks + static_cast<size_t>(rank)) * part_;
@@ -129,7 +130,7 @@ class Pipeline {
   std::vector<const void*> sources_;
 };
 
-// A number for each rank, from each rank: what all must know before the data can go.
+// Allgathers a few sizes per rank, which all ranks must know before the data is exchanged.
 std::vector<std::vector<size_t>> exchange_sizes(Channel& channel, const std::vector<size_t>& mine) {
   const uint32_t round = channel.round();
   std::memcpy(channel.slot(round, channel.rank()), mine.data(), mine.size() * sizeof(size_t));
@@ -140,7 +141,7 @@ std::vector<std::vector<size_t>> exchange_sizes(Channel& channel, const std::vec
   return all;
 }
 
-// The elements of the largest part.
+// The number of elements of the largest part.
 size_t max_count(const std::vector<Spans>& parts) {
   size_t max_bytes = 0;
   for (const Spans& part : parts) max_bytes = std::max(max_bytes, part.count());

@@ -13,13 +13,14 @@ namespace hvkeras {
 namespace {
 
 constexpr size_t kLine = 64;
-constexpr size_t kRepMovsBytes = 2048;  // bytes from which std::memcpy may take the slow way
+constexpr size_t kRepMovsBytes = 2048;  // bytes from which glibc's std::memcpy may use `rep movsb`, see copy.h
 constexpr size_t kMinTimedBytes =
-    16 * 1024;                            // bytes from which the way matters more than the latency, and can be timed
-constexpr unsigned kTimingInterval = 64;  // of which two are timed
-constexpr double kMinSpeedup = 2.0;       // how much faster the way past the caches must be: it makes reading slower
+    16 * 1024;  // bytes from which bandwidth dominates latency, so that a timing is meaningful
+constexpr unsigned kTimingInterval = 64;  // writes per timing interval; the first two are timed, one with each method
+constexpr double kMinSpeedup =
+    2.0;  // non-temporal stores must be this much faster, as they make the following reads slower
 
-// By std::memcpy, which compilers make one instruction of here: they need not believe in vectors of any alignment.
+// Compiles to one load or store per std::memcpy, which also handles unaligned addresses.
 void copy_line(char* to, const char* from) {
   using Register = long long __attribute__((vector_size(16)));
   Register one, two, three, four;
@@ -34,7 +35,7 @@ void copy_line(char* to, const char* from) {
   std::memcpy(to + 3 * sizeof one, &four, sizeof four);
 }
 
-// Writes past the caches.
+// Copies with non-temporal stores.
 void copy_non_temporal(char* to, const char* from, size_t bytes) {
 #if defined(__SSE2__)
   const size_t head = std::min(bytes, (kLine - reinterpret_cast<uintptr_t>(to) % kLine) % kLine);
@@ -67,9 +68,9 @@ void copy(void* out, const void* in, size_t bytes) {
   const char* const from = static_cast<const char*>(in);
   for (size_t done = 0; done + kLine <= bytes; done += kLine) {
     copy_line(to + done, from + done);
-    asm volatile("" ::: "memory");  // or the compiler makes this loop a call of memcpy
+    asm volatile("" ::: "memory");  // prevents the compiler from turning this loop into a call of memcpy
   }
-  copy_line(to + bytes - kLine, from + bytes - kLine);  // what is left, and some of it again
+  copy_line(to + bytes - kLine, from + bytes - kLine);  // the remainder, which overlaps the last full line
 }
 
 void Writer::write(void* out, const void* in, size_t bytes) {

@@ -13,13 +13,13 @@ namespace {
 
 constexpr int kRepeats = 8, kBurst = 16;
 constexpr size_t kShortBytes = 8, kFirstBytes = 64 * 1024, kPieceBytes = 256 * 1024, kMaxBytes = 1024 * 1024;  // bytes
-constexpr double kMaxSeconds = 10e-3;  // seconds: bytes that take so long have been measured well enough
+constexpr double kMaxSeconds = 10e-3;  // seconds: a message that takes this long is measured accurately enough
 
 double seconds_now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// The two ends of a measurement: one sends and takes the time, and the other answers.
+// The two ends of a measurement: the initiator sends and takes the time, the responder answers.
 class CostMeasurement {
  public:
   CostMeasurement(Link& link, int other, double timeout)
@@ -62,7 +62,7 @@ class CostMeasurement {
     return best;
   }
 
-  // So many messages of so many bytes, after one that announces them, and an answer once all are there.
+  // Sends a header, then `messages` messages of `bytes` bytes each, and waits for a reply once all have arrived.
   void round_trip(uint64_t messages, uint64_t bytes) {
     const uint64_t header[2] = {messages, bytes};
     send(header, sizeof header);
@@ -108,7 +108,7 @@ Costs measure_costs(Link& link, int host, int hosts, double timeout) {
       measurement.respond();
     }
   } catch (const std::exception&) {
-    link.abort();  // nothing uses the memory any more
+    link.abort();  // the network no longer accesses the buffer after this
     throw;
   }
   return costs;
@@ -118,7 +118,8 @@ namespace between_hosts {
 
 namespace {
 
-constexpr size_t kMaxUnorderedBytes = 16 * 1024;  // bytes, as leaders keep what comes before they are ready for it
+constexpr size_t kMaxUnorderedBytes =
+    16 * 1024;  // bytes; limited, as leaders buffer messages that arrive before their own ranks are ready
 
 }  // namespace
 
@@ -126,11 +127,12 @@ Algorithm choose_algorithm(size_t bytes, Type type, int hosts, size_t buffer_byt
   const double others = hosts - 1, length = static_cast<double>(bytes);
   const double full_message = costs.per_message + length * costs.per_byte;
   const double part_message = costs.per_message + length / hosts * costs.per_byte;
-  const double negotiation = 2 * (costs.latency + costs.per_message);  // on the order: there and back
+  const double negotiation =
+      2 * (costs.latency + costs.per_message);  // agreement on the order: one round trip to the first host
   int steps = 0;
   while (2 << steps <= hosts) ++steps;
   const int fold_steps = 1 << steps == hosts ? 0 : 2;
-  // In the order of the enumeration; each step of recursive doubling would round half precisions.
+  // In the order of the enumeration. Recursive doubling is not used for half precision, as each step would round.
   const bool is_half_precision = type == Type::kFloat16 || type == Type::kBfloat16;
   const std::pair<double, bool> algorithms[] = {
       {costs.latency + others * full_message, bytes <= kMaxUnorderedBytes},

@@ -1,8 +1,8 @@
-// How the calling thread treats subnormal numbers, those closest to zero.
+// The calling thread's handling of subnormal numbers (denormals).
 //
-// TensorFlow has its threads take them for zero, which is faster; ours do not. Which of the two runs a collective is a
-// matter of chance on each rank, so every one runs with subnormal numbers kept: else ranks would differ, in float16
-// from 6e-5 down.
+// TensorFlow's threads flush them to zero, which is faster; the engine's worker threads do not. Which thread runs a
+// collective varies from rank to rank and run to run. So collectives always run with subnormal numbers enabled;
+// otherwise ranks would differ, for float16 from 6e-5 down.
 #pragma once
 
 #include <cstdint>
@@ -16,18 +16,18 @@ class ScopedDenormals {
   ScopedDenormals(const ScopedDenormals&) = delete;
   ScopedDenormals& operator=(const ScopedDenormals&) = delete;
 
-  // For tests: has this thread take them for zero, as TensorFlow's do.
+  // For tests: makes this thread flush them to zero, as TensorFlow's threads do.
   static void flush() { write(read() | kFlush); }
 
  private:
 #if defined(__x86_64__)
   using Word = uint32_t;
-  static constexpr Word kFlush = 0x8040;  // of results, and of operands
+  static constexpr Word kFlush = 0x8040;  // MXCSR: FTZ (results) and DAZ (operands)
   static Word read() { return __builtin_ia32_stmxcsr(); }
   static void write(Word word) { __builtin_ia32_ldmxcsr(word); }
 #elif defined(__aarch64__)
   using Word = uint64_t;
-  static constexpr Word kFlush = (1u << 24) | (1u << 19);  // of all numbers, and of float16
+  static constexpr Word kFlush = (1u << 24) | (1u << 19);  // FPCR: FZ (float32, float64) and FZ16 (float16)
   static Word read() {
     Word word;
     asm volatile("mrs %0, fpcr" : "=r"(word));

@@ -8,10 +8,12 @@ namespace hvkeras {
 
 namespace {
 
-constexpr int64_t kCallerWaitMicros = 50;  // microseconds for which a caller waits for other ranks before it goes on
-constexpr int64_t kWorkerWaitMicros = 100'000;  // microseconds after which the worker looks whether it is to stop
+constexpr int64_t kCallerWaitMicros =
+    50;  // microseconds for which a caller waits for the other ranks before it returns
+constexpr int64_t kWorkerWaitMicros =
+    100'000;  // microseconds after which the worker thread checks whether it must stop
 
-// A page, so that the parts of the memory do not share one.
+// Regions of shared memory start on page boundaries.
 size_t round_up_to_page(size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
 
 SpinPolicy spin_policy(bool oversubscribed) { return oversubscribed ? SpinPolicy{20, 200} : SpinPolicy{}; }
@@ -47,11 +49,11 @@ Engine::Engine(void* memory, Shape shape)
   }
 }
 
-// Ends with the scope, or before: then what came up meanwhile is left to the group's own thread.
+// Ends with its scope, or earlier with `end`. Work that has come up by then is left to the worker thread.
 class Engine::Turn {
  public:
   Turn() = default;
-  explicit Turn(Engine* engine) : engine_(engine) {}  // which is marked as running
+  explicit Turn(Engine* engine) : engine_(engine) {}  // `running_` must be set already
   Turn(Turn&& other) noexcept : engine_(std::exchange(other.engine_, nullptr)) {}
   Turn& operator=(Turn&&) = delete;
   ~Turn() { end(); }
@@ -103,7 +105,7 @@ void Engine::submit(std::unique_ptr<Request> request) {
     }
     try {
       RequestQueue& queue = queues_[key];
-      queue.push_back(std::move(request));  // which takes it only where there is room
+      queue.push_back(std::move(request));  // moves from `request` only if it succeeds
       ++request_count_;
       if (queue.size() == 1) post(key, *queue.front());
     } catch (const std::exception& failure) {
@@ -116,25 +118,25 @@ void Engine::submit(std::unique_ptr<Request> request) {
     return;
   }
   int64_t wait_micros = kCallerWaitMicros;
-  while (Turn turn = take_turn()) {  // if another thread has it, that thread sees the request
+  while (Turn turn = take_turn()) {  // if another thread has the turn, it handles the request
     if (!run_one(std::move(turn), wait_micros, shape_.oversubscribed)) return;
-    wait_micros = 0;  // further requests are worth no waiting
+    wait_micros = 0;  // do not wait for further requests
   }
 }
 
-// Says that this rank is ready for a request, the first of its key.
+// Posts the first request of a key: this rank is ready for it.
 void Engine::post(const Key& key, const Request& request) {
   const bool contributes =
       hosts_ && request.allreduce && between_hosts::is_small_allreduce(*request.allreduce, *hosts_);
   matching_.post(key, request.details, contributes);
 }
 
-// Waits until the log has an entry for this rank, for at most so long. A leader brings it there.
+// Waits until the log has an entry for this rank, at most this long. On a leader it also makes progress on the network.
 bool Engine::wait(int64_t microseconds, bool sleep) {
   return negotiator_ ? negotiator_->wait(microseconds) : matching_.wait(microseconds, sleep);
 }
 
-// The turn, if it is free and there is something to wait for.
+// Takes the turn if it is free and there are outstanding requests.
 Engine::Turn Engine::take_turn() {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (running_ || request_count_ == 0) return Turn();
@@ -142,7 +144,7 @@ Engine::Turn Engine::take_turn() {
   return Turn(this);
 }
 
-// For the group's own thread: the turn, once there is something for it to do; none at the engine's end.
+// For the worker thread: waits until the turn is free and there is work. Returns an empty turn when the engine stops.
 Engine::Turn Engine::wait_for_turn() {
   std::unique_lock<std::mutex> lock(mutex_);
   changed_.wait(lock, [this] { return !running_ && (stopping_ || request_count_ != 0 || has_unsent_); });
@@ -151,7 +153,8 @@ Engine::Turn Engine::wait_for_turn() {
   return Turn(this);
 }
 
-// Moves on what the link holds back, until there is something else to do; returns whether there is.
+// Makes progress on unsent data until there is a request to run, or nothing is left. Returns whether there is a
+// request.
 bool Engine::flush_link() noexcept {
   try {
     for (;;) {
@@ -169,15 +172,16 @@ bool Engine::flush_link() noexcept {
   }
 }
 
-// Runs what the log asks for until a request has ended; returns false if none has for so long. The turn ends before the
-// result is handed out: what follows from it may take long, and may hand in further requests.
+// Processes log entries until a request has finished. Returns false if none has within this time. The turn ends before
+// the request's callback is called, as the callback may take long, and may submit further requests.
 bool Engine::run_one(Turn turn, int64_t microseconds, bool sleep) {
   try {
     while (matching_.ready() || (microseconds != 0 && wait(microseconds, sleep))) {
       const Finished finished = run_next();
       if (!finished.request) continue;
       turn.end();
-      finished.request->run = nullptr;  // lets go of the tensors, so that what follows from them may use their memory
+      finished.request->run =
+          nullptr;  // releases the tensors, so that operations that depend on the result may reuse their memory
       finished.request->allreduce = nullptr;
       finished.request->done(finished.status);
       return true;
@@ -188,7 +192,7 @@ bool Engine::run_one(Turn turn, int64_t microseconds, bool sleep) {
   return false;
 }
 
-// Runs the next entry of the log, which may end a request.
+// Processes the next entry of the log, which may finish a request.
 Engine::Finished Engine::run_next() {
   const Matching::Entry entry = matching_.next();
   if (entry.step == Matching::Step::kContribute) {
@@ -200,7 +204,7 @@ Engine::Finished Engine::run_next() {
   return {std::move(request), std::move(status)};
 }
 
-// A failure ends everything: it may have come in the midst of a collective.
+// Any failure aborts the engine: the collective may have been interrupted halfway.
 Status Engine::run(Request& request, const Matching::Entry& entry) {
   const ScopedDenormals kept;
   try {
@@ -218,7 +222,7 @@ Status Engine::run(Request& request, const Matching::Entry& entry) {
   }
 }
 
-// Gives the other hosts what this one has of a small allreduce, which is finished when they have done so, too.
+// Sends this host's contribution to a small allreduce to the other hosts. It finishes once theirs have arrived.
 void Engine::contribute(const Key& key) {
   const ScopedDenormals kept;
   const Request& request = front_request(key);
@@ -226,17 +230,17 @@ void Engine::contribute(const Key& key) {
   if (negotiator_) negotiator_->contribute(key, request.details, std::move(part));
 }
 
-// Ends everything, by the thread whose turn it is.
+// Aborts the engine and its link. Only for the thread that has the turn.
 void Engine::abort_with_link(const Status& failure) noexcept {
-  abort_.raise(failure);  // first, so that nobody begins anything on the link
+  abort_.raise(failure);  // first, so that no thread starts a new transfer on the link
   try {
     if (shape_.link) shape_.link->abort();
-  } catch (const std::exception&) {  // the first failure stays
+  } catch (const std::exception&) {  // the first failure is reported
   }
   abort(failure);
 }
 
-// The request that was posted under a key. Nobody else takes it: this thread has the turn.
+// The oldest request of a key, which has been posted. Only the thread that has the turn removes requests.
 Request& Engine::front_request(const Key& key) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto found = queues_.find(key);
@@ -244,7 +248,7 @@ Request& Engine::front_request(const Key& key) {
   return *found->second.front();
 }
 
-// The same, taken away; the next one of that key, if there is one, is posted instead.
+// Removes the oldest request of a key, and posts the next one, if there is one.
 std::unique_ptr<Request> Engine::pop_request(const Key& key) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto found = queues_.find(key);
@@ -263,7 +267,7 @@ void Engine::abort(const Status& failure) noexcept {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     changed_.notify_all();
-    if (running_) return;  // whose turn it is ends the requests
+    if (running_) return;  // the thread that has the turn fails the requests
   }
   fail_all();
 }
@@ -280,7 +284,7 @@ void Engine::fail_all() noexcept {
   }
 }
 
-// The group's own thread: runs what the callers left.
+// The worker thread: runs collectives that no caller has run.
 void Engine::work() {
   pthread_setname_np(pthread_self(), "hvkeras-native");
   while (Turn turn = wait_for_turn()) {

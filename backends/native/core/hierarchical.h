@@ -1,5 +1,6 @@
 // The collectives of groups on several hosts: the ranks of a host combine their data in shared memory, the hosts'
-// leaders exchange it, and the ranks read what came. Called through collectives.h, whose arguments they share.
+// leaders exchange it, and the ranks read the result. Called by the functions in collectives.h, with the same
+// arguments.
 #pragma once
 
 #include <utility>
@@ -18,8 +19,8 @@ void reduce_parts(Channel& channel, const std::vector<Spans>& parts, Type type, 
 void gather_parts(Channel& channel, const std::vector<Spans>& parts);
 void barrier(Channel& channel);
 
-// The factors of a reduction for the ranks of a host, and for what the hosts have. Sums of half precisions are scaled
-// before they are rounded: an average must not overflow on its way.
+// Splits the factors of a reduction into those within a host and those across hosts. Sums in half precision are scaled
+// before they are rounded, so that an average cannot overflow.
 inline std::pair<ScaleFactors, ScaleFactors> split_factors(Type type, Reduction reduction, ScaleFactors factors) {
   const bool early = (type == Type::kFloat16 || type == Type::kBfloat16) && reduction == Reduction::kSum;
   return {{factors.prescale, early ? factors.postscale : 1.0}, {1.0, early ? 1.0 : factors.postscale}};
@@ -28,8 +29,8 @@ inline std::pair<ScaleFactors, ScaleFactors> split_factors(const Allreduce& all)
   return split_factors(all.type, all.reduction, all.factors);
 }
 
-// Rounds on their way, each in three steps that alternate with those of others: while one passes through this host's
-// memory, others pass through the network. A round's second and third step come so many rounds after its first.
+// Pipelines rounds of three steps: while one round uses this host's memory, others use the network. A round's second
+// step runs `exchange_after` rounds after its first, the third `read_after` rounds after it.
 template <typename Prepare, typename Exchange, typename Read>
 void run_pipelined(size_t rounds, size_t exchange_after, size_t read_after, Prepare&& prepare, Exchange&& exchange,
                    Read&& read) {

@@ -1,4 +1,4 @@
-// Data that go from host to host as they are: broadcast, allgather, alltoall and barrier.
+// Data movement between hosts, without arithmetic: broadcast, allgather, alltoall and barrier.
 #include "hierarchical.h"
 #include "hosts.h"
 
@@ -6,21 +6,22 @@ namespace hvkeras::between_hosts {
 
 namespace {
 
-constexpr size_t kDirectBroadcastBytes = 16 * 1024;  // bytes up to which a broadcast goes straight to each host
-constexpr size_t kMinBytesPerPair = 512;  // bytes from rank to rank for which each round of an alltoall has room
+constexpr size_t kDirectBroadcastBytes =
+    16 * 1024;                            // bytes up to which a broadcast sends the data directly to each host
+constexpr size_t kMinBytesPerPair = 512;  // minimum bytes per pair of ranks in each round of an alltoall
 
-// Before data is put into areas: no rank of this host reads there any more.
+// Before data is written to the staging buffers: waits until no rank of this host reads from them any more.
 void wait_for_readers(Channel& channel) { channel.exchange(); }
 
-// So many rounds after it has begun, what other hosts have sent is read. The area of the round before may still be read
-// by some rank then, so that a round's area is free for the one after the next.
+// Received data is read this many rounds after its round began. At that time some rank may still read the previous
+// round's buffer, so a buffer is reused only after one more round.
 constexpr size_t kReadAfter = 2, kRoundSlots = kReadAfter + 2;
-constexpr size_t kAlltoallReadAfter = 1, kAlltoallSlots = kAlltoallReadAfter + 2;  // with two areas each
+constexpr size_t kAlltoallReadAfter = 1, kAlltoallSlots = kAlltoallReadAfter + 2;  // two buffers per round
 static_assert(kRoundSlots <= Hosts::kBuffers && 2 * kAlltoallSlots <= Hosts::kBuffers);
 
 using Handles = std::vector<Link::Handle>;
 
-// The end of a round: what the leader started has come, and its host may read it.
+// The end of a round: the leader waits for its transfers, the other ranks wait for the leader.
 void finish_round(Hosts& hosts, Handles& started) {
   if (hosts.is_leader()) {
     hosts.wait(started);
@@ -48,7 +49,7 @@ void gather_parts(Channel& channel, const std::vector<Spans>& parts) {
     throw Failure("there are too many ranks to gather parts. Received: ranks=" + std::to_string(bytes.size()));
   const size_t max_bytes = *std::max_element(bytes.begin(), bytes.end());
   const auto rank_offsets = [&](size_t round) {
-    std::vector<size_t> offsets(bytes.size() + 1);  // of the ranks' bytes in an area, and the end
+    std::vector<size_t> offsets(bytes.size() + 1);  // of each rank's bytes in a buffer, and the end
     size_t offset = 0;
     for (const std::vector<int>& ranks : placement.ranks_on) {
       for (const int rank : ranks) {
@@ -99,7 +100,7 @@ void gather_parts(Channel& channel, const std::vector<Spans>& parts) {
 
 namespace {
 
-// Numbers of each rank, equally many: what all must know before the data can go.
+// Allgathers a few sizes per rank (equally many), which all ranks must know before the data is exchanged.
 std::vector<std::vector<size_t>> gather_sizes(Channel& channel, const std::vector<size_t>& mine) {
   const size_t ranks = static_cast<size_t>(channel.hosts()->placement().ranks());
   std::vector<std::vector<size_t>> all(ranks, std::vector<size_t>(mine.size()));
@@ -112,22 +113,23 @@ std::vector<std::vector<size_t>> gather_sizes(Channel& channel, const std::vecto
   return all;
 }
 
-// One piece of an alltoall, from one rank to another, and where it lies in an area.
+// One block of an alltoall, from one rank to another, and its offset in a staging buffer.
 struct Block {
   size_t from, to, offset, bytes;
 };
 
-// What goes in one round of an alltoall: to so many ranks behind each sender, from the first, so many bytes of each.
+// One round of an alltoall: from each sender to the `width` ranks that follow it at distance `first`, the bytes [done,
+// done + capacity) of each block.
 struct Part {
   size_t first, width, done, capacity;
 };
 
-// The pieces of one round that one host has to do with, one other host's after the other.
+// The blocks of one round that this host sends or receives, grouped by the other host.
 struct Blocks {
   std::vector<Block> all;
-  std::vector<size_t> starts{0};  // of each host's in the area, and the end
+  std::vector<size_t> starts{0};  // of each host's blocks in the buffer, and the end
 
-  // All pieces between the ranks of two hosts; the same order on both of them.
+  // Adds all blocks between the ranks of two hosts, in the same order on both.
   void add(const std::vector<int>& senders, const std::vector<int>& receivers,
            const std::vector<std::vector<size_t>>& bytes, const Part& part) {
     size_t offset = starts.back();
@@ -157,7 +159,7 @@ void broadcast(Channel& channel, const char* in, char* out, size_t bytes, int ro
     const std::vector<int>& ranks = placement.ranks_on[static_cast<size_t>(host)];
     if (std::find(ranks.begin(), ranks.end(), root) != ranks.end()) source = host;
   }
-  // The source gives each host a part, which that gives to the others; or all of it.
+  // The source sends each host one part, which that host forwards to the others; or all data directly to each host.
   const auto length_at = [&](size_t round) {
     return length_of(bytes, round * hosts.buffer_bytes(), hosts.buffer_bytes());
   };
@@ -245,7 +247,7 @@ void alltoall(Channel& channel, const char* in, const std::vector<size_t>& rows_
     starts_out.push_back(starts_out.back() + bytes[rank][me]);
   }
   char* const out = allocate(rows_from);
-  // A round has room for what each rank sends to so many others, and as much from as many.
+  // Each buffer holds one round's blocks of all ranks of a host: from each rank, to `width` others.
   const size_t max_here = placement.max_ranks_per_host();
   const size_t width = std::clamp(hosts.buffer_bytes() / (max_here * kMinBytesPerPair), size_t{1}, ranks);
   const size_t capacity = hosts.buffer_bytes() / (max_here * width), chunks = ceil_div(max_bytes, capacity);
@@ -286,7 +288,8 @@ void alltoall(Channel& channel, const char* in, const std::vector<size_t>& rows_
         for (const Block& block : received.all) {
           if (block.to != me) continue;
           const bool is_local = std::binary_search(here.begin(), here.end(), static_cast<int>(block.from));
-          // What is for this host was not sent: it lies where its sender put it, as far from the start of its block.
+          // A block for a rank of this host is not sent. It is in the outgoing buffer, at the same offset from the
+          // start of this host's blocks.
           const char* const source = is_local ? outgoing(round) + sent.start_of(hosts.host()) +
                                                     (block.offset - received.start_of(hosts.host()))
                                               : incoming(round) + block.offset;

@@ -1,4 +1,4 @@
-// Reductions over several hosts: allreduce, and that of parts.
+// Reductions across hosts: allreduce and reduce_parts.
 #include "hierarchical.h"
 #include "hosts.h"
 #include "recursive_doubling.h"
@@ -8,12 +8,12 @@ namespace hvkeras::between_hosts {
 
 namespace {
 
-// The segments of a reduction of parts: of each rank's part a piece at a time, one host's ranks after the other, so
-// that what a host needs is in one place.
+// The segments of reduce_parts: each holds a piece of every rank's part, ordered by host, so that all data for one host
+// is contiguous.
 struct PartSegments {
   std::vector<Span> pieces;
   std::vector<Segment> segments;
-  std::vector<size_t> own_offsets;  // where in each segment this rank's piece begins
+  std::vector<size_t> own_offsets;  // of this rank's piece in each segment
 
   PartSegments(const Placement& placement, const std::vector<Spans>& parts, size_t capacity) {
     size_t max_count = 0, end = 0;
@@ -44,7 +44,7 @@ void allreduce(Channel& channel, const Spans& spans, Type type, Reduction reduct
   const size_t size = spans.element_bytes(), parts = static_cast<size_t>(hosts.hosts());
   const size_t max_count =
       std::min(channel.slot_bytes(), hosts.buffer_bytes()) / size / kAlignElements * kAlignElements;
-  const size_t count = std::min(spans.count(), max_count);  // of a segment, but for the last
+  const size_t count = std::min(spans.count(), max_count);  // elements of each segment but the last
   const Algorithm algorithm = hosts.choose_algorithm(spans.count() * size, type);
   const bool is_doubling = algorithm == Algorithm::kRecursiveDoubling, one_hop = algorithm != Algorithm::kReduceScatter;
   using Staging = Segments::Staging;
@@ -67,8 +67,8 @@ void allreduce(Channel& channel, const Spans& spans, Type type, Reduction reduct
     return;
   }
   const size_t all = ceil_div(spans.count(), count);
-  InFlight receives, started;  // the other hosts' parts; and all else
-  size_t next = 0;             // the first segment that is not expected yet
+  InFlight receives, started;  // receives of the other hosts' parts, and all other transfers
+  size_t next = 0;             // the first segment whose receives are not posted yet
   run_pipelined(
       all, kExchangeAfter, kReadAfter,
       [&](size_t number) {
@@ -83,7 +83,7 @@ void allreduce(Channel& channel, const Spans& spans, Type type, Reduction reduct
       [&](size_t number) {
         if (!hosts.is_leader()) return;
         receives.wait(hosts, number);
-        if (one_hop) started.wait(hosts, number);  // the sum takes the place of what was sent
+        if (one_hop) started.wait(hosts, number);  // the result overwrites the buffer that was sent
         segments.reduce_own_part(segment_of(number));
         if (!one_hop) started.add(number, segments.send_results(segment_of(number)));
       },

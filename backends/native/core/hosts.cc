@@ -9,7 +9,7 @@ namespace hvkeras {
 namespace {
 
 constexpr size_t kAlignPadding =
-    1024;  // for the alignment of a host's part of an area: 64 elements of the largest type
+    1024;  // bytes for the alignment of each host's part in a buffer: 64 elements of the largest type
 
 size_t round_up_to_page(size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
 

@@ -11,19 +11,19 @@ namespace hvkeras {
 
 namespace {
 
-constexpr uint32_t kMaxPending = 1 << 15;  // keys that may wait for ranks
+constexpr uint32_t kMaxPending = 1 << 15;  // keys that not all ranks have posted yet
 constexpr const char* kTooManyText = "too many collectives wait for other ranks at once";
 constexpr const char* kDifferText = " communicate different things: ";
-constexpr uint32_t kMaxErrors = 64;  // mismatches that may be unread by the slowest rank
+constexpr uint32_t kMaxErrors = 64;  // mismatches that the slowest rank has not read yet
 
-// Fowler, Noll and Vo's hash (FNV-1a), from two starting points.
+// The Fowler-Noll-Vo hash (FNV-1a) with a given offset basis.
 uint64_t hash_of(const std::string& text, uint64_t start) {
   uint64_t hash = start;
   for (const char letter : text) {
     hash ^= static_cast<unsigned char>(letter);
     hash *= 0x100000001b3ULL;
   }
-  hash ^= hash >> 32;  // FNV's low bits mix badly upwards
+  hash ^= hash >> 32;  // FNV mixes poorly into the low bits
   hash *= 0x9e3779b97f4a7c15ULL;
   return hash ^ (hash >> 29);
 }
@@ -32,7 +32,7 @@ uint64_t hash_of_details(const std::string& details) { return hash_of(details, 0
 
 }  // namespace
 
-// It names the first of the parts between ";" that differs, and its number.
+// Reports the first of the ";"-separated parts that differs, and its number.
 Status Matching::mismatch(const std::string& one, int rank_of_one, const std::string& other, int rank_of_other) {
   const std::string ranks =
       "ranks " + std::to_string(rank_of_one) + " and " + std::to_string(rank_of_other) + kDifferText;
@@ -60,16 +60,16 @@ Key key_of(const std::string& name) {
 struct Matching::Pending {
   Key key;
   uint64_t details_hash;
-  uint32_t posted;  // by how many ranks
-  uint32_t first;   // which rank was the first
-  uint32_t error;   // 0, or the number of a mismatch
-  uint32_t length;  // of the kept details
+  uint32_t posted;  // number of ranks that have posted it
+  uint32_t first;   // the rank that posted first
+  uint32_t error;   // 0, or the number of a stored mismatch
+  uint32_t length;  // of the stored details
   char details[kMaxDetails];
 };
 
 struct Matching::Shared {
   Counter log_length;
-  Counter ready_here;  // how many keys all ranks of this host have posted, for the leader
+  Counter ready_here;  // the number of keys that all ranks of this host have posted; for the leader
   alignas(128) std::atomic<uint32_t> locked;
   uint32_t pending_count;
   struct {
@@ -79,10 +79,11 @@ struct Matching::Shared {
   } log[kLogCapacity];
   Pending pending[kMaxPending];
   char errors[kMaxErrors][kMaxText];
-  std::atomic<uint32_t> error_readers[kMaxErrors];  // ranks that have not read a text yet; without any, it is free
+  std::atomic<uint32_t>
+      error_readers[kMaxErrors];  // number of ranks that have not read a text yet; at 0 its entry is free
 };
 
-// Held for some hundred nanoseconds at most; a holder that lost its core gets it back by yielding.
+// Held for a few hundred nanoseconds at most. Waiters yield, as the holder may have been preempted.
 class Matching::Lock {
  public:
   Lock(std::atomic<uint32_t>& word, const AbortFlag& abort) : word_(word) {
@@ -117,7 +118,7 @@ Matching::Matching(void* base, int rank, int ranks, const int* global_ranks, con
 void Matching::post(const Key& key, const std::string& details, bool contributes) {
   const uint64_t hash = hash_of_details(details);
   bool is_ready = false, is_in_log = false;
-  // One that is offered has two entries.
+  // A small allreduce takes two entries.
   if (unread_.load(std::memory_order_relaxed) >= (between_hosts_ ? kLogCapacity / 2 : kLogCapacity))
     throw Failure(kTooManyText);
   {
@@ -136,7 +137,7 @@ void Matching::post(const Key& key, const std::string& details, bool contributes
                                           details.substr(0, kMaxDetails), global_ranks_[rank_]));
     }
     if (static_cast<int>(++found->posted) == ranks_) {
-      // Ranks of one host that differ in what they post tell all others so.
+      // If ranks of this host differ, the other hosts must be informed through the negotiation.
       is_ready = between_hosts_ && (!contributes || found->error != 0);
       is_in_log = !is_ready;
     }
@@ -149,11 +150,12 @@ void Matching::post(const Key& key, const std::string& details, bool contributes
     }
   }
   if (is_in_log) shared_->log_length.wake();
-  // One that sleeps has said so before it has looked for the last time.
+  // A sleeper has incremented `sleepers` before its last check.
   if ((is_ready || is_in_log) && shared_->ready_here.sleepers.load(std::memory_order_seq_cst) != 0) notify(notifier_);
 }
 
-// Keeps a mismatch until all ranks of this host have read it, and returns its number. Nothing else is kept there.
+// Stores a mismatch until all ranks of this host have read it, and returns its number. If all entries are in use, it
+// stores nothing and returns a number past the last one.
 uint32_t Matching::store_error(const Status& mismatch) {
   uint32_t index = 0;
   while (index < kMaxErrors && shared_->error_readers[index].load(std::memory_order_acquire) != 0) ++index;

@@ -6,8 +6,8 @@
 
 namespace hvkeras {
 
-// What leaders tell each other: to the first host that a key is ready, from there that it is to be run, and to inbox a
-// part of a small allreduce. Data are the part, or the numbers of the hosts whose parts are to be thrown away.
+// A message between leaders: a key is ready (to the first host), run a key (from the first host), or a contribution to
+// a small allreduce (to all). The payload is the contribution, or the hosts whose contributions must be discarded.
 struct Negotiator::Message {
   enum Kind : uint32_t { kReady, kRun, kContribution };
 
@@ -59,7 +59,7 @@ struct Negotiator::Message {
     uint64_t details_hash = 0;
     int32_t rank = 0;
     uint32_t kind = 0;
-    Code code = Code::kOk;  // of what the text says, which are the details where inbox is well
+    Code code = Code::kOk;  // of the text: the details if this is kOk, otherwise the error message
     uint32_t text_bytes = 0;
   };
 
@@ -105,7 +105,7 @@ void Negotiator::on_message(const Message& message, int from) {
   }
 }
 
-// On the first host: another host is ready for a key. With the last one, it is run everywhere.
+// On the first host: another host is ready for a key. Once all hosts are ready, the key runs everywhere.
 void Negotiator::count_ready(const Matching::Ready& ready, int from) {
   ReadyHosts& ready_hosts = ready_hosts_[ready.key];
   if (ready_hosts.hosts.empty()) {
@@ -124,7 +124,7 @@ void Negotiator::count_ready(const Matching::Ready& ready, int from) {
   detect_mixed(ready.key);
 }
 
-// On the first host. `offered` are the hosts that have sent parts, which nobody is to use.
+// On the first host. `offered` lists the hosts that have sent contributions, which must be discarded.
 void Negotiator::broadcast_run(const Matching::Ready& ready, const HostNumbers& offered) {
   const Message message(Message::kRun, ready, Message::serialize(offered));
   for (int host = 1; host < hosts_; ++host) link_.send_message(host, message.serialize());
@@ -165,7 +165,8 @@ void Negotiator::store(const Message& message, int from) {
   finish_if_complete(key);
 }
 
-// If the parts of inbox hosts are there, they are for the allreduce, or differ in what they are parts of.
+// Once the contributions of all hosts have arrived, appends to the log: the allreduce finishes, or the hosts differ in
+// their details.
 void Negotiator::finish_if_complete(const Key& key) {
   Inbox& inbox = inbox_of(key);
   if (std::any_of(inbox.from.begin(), inbox.from.end(), [](const auto& messages) { return messages.empty(); }))
@@ -185,8 +186,9 @@ void Negotiator::finish_if_complete(const Key& key) {
   matching_.append(key, status.ok() ? Matching::Step::kFinish : Matching::Step::kRun, status);
 }
 
-// On the first host: where some hosts have sent parts, and inbox others are ready for something larger, they differ. A
-// host that has done both is ahead: its part is for the run before, of which other parts are still on their way.
+// On the first host: some hosts have sent contributions, and all others are ready for a larger allreduce of the same
+// key, which is a mismatch. A host that has done both is one run ahead: its contribution belongs to an earlier run,
+// whose other contributions have not arrived yet.
 void Negotiator::detect_mixed(const Key& key) {
   const auto ready_hosts = ready_hosts_.find(key);
   const auto contributions = inboxes_.find(key);
@@ -205,7 +207,7 @@ void Negotiator::detect_mixed(const Key& key) {
   if (static_cast<int>(ready.size() + contributors.size()) == hosts_) broadcast_run(mixed, contributors);
 }
 
-// Throws away a part, now or when it comes.
+// Discards a contribution, now or when it arrives.
 void Negotiator::discard(const Key& key, int host) {
   if (host >= hosts_) throw Failure("a message of another host names one that is not in the job");
   Inbox& inbox = inbox_of(key);
@@ -220,7 +222,8 @@ void Negotiator::discard(const Key& key, int host) {
 
 void Negotiator::erase_if_empty(const Key& key) {
   const Inbox& inbox = inbox_of(key);
-  const bool expected = std::any_of(inbox.to_discard.begin(), inbox.to_discard.end(), [](int count) { return count != 0; });
+  const bool expected =
+      std::any_of(inbox.to_discard.begin(), inbox.to_discard.end(), [](int count) { return count != 0; });
   const bool kept =
       std::any_of(inbox.from.begin(), inbox.from.end(), [](const auto& messages) { return !messages.empty(); });
   if (!expected && !kept) inboxes_.erase(key);

@@ -1,8 +1,9 @@
-// One order for the hosts of a group: the leaders tell the first host's leader what all ranks of their hosts have
-// posted, and it tells them what all hosts have, in the order in which everybody is to run it.
+// A common order of collectives for the hosts of a group. Each leader reports to the first host's leader which keys all
+// ranks of its host have posted. The first leader answers, in the order in which all run them, with the keys for which
+// all hosts are ready.
 //
-// Small allreduces need no such order: each leader sends what its host has to all others at once, whoever has the parts
-// of all hosts adds them up, and nothing else waits for it meanwhile.
+// Small allreduces need no such order: each leader sends its host's data to all others immediately, and reduces the
+// data of all hosts when it has arrived, without blocking other collectives meanwhile.
 #pragma once
 
 #include <deque>
@@ -13,38 +14,39 @@
 
 namespace hvkeras {
 
-// The bytes that each host has of a small allreduce, in the order of the hosts.
+// The bytes that each host contributes to a small allreduce, by host.
 using Contributions = std::vector<std::vector<char>>;
 
-// The part of one host's leader in it. Used by one thread at a time.
+// The negotiation on one host's leader. Used by one thread at a time.
 class Negotiator {
  public:
   Negotiator(Matching& matching, Link& link, int host, int hosts, bool oversubscribed, int notifier,
              const AbortFlag& abort);
   ~Negotiator();
 
-  // Passes on what has come up since the last time, without waiting.
+  // Processes new posts and messages, without waiting.
   void step();
-  // Steps until the log has something new for this rank, for at most so long. Returns whether it has.
+  // Calls `step` until the log has an entry for this rank, at most this long. Returns whether it has.
   bool wait(int64_t microseconds);
 
-  // Sends all hosts this one's part of a small allreduce. Once the log says that it is to be finished, `take` returns
-  // the parts of all.
+  // Sends this host's contribution to a small allreduce to all hosts. Once the log has its kFinish entry,
+  // `take_contributions` returns those of all hosts.
   void contribute(const Key& key, const std::string& details, std::vector<char> contribution);
   Contributions take_contributions(const Key& key);
 
  private:
   struct Message;
   using HostNumbers = std::vector<uint16_t>;
-  // What the hosts have said of a key so far.
+  // The hosts that are ready for a key.
   struct ReadyHosts {
     HostNumbers hosts;
     Matching::Ready first;
   };
-  // The parts of a key that have come so far. A host may be one run ahead of others.
+  // The contributions for a key that have arrived. A host may be one run ahead of others.
   struct Inbox {
-    std::vector<std::deque<Message>> from;  // each host
-    std::vector<int> to_discard;            // of each host, those yet to come that a mismatch has made useless
+    std::vector<std::deque<Message>> from;  // by host
+    std::vector<int>
+        to_discard;  // by host: the contributions that must be discarded when they arrive, because of a mismatch
   };
 
   void on_message(const Message& message, int from);
@@ -63,7 +65,7 @@ class Negotiator {
   bool oversubscribed_;
   int notifier_;
   const AbortFlag& abort_;
-  std::unordered_map<Key, ReadyHosts, KeyHash> ready_hosts_;  // the first host's leader's
+  std::unordered_map<Key, ReadyHosts, KeyHash> ready_hosts_;  // only on the first host
   std::unordered_map<Key, Inbox, KeyHash> inboxes_;
   std::unordered_map<Key, Contributions, KeyHash> complete_;
 };

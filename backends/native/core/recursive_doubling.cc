@@ -13,15 +13,15 @@ void recursive_doubling_allreduce(Hosts& hosts, char* data, size_t count, Type t
     if (sends) hosts.send(host, data, bytes);
     hosts.wait(hosts.take_started());
   };
-  // The same order of both hosts' numbers on both, so that both have the same bits.
+  // Operands are in the same order on both hosts, so that the results are bitwise identical.
   const auto reduce_with = [&](int host, ScaleFactors factors) {
     const void* const sources[] = {host < me ? received : data, host < me ? data : received};
     reduce(data, sources, 2, count, factors.prescale, factors.postscale);
   };
-  int power_of_two = 1;  // the hosts that take part in all steps: the largest power of two
+  int power_of_two = 1;  // the hosts that participate in all steps
   while (2 * power_of_two <= hosts.hosts()) power_of_two *= 2;
   const int remainder = hosts.hosts() - power_of_two;
-  if (me >= power_of_two) {  // hands its own to another host, and gets the result
+  if (me >= power_of_two) {  // sends its data to another host, and receives the result from it
     exchange(me - power_of_two, true, false);
     exchange(me - power_of_two, false, true);
     copy(data, received, bytes);

@@ -1,6 +1,5 @@
-// A short allreduce among many hosts by recursive doubling: hosts exchange all they have in pairs, at twice the
-// distance each time. It takes as many steps as the number of hosts has binary digits, with one message each; costs.h
-// says when it is the fastest way.
+// A short allreduce among many hosts by recursive doubling: in each step, pairs of hosts exchange all their data, at
+// twice the previous distance. It takes log2(hosts) steps with one message each; see costs.h for when it is used.
 #pragma once
 
 #include "hierarchical.h"
@@ -8,7 +7,7 @@
 
 namespace hvkeras::between_hosts {
 
-// Adds up `count` elements at `data`, this host's, with those of all other hosts. For the leader.
+// Reduces `count` elements at `data` in place over all hosts. For the leader.
 void recursive_doubling_allreduce(Hosts& hosts, char* data, size_t count, Type type, Reduction reduction,
                                   ScaleFactors across_hosts);
 

@@ -22,11 +22,11 @@ Reducer reducer_of(Type type, Reduction reduction);
 namespace {
 
 #if defined(__x86_64__)
-// Asked of the processor itself: __builtin_cpu_supports says no to everything where compiler-rt is linked into a shared
-// library (seen with Zig 0.16).
+// Queries the processor directly: __builtin_cpu_supports returns false for everything if compiler-rt is linked into a
+// shared library (seen with Zig 0.16).
 struct Processor {
-  unsigned extensions = 0;  // of leaf 7, in ebx
-  unsigned saved = 0;       // the registers that the operating system saves for each thread
+  unsigned extensions = 0;  // CPUID leaf 7, EBX
+  unsigned saved = 0;       // XCR0: the register state that the operating system saves
 
   Processor() {
     unsigned a = 0, b = 0, c = 0, d = 0;
@@ -41,7 +41,7 @@ struct Processor {
   }
 };
 
-constexpr unsigned kYmm = 0x6, kZmm = 0xe6;  // in `saved`
+constexpr unsigned kYmm = 0x6, kZmm = 0xe6;  // bits of `saved`
 constexpr unsigned kAvx2 = 1u << 5;
 constexpr unsigned kAvx512 = (1u << 16) | (1u << 17) | (1u << 30) | (1u << 31);  // F, DQ, BW, VL
 #endif
@@ -52,7 +52,7 @@ struct InstructionSet {
   Reducer (*reducer_of)(Type, Reduction);
 };
 
-// The best first. NEON is part of every 64-bit ARM, so `plain` uses it there.
+// Best first. NEON is part of every 64-bit ARM processor, so `plain` uses it there.
 const InstructionSet kInstructionSets[] = {
 #if defined(__x86_64__)
     {"avx512", [] { return Processor().has(kAvx512, kZmm); }, avx512::reducer_of},

@@ -1,5 +1,5 @@
-// The reducers, compiled once for each set of instructions: define HVKERAS_INSTRUCTIONS as a namespace first.
-// The compiler vectorises them; contraction to fused multiply-adds is off, so that all processors round alike.
+// The reducers, compiled once for each instruction set: define HVKERAS_INSTRUCTIONS as the namespace first. The
+// compiler vectorizes them. Contraction to fused multiply-adds is off, so that all processors round alike.
 #pragma once
 
 #include <algorithm>
@@ -32,8 +32,9 @@ inline uint32_t float_to_bits(float value) {
   return bits;
 }
 
-// float16 has 5 bits of exponent and 10 of mantissa. Shifted into float32's place the exponent is 112 too small, which
-// a multiplication mends, subnormal numbers included; infinities and NaNs then need their exponent filled.
+// float16 has 5 exponent bits and 10 mantissa bits. Shifted into the position of float32, its exponent is too small by
+// 112. A multiplication corrects this, also for subnormal numbers. Infinities and NaNs then need an exponent of all
+// ones.
 inline float to_float(Float16 value) {
   const uint32_t magnitude = static_cast<uint32_t>(value.bits & 0x7fff) << 13;
   const uint32_t sign = static_cast<uint32_t>(value.bits & 0x8000) << 16;
@@ -41,14 +42,15 @@ inline float to_float(Float16 value) {
   const uint32_t special = magnitude >= 0x0f800000u ? 0x7f800000u : 0u;
   return bits_to_float(scaled | special | sign);
 }
-// Rounds to nearest, ties to even, as IEEE 754 asks.
+// Rounds to nearest, ties to even, as in IEEE 754.
 inline Float16 to_float16(float value) {
   const uint32_t bits = float_to_bits(value);
   const uint32_t sign = (bits >> 16) & 0x8000u;
   const uint32_t magnitude = bits & 0x7fffffffu;
-  // Normal results: the exponent moves by 112, and half of the last place is added, less the bit that decides ties.
+  // Normal results: the exponent is reduced by 112, and half a unit in the last place is added, less the bit that
+  // decides ties.
   const uint32_t normal = (magnitude - 0x38000000u + 0x0fffu + ((magnitude >> 13) & 1u)) >> 13;
-  // Subnormal results: adding 0.5 shifts the mantissa into place, and the processor rounds.
+  // Subnormal results: adding 0.5 shifts the mantissa into position, and the processor rounds.
   const uint32_t subnormal = float_to_bits(bits_to_float(magnitude) + 0.5f) - 0x3f000000u;
   const uint32_t finite = magnitude < 0x38800000u ? subnormal : normal;
   const uint32_t special = magnitude > 0x7f800000u ? 0x7e00u : 0x7c00u;
@@ -63,7 +65,7 @@ inline Bfloat16 to_bfloat16(float value) {
   return Bfloat16{static_cast<uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? quiet : rounded)};
 }
 
-// What is computed with, and the way there and back.
+// The type in which T is computed, and conversions to and from it.
 template <typename T>
 struct Compute {
   using Number = T;
@@ -102,34 +104,34 @@ T scale(T value, double factor) {
 template <Reduction reduction, typename T>
 T combine(T one, T other) {
   if constexpr (reduction == Reduction::kSum || reduction == Reduction::kProduct) {
-    if constexpr (std::is_integral_v<T>) {  // integers wrap, which only unsigned ones may
+    if constexpr (std::is_integral_v<T>) {  // wraps on overflow, which is defined only for unsigned integers
       using Unsigned = std::conditional_t<(sizeof(T) < 4), uint32_t, std::make_unsigned_t<T>>;
       const Unsigned left = static_cast<Unsigned>(one), right = static_cast<Unsigned>(other);
       return static_cast<T>(reduction == Reduction::kSum ? left + right : left * right);
     } else {
       return reduction == Reduction::kSum ? one + other : one * other;
     }
-  } else if constexpr (std::is_floating_point_v<T>) {  // a NaN of any rank is the result, as in NumPy's minimum
+  } else if constexpr (std::is_floating_point_v<T>) {  // a NaN of any rank is the result, as with NumPy's minimum
     const bool first = reduction == Reduction::kMin ? one < other : one > other;
     return (first || one != one) ? one : other;
   } else {
     return reduction == Reduction::kMin ? std::min(one, other) : std::max(one, other);
   }
 }
-// A sum of truths is "any", a product "all".
+// For bool, a sum is "any" and a product is "all".
 template <Reduction reduction>
 Bool combine(Bool one, Bool other) {
   const bool any = reduction == Reduction::kSum || reduction == Reduction::kMax;
   return Bool{static_cast<uint8_t>(any ? one.value | other.value : one.value & other.value)};
 }
 
-constexpr size_t kBlock = 1024;  // elements that are reduced at a time, small enough for the fastest cache
+constexpr size_t kBlock = 1024;  // elements that are reduced at a time, which fit into the L1 cache
 
 template <typename T, Reduction reduction>
 void reduce(void* out, const void* const* in, int ranks, size_t count, double prescale, double postscale) {
   using Number = typename Compute<T>::Number;
   T* const result = static_cast<T*>(out);
-  if (ranks == 2) {  // the most frequent case, without a detour
+  if (ranks == 2) {  // the most frequent case, without an intermediate buffer
     const T* const one = static_cast<const T*>(in[0]);
     const T* const other = static_cast<const T*>(in[1]);
 #if defined(__clang__)
@@ -158,7 +160,8 @@ void reduce(void* out, const void* const* in, int ranks, size_t count, double pr
   }
 }
 
-// Sums of complex numbers and their products with real ones are those of their parts, which all compilers vectorise.
+// A sum of complex numbers, also with real factors, is a sum of their real and imaginary parts, which all compilers
+// vectorize.
 template <typename T>
 void sum_complex(void* out, const void* const* in, int ranks, size_t count, double prescale, double postscale) {
   reduce<typename T::value_type, Reduction::kSum>(out, in, ranks, 2 * count, prescale, postscale);

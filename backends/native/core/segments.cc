@@ -105,7 +105,7 @@ Segments::Part Segments::part_of(const Segment& segment, int host) const {
           (last - first) * size};
 }
 
-// For the only rank of a host: brings the parts that are not sent as they are into the area.
+// For the only rank of a host: copies the parts that cannot be sent without a copy into the staging buffer.
 void Segments::stage_parts(const Segment& segment) {
   for (size_t part = 0; part + 1 < segment.bounds.size(); ++part) {
     const size_t start = segment.start + segment.bounds[part], stop = segment.start + segment.bounds[part + 1];
@@ -125,7 +125,7 @@ void Segments::copy_out(const Segment& segment, size_t start, size_t stop) {
   });
 }
 
-// Where a host's numbers for this host's part come to.
+// Where another host's data for this host's part is received.
 char* Segments::receive_buffer(const Segment& segment, int host) const {
   constexpr size_t kReceiveSlots = kExchangeAfter + 1 + kPrepostedSegments;
   const size_t mine = round_up(part_of(segment, hosts_.host()).bytes, kAlignElements);

@@ -1,5 +1,6 @@
-// Segments of a long reduction between hosts, on their way: each host sends every other one its part of a segment, adds
-// up what it gets of its own part, and sends all others the result. That is as few bytes as by a ring, in two hops.
+// The segments of a large reduction between hosts. Each host sends every other host its part of a segment, reduces what
+// it receives for its own part, and sends the result to all others: a direct reduce-scatter and allgather. It sends as
+// few bytes as a ring, in two hops.
 #pragma once
 
 #include <utility>
@@ -10,15 +11,15 @@
 
 namespace hvkeras::between_hosts {
 
-// So many segments after a segment has begun its way its parts are added up, and its result is read: as many are on the
-// wire meanwhile. A segment's place in memory is free for the one after that.
+// A segment's parts are reduced `kExchangeAfter` segments after it was started, and its result is read `kReadAfter`
+// segments after that start; the segments between are in flight. One segment later its buffer is free again.
 constexpr size_t kExchangeAfter = 3, kReadAfter = 6, kSegmentBuffers = kReadAfter + 1;
 static_assert(kSegmentBuffers <= Hosts::kBuffers);
-// So many segments before its turn a segment's parts may come, as other hosts may be ahead.
+// Receives are posted this many segments ahead, as other hosts may be ahead.
 constexpr size_t kPrepostedSegments = 2;
 
-// Elements [0, count) of a segment are divided among the hosts: host h reduces [bounds[h], bounds[h + 1]). Bounds of
-// one part mean all for each host.
+// The partition of a segment's elements [0, count) among the hosts: host h reduces [bounds[h], bounds[h + 1]). With
+// only two bounds, every host reduces all elements.
 using Bounds = std::vector<size_t>;
 
 // A segment: elements [start, stop) of the tensors.
@@ -29,11 +30,12 @@ struct Segment {
 
 using Handles = std::vector<Link::Handle>;
 
-// The steps of a segment's way: its host's sum in an area, the exchange with other hosts, the sum of the hosts' sums.
+// The steps of each segment: reduction within the host into a staging buffer, exchange with other hosts, reduction
+// across hosts.
 class Segments {
  public:
-  // Where numbers go that a host's only rank has in one piece: straight from tensor to tensor, from a tensor into an
-  // area, or through areas, as all others.
+  // The use of staging buffers if a host has a single rank and the numbers are contiguous: none (from tensor to
+  // tensor), only for results, or for all data, as in all other cases.
   enum class Staging { kNone, kResults, kAll };
 
   Segments(Channel& channel, const Spans& spans, Type type, Reduction reduction, ScaleFactors factors, Staging staging);
@@ -41,23 +43,23 @@ class Segments {
   char* buffer(const Segment& segment) const { return hosts_.buffer(segment.number % kSegmentBuffers); }
   ScaleFactors across_hosts() const { return factors_.second; }
 
-  // Combines what the ranks of this host have of a segment; the leader waits until all have done their part.
+  // Reduces the segment over the ranks of this host; the leader waits until all ranks have finished.
   void reduce_in_host(const Segment& segment);
-  // The leader's: asks for the other hosts' parts of a segment.
+  // Leader only: posts receives of the other hosts' parts of a segment.
   Handles post_receives(const Segment& segment);
-  // The leader's: sends each host its part of this host's sum.
+  // Leader only: sends each host its part of this host's sum.
   Handles send(const Segment& segment);
-  // The leader's: asks for what the other hosts will have added up.
+  // Leader only: posts receives of the other hosts' results.
   Handles post_result_receives(const Segment& segment);
-  // The leader's: adds up what came, in the order of the hosts.
+  // Leader only: reduces this host's part over all hosts, in the order of the hosts.
   void reduce_own_part(const Segment& segment);
-  // The leader's: sends the others what this host has added up.
+  // Leader only: sends this host's part of the result to the other hosts.
   Handles send_results(const Segment& segment);
-  // Copies the result to where it belongs, once the leader has it.
+  // Copies the result to the outputs, once the leader has it.
   void share_result(const Segment& segment);
 
  private:
-  // A host's part of a segment: where this host's sum of it lies, and where the result goes.
+  // A host's part of a segment: the address of this host's sum, and that of the result.
   struct Part {
     const char* source;
     char* target;
@@ -74,13 +76,13 @@ class Segments {
   Hosts& hosts_;
   const Spans& spans_;
   Reducer reduce_;
-  const std::pair<ScaleFactors, ScaleFactors> factors_;  // within the host, and among the hosts
+  const std::pair<ScaleFactors, ScaleFactors> factors_;  // within a host, and across hosts
   const bool stages_results_;
-  const bool zero_copy_;  // whether numbers are sent without a step in the host before
+  const bool zero_copy_;  // whether the tensors are sent directly, without a reduction in the host
   std::vector<const void*> sources_;
 };
 
-// What is under way of each segment, in a ring of as many as there can be at once.
+// The transfers in flight of each segment, in a ring buffer.
 class InFlight {
  public:
   void add(size_t segment, const Handles& added) {

@@ -29,7 +29,8 @@ std::vector<char> reduce_in_host(Channel& channel, const Allreduce& all) {
     sources[0] = in;
     for (int rank = 1; rank < channel.ranks(); ++rank)
       sources[static_cast<size_t>(rank)] = channel.slot(round, rank) + byte_offset;
-    reduce(contribution.data() + byte_offset, sources.data(), channel.ranks(), count, factors.prescale, factors.postscale);
+    reduce(contribution.data() + byte_offset, sources.data(), channel.ranks(), count, factors.prescale,
+           factors.postscale);
   });
   return contribution;
 }

@@ -1,5 +1,5 @@
-// The short way of a small allreduce between hosts: each leader sends what its host has to all others as soon as the
-// ranks of its host are there, and adds up what all have sent. It takes one message's way, and no order among hosts.
+// A small allreduce between hosts: each leader sends its host's data to all others as soon as the ranks of its host are
+// ready, and reduces the data of all hosts. It takes the latency of one message, and no common order of the hosts.
 #pragma once
 
 #include "collectives.h"
@@ -8,12 +8,13 @@
 
 namespace hvkeras::between_hosts {
 
-// Whether an allreduce goes this way; the same on all ranks.
+// Whether an allreduce uses this algorithm; the same on all ranks.
 bool is_small_allreduce(const Allreduce& all, const Hosts& hosts);
 
-// The first step, of all ranks of a host: their data, combined, for the leader; nothing for the others.
+// First step, on all ranks of a host: reduces their data, and returns the sum on the leader; other ranks get nothing.
 std::vector<char> reduce_in_host(Channel& channel, const Allreduce& all);
-// The second step: gives all ranks of a host what the parts of all hosts are together; the leader has them.
+// Second step, on all ranks of a host: reduces the contributions of all hosts, which only the leader has, and copies
+// the result.
 void finish_small_allreduce(Channel& channel, const Allreduce& all, const Contributions& contributions);
 
 }  // namespace hvkeras::between_hosts

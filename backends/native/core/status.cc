@@ -11,7 +11,7 @@ const Status& Status::out_of_memory() {
 
 namespace {
 
-[[maybe_unused]] const bool is_made = (Status::out_of_memory(), true);  // now, while there is memory
+[[maybe_unused]] const bool is_made = (Status::out_of_memory(), true);  // created at load time, while there is memory
 
 }  // namespace
 

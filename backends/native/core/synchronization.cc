@@ -14,11 +14,11 @@ namespace hvkeras {
 
 namespace {
 
-constexpr int64_t kAbortCheckMicros = 20'000;  // microseconds after which a sleeper looks whether it was aborted
-constexpr int64_t kPollMicros = 100;           // microseconds: a few times a short message's way from host to host
-constexpr int kMaxYields = 20;                 // looks with the core offered to others in between
+constexpr int64_t kAbortCheckMicros = 20'000;  // microseconds after which a sleeper checks the abort flag
+constexpr int64_t kPollMicros = 100;           // microseconds: a few times the latency of a short message between hosts
+constexpr int kMaxYields = 20;                 // polls, with a yield after each
 
-// Sleeps while the word is `seen`, at most so long. The word may lie in memory shared by processes.
+// Sleeps while the word equals `seen`, at most this long. The word may be in memory shared between processes.
 void sleep_while(std::atomic<uint32_t>& word, uint32_t seen, int64_t microseconds) {
   timespec limit{static_cast<time_t>(microseconds / 1'000'000), static_cast<long>(microseconds % 1'000'000) * 1'000};
   syscall(SYS_futex, &word, FUTEX_WAIT, seen, &limit, nullptr, 0);

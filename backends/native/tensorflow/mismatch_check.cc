@@ -1,6 +1,6 @@
-// What ends the collectives of a graph in an error, when other ranks do something else instead
-// (hvkeras/collectives/mismatch.py). Python raises in eager mode; graphs have HvkerasCheckMismatch behind their
-// collectives, of whatever backend.
+// Makes the collectives of a graph fail when other ranks run something else instead (hvkeras/collectives/mismatch.py).
+// In eager mode Python raises. Graphs have the operation HvkerasCheckMismatch after their collectives, on every
+// backend.
 #include <atomic>
 #include <list>
 #include <map>
@@ -16,7 +16,7 @@
 namespace hvkeras {
 namespace {
 
-// An operation that fails as soon as refusals are no longer held.
+// A pending operation, which fails as soon as mismatches are no longer held back.
 struct HeldOp {
   HeldOp(TF_OpKernelContext* where, const void* done, Status why)
       : context(where), mismatch(std::move(why)), done_callback(done) {}
@@ -27,7 +27,7 @@ struct HeldOp {
 };
 
 struct Mismatches {
-  std::atomic<size_t> count{0};  // so that what is not refused takes no lock
+  std::atomic<size_t> count{0};  // avoids taking the lock when there are none
   std::mutex mutex;
   std::map<std::string, Status, std::less<>> by_key;
   int holds = 0;
@@ -39,7 +39,7 @@ Mismatches& by_key() {
   return *only;
 }
 
-// Takes what a key is refused for; success, if it is not.
+// Removes and returns the mismatch of a key; success if there is none.
 Status take_mismatch(std::string_view key) {
   Mismatches& all = by_key();
   if (all.count.load(std::memory_order_acquire) == 0) return Status();
@@ -57,7 +57,8 @@ void* create(TF_OpKernelConstruction* construction) {
                        [&] { return std::make_unique<std::string>(string_attribute(construction, "key")); });
 }
 
-// Whether an operation that is refused must wait; then its end is called later.
+// Holds back a failing operation if that has been requested; then `done` is called later. Returns whether it is held
+// back.
 bool hold_back(TF_OpKernelContext* context, const void* done, const Status& mismatch) {
   Mismatches& all = by_key();
   const std::lock_guard<std::mutex> lock(all.mutex);
@@ -66,7 +67,7 @@ bool hold_back(TF_OpKernelContext* context, const void* done, const Status& mism
   return true;
 }
 
-// Asynchronous, as a thread that waits could be the one that the others' collectives need.
+// Asynchronous, as a blocked thread could be the one that the other ranks' collectives need.
 void compute(void* kernel, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done) {
   try {
     const Status mismatch = take_mismatch(*static_cast<std::string*>(kernel));
@@ -97,9 +98,9 @@ void register_operation() {
   TF_OpDefinitionBuilderAddInput(builder, "inputs: T");
   TF_OpDefinitionBuilderAddOutput(builder, "outputs: T");
   TF_OpDefinitionBuilderSetShapeInferenceFunction(builder, same_shapes);
-  // Not stateful: TensorFlow would run those of a graph in the order of the program.
+  // Not stateful: TensorFlow would otherwise run those of a graph in program order.
   TF_RegisterOpDefinition(builder, status.get());
-  for (const char* const device : {"CPU", "GPU"})  // it touches no memory
+  for (const char* const device : {"CPU", "GPU"})  // it does not access the tensors' memory
     if (TF_GetCode(status.get()) == TF_OK)
       TF_RegisterKernelBuilder(name, TF_NewAsyncKernelBuilder(name, device, create, compute, destroy), status.get());
   warn_unless_registered(name, status);
@@ -121,7 +122,7 @@ EXPORTED ExportedStatus hvkeras_set_mismatch(const char* key, const char* text) 
   });
 }
 
-// Holds back the operations that are refused, or (-1) ends that: they fail once it is ended as often as it was begun.
+// Starts (1) or stops (-1) holding back failing operations. They fail once each start has been matched by a stop.
 EXPORTED void hvkeras_hold_mismatches(int change) {
   hvkeras::Mismatches& all = hvkeras::by_key();
   std::list<hvkeras::HeldOp> released;
@@ -136,7 +137,7 @@ EXPORTED void hvkeras_hold_mismatches(int change) {
   }
 }
 
-// Revokes a refusal; returns whether there was one.
+// Clears the mismatch of a key. Returns whether there was one.
 EXPORTED bool hvkeras_clear_mismatch(const char* key) { return !hvkeras::take_mismatch(key).ok(); }
 
 }  // extern "C"

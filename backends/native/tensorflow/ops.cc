@@ -1,5 +1,5 @@
-// The collectives as TensorFlow operations. Each is asynchronous: it hands a request to its group's engine, and
-// TensorFlow goes on with other work until the request is done.
+// The collectives as TensorFlow operations. Each is asynchronous: it submits a request to its group's engine, and
+// TensorFlow runs other operations until the request is done.
 #include <cstdlib>
 #include <memory>
 #include <string>
@@ -29,9 +29,9 @@ std::string to_string(const std::vector<int64_t>& shape, size_t from = 0) {
   return text + "]";
 }
 
-// What an operation was made with when its graph was built.
+// The attributes of an operation.
 struct Kernel {
-  std::string key;  // empty in eager mode, see below
+  std::string key;  // empty in eager mode, see `key_in`
   int64_t group = 0, reduction = 0, root = 0, count = 1, results = 0;
   std::string bounds;  // of parts, see `Bounds`
   double prescale = 1.0, postscale = 1.0;
@@ -59,18 +59,18 @@ struct Kernel {
   TF_OpKernelConstruction* construction_;
 };
 
-// One run of an operation, until its result is there.
+// One execution of an operation, until its result is available.
 class Call {
  public:
-  // What TF_RunAsyncOpKernelDoneCallback takes lies on TensorFlow's stack until the kernel's function returns, though
-  // the function exists to be called later (TensorFlow 2.16 to 2.21). It is a std::function, of which a copy does what
-  // the original would.
+  // The callback that TF_RunAsyncOpKernelDoneCallback takes is on TensorFlow's stack, and is destroyed when the
+  // kernel's compute function returns, although it is meant to be called later (TensorFlow 2.16 to 2.21). It is a
+  // std::function, so this keeps a copy of it.
   Call(const std::string& key, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done)
       : key_(key), context_(context), done_(done) {}
 
   const std::string& key() const { return key_; }
   Tensor input(int index) const { return input_of(context_, index); }
-  // An output of this shape, in the memory of the input of the same number if nobody else needs that.
+  // Allocates an output of this shape, or forwards the input of the same index if nothing else needs its memory.
   Tensor output_for(int index, const std::vector<int64_t>& shape) const {
     const TfStatus status = new_status();
     int forwarded = 0;
@@ -105,7 +105,7 @@ class Call {
   const libstdcxx::Function done_;
 };
 
-// The type of a tensor, if the core knows it.
+// The type of a tensor. Throws Failure if it is not supported.
 Type type_of(const Tensor& tensor) {
   const Type type = static_cast<Type>(TF_TensorType(tensor.get()));
   if (size_of(type) == 0)
@@ -116,8 +116,9 @@ Type type_of(const Tensor& tensor) {
 
 char* data_of(const Tensor& tensor) { return static_cast<char*>(TF_TensorData(tensor.get())); }
 
-// The inputs and outputs of a request, which live until it has run. A request that ends at once has TensorFlow run what
-// follows before this file's functions return, so those that hand outputs in the memory of inputs keep no share of it.
+// The inputs and outputs of a request, which are kept until it has run. If a request finishes immediately, TensorFlow
+// runs the dependent operations before this file's functions return. So operations that forward inputs to outputs move
+// these references into the request, and keep none.
 struct HeldTensors {
   std::vector<Tensor> tensors;
 };
@@ -146,7 +147,7 @@ void allreduce_call(const Kernel& kernel, const std::shared_ptr<Call>& call) {
     details += (index == 0 ? "" : ";") + to_string(shape);
     const char* const in = data_of(input);
     const size_t count = static_cast<size_t>(TF_TensorElementCount(input.get()));
-    input.reset();  // else the output could not take its memory; TensorFlow keeps it until the call is done
+    input.reset();  // otherwise the input could not be forwarded; TensorFlow keeps it until the call is done
     held->tensors.push_back(call->output_for(index, shape));
     spans.push_back({in, data_of(held->tensors.back()), count});
   }
@@ -171,7 +172,7 @@ void broadcast_call(const Kernel& kernel, const std::shared_ptr<Call>& call) {
          });
 }
 
-// The size of a row in bytes. Only the run of a graph may know that a tensor has no rows.
+// The size of a row in bytes. Whether a tensor is a scalar may be known only when the graph runs.
 size_t row_bytes(Type type, const std::vector<int64_t>& shape) {
   if (shape.empty()) throw Failure("a tensor that is sent in rows needs a first dimension. Received: a scalar");
   size_t bytes = size_of(type);
@@ -215,7 +216,7 @@ void alltoall_call(const Kernel& kernel, const std::shared_ptr<Call>& call) {
   int64_t total = 0;
   for (size_t rank = 0; rank < ranks; ++rank) {
     if (rows[rank] < 0) throw Failure("splits must not be negative. Received: " + std::to_string(rows[rank]));
-    if (rows[rank] > shape[0] - total) total = -1;  // a sum that wraps might fit again
+    if (rows[rank] > shape[0] - total) total = -1;  // otherwise an overflow of the sum could go unnoticed
     if (total < 0) break;
     rows_to.push_back(static_cast<size_t>(rows[rank]));
     total += rows[rank];
@@ -239,7 +240,7 @@ void alltoall_call(const Kernel& kernel, const std::shared_ptr<Call>& call) {
   });
 }
 
-// The first ranks get one row more where the rows cannot be divided evenly.
+// If the rows do not divide evenly, the first ranks get one row more.
 void reducescatter_call(const Kernel& kernel, const std::shared_ptr<Call>& call) {
   const auto held = std::make_shared<HeldTensors>();
   held->tensors.push_back(call->input(0));
@@ -264,7 +265,7 @@ void reducescatter_call(const Kernel& kernel, const std::shared_ptr<Call>& call)
           Channel& channel) { reducescatter(channel, in, out, starts, type, reduction, factors); });
 }
 
-// Which elements of each tensor are whose part: of tensor t, rank r's are [of(t, r), of(t, r + 1)).
+// The partition of each tensor: of tensor t, rank r has elements [of(t, r), of(t, r + 1)).
 class Bounds {
  public:
   Bounds(const std::string& text, int ranks) : width_(static_cast<size_t>(ranks) + 1) {
@@ -303,7 +304,7 @@ void reduce_parts_call(const Kernel& kernel, const std::shared_ptr<Call>& call) 
         bounds.elements(tensor) != static_cast<size_t>(TF_TensorElementCount(input.get())))
       throw Failure("the bounds of parts must be those of the tensors. Received: a tensor of shape " +
                     to_string(shape));
-    input.reset();  // else the output could not take its memory; TensorFlow keeps it until the call is done
+    input.reset();  // otherwise the input could not be forwarded; TensorFlow keeps it until the call is done
     held->tensors.push_back(call->output_for(index, shape));
     char* const out = data_of(held->tensors.back());
     for (size_t rank = 0; rank < spans.size(); ++rank) {
@@ -318,8 +319,8 @@ void reduce_parts_call(const Kernel& kernel, const std::shared_ptr<Call>& call) 
           factors = kernel.factors()](Channel& channel) { reduce_parts(channel, parts, type, reduction, factors); });
 }
 
-// Inputs are first a tensor for each result, whose memory that may take, and then this rank's parts; both without the
-// tensors that they would be empty for: a result is made unless this rank has all of the tensor as its part.
+// The inputs are one tensor per result, whose memory the result may reuse, followed by this rank's parts. Empty parts
+// are left out, and so are results for tensors of which this rank has all elements.
 void gather_parts_call(const Kernel& kernel, const std::shared_ptr<Call>& call) {
   const std::shared_ptr<Engine> engine = engine_of(kernel.group);
   const size_t me = static_cast<size_t>(engine->rank());
@@ -354,7 +355,8 @@ void gather_parts_call(const Kernel& kernel, const std::shared_ptr<Call>& call) 
       const size_t count = bounds.count(tensor, rank) * size, start = bounds.of(tensor, rank) * size;
       if (count == 0) continue;
       const bool is_mine = rank == me;
-      char* const target = out == nullptr ? const_cast<char*>(own) : out + start;  // what is all here stays as it is
+      char* const target = out == nullptr ? const_cast<char*>(own)
+                                          : out + start;  // this rank has all of the tensor, so it is not copied
       spans[rank].push_back({is_mine ? own : nullptr, target, count});
     }
   }
@@ -364,8 +366,8 @@ void gather_parts_call(const Kernel& kernel, const std::shared_ptr<Call>& call) 
          [held = std::move(held), parts = std::move(parts)](Channel& channel) { gather_parts(channel, parts); });
 }
 
-// The key that is an operation's last input. So it is in eager mode, since TensorFlow keeps a kernel for ever for each
-// value of an attribute that it has seen there.
+// The key as the last input of an operation. Eager mode passes it as an input, as TensorFlow caches a kernel forever
+// for each value of an attribute.
 std::string key_in(TF_OpKernelContext* context) {
   const Tensor bytes = input_of(context, TF_NumInputs(context) - 1);
   return std::string(data_of(bytes), TF_TensorByteSize(bytes.get()));
@@ -423,7 +425,7 @@ void read_root(Kernel& kernel) { kernel.root = kernel.number("root"); }
 void read_reduction(Kernel& kernel) { kernel.read_reduction(); }
 
 void register_all() {
-  // Factors are texts, since TensorFlow's attributes have no double precision.
+  // Scale factors are strings, since TensorFlow's attributes have no double precision.
   const std::vector<const char*> reduction = {"reduction: int", "before: string", "after: string"};
   std::vector<const char*> of_parts = reduction;
   of_parts.push_back("bounds: string");
@@ -455,14 +457,14 @@ void register_all() {
     TF_OpDefinitionBuilderAddAttr(builder, "group: int");
     for (const char* attribute : definition.attributes) TF_OpDefinitionBuilderAddAttr(builder, attribute);
     for (const char* input : definition.inputs) TF_OpDefinitionBuilderAddInput(builder, input);
-    // TensorFlow chains stateful operations in the order of the program, unless they name what they touch: only
-    // collectives of one key wait for each other.
+    // TensorFlow runs stateful operations in program order, unless they declare the resources that they access. With
+    // these, only collectives of the same key are ordered.
     TF_OpDefinitionBuilderAddAttr(builder, "M: int >= 0");
     TF_OpDefinitionBuilderAddInput(builder, "order: M * resource");
     TF_OpDefinitionBuilderAddAttr(builder, "K: int >= 0");
     TF_OpDefinitionBuilderAddInput(builder, "named: K * uint8");
     for (const char* output : definition.outputs) TF_OpDefinitionBuilderAddOutput(builder, output);
-    TF_OpDefinitionBuilderSetIsStateful(builder, true);  // it must run, once, and in the order of the program
+    TF_OpDefinitionBuilderSetIsStateful(builder, true);  // must not be pruned or merged, and must run in program order
     TF_OpDefinitionBuilderSetShapeInferenceFunction(builder, definition.shapes);
     TF_RegisterOpDefinition(builder, status.get());
     if (TF_GetCode(status.get()) == TF_OK)

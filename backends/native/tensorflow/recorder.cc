@@ -17,7 +17,7 @@ namespace hvkeras {
 namespace recorder {
 namespace {
 
-// The latest rows of a key, each in the place of the oldest one.
+// The latest rows of a key; each new row replaces the oldest one.
 struct RingBuffer {
   std::vector<double> numbers;
   size_t columns = 0;
@@ -29,7 +29,7 @@ struct RingBuffer {
 
 struct Recordings {
   std::atomic<bool> is_recording{false};
-  std::mutex mutex;  // guards the rows
+  std::mutex mutex;  // guards the buffers
   std::map<std::string, RingBuffer, std::less<>> buffers;
 };
 
@@ -38,7 +38,7 @@ Recordings& recordings() {
   return *only;
 }
 
-// HvkerasRecord: keeps its numbers as a row, unless it is told not to.
+// HvkerasRecord: records its numbers as a row, unless `keep` is 0.
 void* create(TF_OpKernelConstruction* construction) {
   return create_kernel(construction,
                        [&] { return std::make_unique<std::string>(string_attribute(construction, "key")); });
@@ -70,7 +70,7 @@ void register_operation() {
   TF_OpDefinitionBuilderAddAttr(builder, "key: string");
   TF_OpDefinitionBuilderAddInput(builder, "numbers: N * float64");
   TF_OpDefinitionBuilderAddInput(builder, "keep: int64");
-  TF_OpDefinitionBuilderSetIsStateful(builder, true);  // it must run
+  TF_OpDefinitionBuilderSetIsStateful(builder, true);  // must not be pruned
   TF_RegisterOpDefinition(builder, status.get());
   if (TF_GetCode(status.get()) == TF_OK)
     TF_RegisterKernelBuilder(name, TF_NewKernelBuilder(name, "CPU", create, compute, destroy), status.get());
@@ -97,7 +97,7 @@ void record(const std::string& key, const double* row, size_t columns) {
 
 extern "C" {
 
-// Keeps the latest `capacity` rows of a key from now on; a key that is kept already stays as it is.
+// Starts recording the latest `capacity` rows of a key. Does nothing if the key is recorded already.
 EXPORTED ExportedStatus hvkeras_start_recording(const char* key, int64_t columns, int64_t capacity) {
   return hvkeras::guarded([&] {
     auto& all = hvkeras::recorder::recordings();
@@ -112,8 +112,8 @@ EXPORTED ExportedStatus hvkeras_start_recording(const char* key, int64_t columns
   });
 }
 
-// Copies the rows of a key that is kept, the oldest one first, into as much memory as its capacity needs. Returns how
-// many there were in all; of these the latest are copied. There are none of a key that is not kept.
+// Copies the recorded rows of a key, oldest first; `out` has space for `capacity` rows. Returns how many rows were
+// recorded in all, of which the latest are copied; 0 if the key is not recorded.
 EXPORTED int64_t hvkeras_read_recording(const char* key, double* out) {
   auto& all = hvkeras::recorder::recordings();
   const std::lock_guard<std::mutex> lock(all.mutex);

@@ -1,5 +1,5 @@
-// Rows of numbers that operations note, the latest ones of each key, for those keys that Python asks for: when the runs
-// of a collective began and ended, and what the operation HvkerasRecord is given.
+// Records the latest rows of numbers of each key that Python has registered: start and end times of collectives, and
+// the inputs of the operation HvkerasRecord.
 #pragma once
 
 #include <string>
@@ -8,7 +8,7 @@ namespace hvkeras::recorder {
 
 // Seconds since the epoch.
 double now();
-// Keeps a row, if its key is kept with so many columns.
+// Records a row, if the key is registered with this number of columns.
 void record(const std::string& key, const double* row, size_t columns);
 
 }  // namespace hvkeras::recorder

@@ -1,6 +1,7 @@
-// Ranks as threads of one process, which is what the sanitizers can look into; or as processes, for the time it takes.
+// Tests of the core with ranks as threads of one process, so that sanitizers see all of them; timings with ranks as
+// processes.
 //
-//   core_test check [seconds]     thousands of mixed collectives in unlike orders, every result compared
+//   core_test check [seconds]     thousands of mixed collectives in different orders, every result compared
 //   core_test many                a thousand ranks on one host
 //   core_test time [ranks]        allreduce at several sizes
 #include <unistd.h>
@@ -30,8 +31,7 @@ float value_of(int rank, int number, size_t index) {
   return static_cast<float>((rank + 1) * (1 + number % 7) + static_cast<int>(index % 13));
 }
 
-// A reduction whose results lie in parts on the ranks, and the gathering of these; on two tensors, of the second of
-// which the last rank has all.
+// reduce_parts, then gather_parts, on two tensors; the last rank has all of the second one.
 void check_parts(Engine& engine, const std::string& name, int number, std::vector<float>& in, std::vector<float>& out) {
   const size_t ranks = static_cast<size_t>(engine.ranks()), me = static_cast<size_t>(engine.rank());
   const size_t length = in.size(), half = length / 2;
@@ -64,7 +64,7 @@ void check_parts(Engine& engine, const std::string& name, int number, std::vecto
   }
 }
 
-// One collective of a kind that its number tells, compared with what it must give.
+// Runs a collective whose kind depends on its number, and checks the result.
 void run_one_collective(Engine& engine, int number) {
   const int ranks = engine.ranks(), rank = engine.rank();
   const size_t length = length_of(number);
@@ -72,7 +72,7 @@ void run_one_collective(Engine& engine, int number) {
   std::vector<float> in(length), out(length, -1.0f);
   for (size_t index = 0; index < length; ++index) in[index] = value_of(rank, number, index);
   Status status;
-  if (number % 7 == 6) {  // every rank sends its number of rows more to each next rank, and reduces what all have
+  if (number % 7 == 6) {  // alltoall with a different number of rows for each pair of ranks; then reducescatter
     std::vector<size_t> rows_to, rows_from;
     std::vector<int32_t> sent, received(1000, -1);
     for (int to = 0; to < ranks; ++to) {
@@ -169,7 +169,7 @@ void run_one_collective(Engine& engine, int number) {
   require_ok(status, name);
 }
 
-// The same collectives from several threads, which come to them in another order on each rank.
+// The same collectives from several threads, in a different order on each rank.
 void run_rank(Engine& engine, int start, int count, int threads) {
   std::vector<std::thread> workers;
   for (int thread = 0; thread < threads; ++thread) {
@@ -180,7 +180,7 @@ void run_rank(Engine& engine, int start, int count, int threads) {
   for (std::thread& worker : workers) worker.join();
 }
 
-// An average of float16's 40,000, of which it cannot hold a sum.
+// An average of the float16 value 40,000, whose sum would overflow.
 void float16_average(Engine& engine) {
   constexpr uint16_t k40000 = 0x78e2;
   std::vector<uint16_t> halves(5000, k40000);
@@ -193,7 +193,7 @@ void float16_average(Engine& engine) {
   for (const uint16_t half : halves) require(std::abs(half - k40000) <= 2, "an average of halves does not overflow");
 }
 
-// All at once, without waiting in between: any order must do.
+// Submits all requests without waiting in between: any order must work.
 void submit_all_at_once(Engine& engine, int start, int count) {
   std::vector<int> order;
   for (int number = 0; number < count; ++number) order.push_back(number);
@@ -212,7 +212,7 @@ void submit_all_at_once(Engine& engine, int start, int count) {
   while (done.load() != count) std::this_thread::yield();
 }
 
-// The sum over all ranks of the smallest number of float16, whoever computes it.
+// The sum over all ranks of the smallest float16 number, whichever thread computes it.
 void sum_denormals(Engine& engine) {
   std::vector<uint16_t> in(1000, 1), out(1000);
   const Span all{reinterpret_cast<char*>(in.data()), reinterpret_cast<char*>(out.data()), in.size()};
@@ -222,7 +222,7 @@ void sum_denormals(Engine& engine) {
   for (const uint16_t sum : out) require(sum == engine.ranks(), "small numbers add up: " + std::to_string(sum));
 }
 
-// Hosts whose ranks share memory: `host_of` has the host of each rank.
+// Hosts whose ranks share memory; `host_of` has the host of each rank.
 struct Cluster {
   Cluster(const std::vector<int>& host_of, size_t slot_bytes)
       : slot(slot_bytes), placement(make_placement(0, host_of)), network(placement.hosts()) {
@@ -239,7 +239,7 @@ struct Cluster {
   }
   size_t bytes(int ranks) const { return Engine::bytes(ranks, slot, placement.hosts()); }
 
-  // What a rank starts its engine with.
+  // The parameters of a rank's engine.
   Engine::Shape shape(int rank, const std::vector<int>& host_of, const Costs& costs) {
     Engine::Shape shape{0, {}, slot, true};
     shape.costs = costs;
@@ -262,7 +262,7 @@ struct Cluster {
   std::vector<std::unique_ptr<Notifier>> notifiers;
 };
 
-// A tensor that is little and much in turns, in the same collective.
+// A tensor that is alternately small and large, in the same collective.
 void small_then_large(Engine& engine) {
   for (int time = 0; time < 40; ++time) {
     std::vector<float> numbers(time % 2 == 0 ? 3 : 30'000, 1.0f);
@@ -275,7 +275,7 @@ void small_then_large(Engine& engine) {
   }
 }
 
-// Ranks and their hosts, what the way between those costs, and how much a slot holds.
+// The host of each rank, the costs of messages between hosts, and the size of a slot.
 struct Topology {
   std::vector<int> host_of;
   Costs costs = {};
@@ -294,7 +294,7 @@ void check(const Topology& topology, double seconds) {
     all.emplace_back([&, rank] {
       Engine engine(cluster.memory_of(rank, host_of), cluster.shape(rank, host_of, topology.costs));
       require(engine.rank() == rank && engine.ranks() == ranks, "the engine's numbers");
-      if (rank % 2 == 0) ScopedDenormals::flush();  // the callers' choice must not matter
+      if (rank % 2 == 0) ScopedDenormals::flush();  // the caller's floating-point mode must not matter
       for (int start = 0;; start += 100) {
         run_rank(engine, start, 100, 4);
         submit_all_at_once(engine, start, 50);
@@ -311,7 +311,7 @@ void check(const Topology& topology, double seconds) {
       const Status mismatch = call(engine, "a mismatch", rank == 1 ? "[2];[3]" : "[2];[4]", [](Channel&) {});
       if (ranks > 1)
         require_failure(mismatch, Code::kMismatch, {"tensor 2 is [", "[3] on rank 1"}, "the mismatch is named");
-      // Some ranks have little, which they offer, and others much: the same key works again after it.
+      // Some ranks have a small allreduce, others a large one. The key must work again after this mismatch.
       for (int time = 0; time < 3; ++time) {
         std::vector<float> numbers(rank % 2 == 0 || time == 1 ? 3 : 30'000, 1.0f);
         char* const index = reinterpret_cast<char*>(numbers.data());
@@ -337,7 +337,7 @@ void check(const Topology& topology, double seconds) {
   std::printf("%d ranks on %d hosts: %d collectives right\n", ranks, cluster.placement.hosts(), collectives.load());
 }
 
-// Runs a body for each of so many ranks of one host, in threads, with slots as groups have them.
+// Runs a body for each of `ranks` ranks of one host, in threads, with the slots that groups use.
 template <typename Body>
 void run_on_one_host(int ranks, Body&& body) {
   const size_t slot = Channel::slot_bytes_for(ranks), bytes = Channel::bytes(ranks, slot);
@@ -354,7 +354,7 @@ void run_on_one_host(int ranks, Body&& body) {
   munmap(memory, bytes);
 }
 
-// Ranks have `before` and `after` each collective a mark around what that may write, which it does not touch.
+// Memory with guard bytes around it, which a collective must not change.
 struct Guarded {
   explicit Guarded(size_t bytes) : all(bytes + 2 * kGuardBytes, kGuardByte) {}
   char* data() { return all.data() + kGuardBytes; }
@@ -362,13 +362,13 @@ struct Guarded {
     require(all[kGuardBytes - 1] == kGuardByte && all[all.size() - kGuardBytes] == kGuardByte,
             name + " writes what is its own");
   }
-  static constexpr size_t kGuardBytes = 64;  // which leaves elements aligned
+  static constexpr size_t kGuardBytes = 64;  // keeps elements aligned
   static constexpr char kGuardByte = 77;
   std::vector<char> all;
 };
 
-// Sums of ones, and a scattered sum, at so many ranks. In every type the sum is the same bits for the first byte of an
-// element at least, as reducers are checked elsewhere: here it is where they come from and go to that counts.
+// A sum of ones, and a reducescatter, on this many ranks. Sources and targets are checked, not the arithmetic: the
+// input has 1 in the first byte of each element, and the result must equal that of the reducer, bit for bit.
 void check_reductions(int ranks, Type type) {
   const size_t size = size_of(type), all = static_cast<size_t>(ranks), count = 3 * all + 1;
   const std::string name = std::string(name_of(type)) + " on " + std::to_string(ranks) + " ranks";
@@ -394,7 +394,7 @@ void check_reductions(int ranks, Type type) {
   });
 }
 
-// Collectives that only move data, at so many ranks.
+// Collectives without arithmetic, on this many ranks.
 void check_data_movement(int ranks) {
   const size_t all = static_cast<size_t>(ranks);
   const std::string name = "on " + std::to_string(ranks) + " ranks, ";
@@ -415,7 +415,7 @@ void check_data_movement(int ranks) {
     allgather(channel, reinterpret_cast<const char*>(&mine), 1, sizeof mine, into(gathered));
     for (size_t from = 0; from < all; ++from)
       require(gathered[from] == static_cast<int64_t>(from), name + "an allgather");
-    // Ten rows to the next rank, which do not fit at once, and one to each other.
+    // Ten rows to the next rank, which do not fit into one round, and one row to each other rank.
     std::vector<size_t> rows_to(all, 1);
     rows_to[(rank + 1) % all] = 10;
     rows.assign(all + 9, mine);
@@ -430,8 +430,8 @@ void check_data_movement(int ranks) {
   });
 }
 
-// Each kind of collective on a thousand ranks of one host, and every type at the number of ranks from which a part of a
-// slot has not 64 elements of it any more.
+// Each kind of collective on a thousand ranks of one host, and each type at the number of ranks from which a rank's
+// part of a slot has fewer than 64 elements.
 void check_many_ranks(int most) {
   for (const Type type : {Type::kFloat32, Type::kFloat64, Type::kInt32, Type::kUint8, Type::kInt16, Type::kInt8,
                           Type::kComplex64, Type::kInt64, Type::kBool, Type::kBfloat16, Type::kUint16,
@@ -446,7 +446,7 @@ void check_many_ranks(int most) {
   std::printf("up to %d ranks on one host: right\n", most);
 }
 
-// Whoever sees that a group was aborted has the reason, however many threads abort it at once.
+// Once a flag is raised, its reason is available, however many threads raise it at once.
 void check_aborts() {
   for (int time = 0; time < 2000; ++time) {
     AbortFlag abort;
@@ -468,7 +468,7 @@ void check_aborts() {
   require(!nameless.status().ok() && *nameless.status().text() != 0, "a failure without a text has one all the same");
 }
 
-// Two ranks on one host, of which this thread uses both.
+// Two ranks on one host, both used by this thread.
 struct Pair {
   explicit Pair(size_t slot = 64 * 1024)
       : bytes(Engine::bytes(2, slot)),
@@ -480,7 +480,7 @@ struct Pair {
     munmap(memory, bytes);
   }
 
-  // Hands a request in, whose status comes into `ended` by its name.
+  // Submits a request, whose status is stored in `ended` by its name.
   void submit(int rank, const std::string& name, const std::string& details, std::function<void(Channel&)> run) {
     auto request = std::make_unique<Request>();
     request->key = key_of(name);
@@ -493,7 +493,7 @@ struct Pair {
     };
     ranks[rank]->submit(std::move(request));
   }
-  // Has each rank's own thread wait in a collective until `let_go`.
+  // Blocks each rank in a collective until `unblock`.
   void block() {
     for (int rank = 0; rank < 2; ++rank)
       blockers[rank] = std::thread([this, rank] {
@@ -524,10 +524,10 @@ struct Pair {
   std::atomic<bool> is_unblocked{false};
 };
 
-// What comes up while ranks do not read the log, as they are in a long collective.
+// Requests that are submitted while a long collective keeps the ranks from reading the log.
 void check_blocked_engine() {
   const std::function<void(Channel&)> no_op = [](Channel&) {};
-  {  // more mismatches than there are places for texts: no text is another's
+  {  // more mismatches than stored texts: no text is mixed up
     constexpr size_t kMany = 100;
     Pair pair;
     pair.block();
@@ -554,7 +554,7 @@ void check_blocked_engine() {
     pair.wait(kMany + 2);
     require_failure(pair.ended[1]["later"], Code::kMismatch, {" is c on rank 0"}, "texts that were read make room");
   }
-  {  // more collectives than the log holds: an error, no wrong order
+  {  // more collectives than the log holds: an error, and no wrong order
     Pair pair;
     pair.block();
     for (uint32_t number = 0; number < Matching::kLogCapacity + 2; ++number) {
@@ -566,7 +566,7 @@ void check_blocked_engine() {
       require_failure(ended[std::to_string(Matching::kLogCapacity)], Code::kFailed, {"too many collectives"},
                       "a full log");
   }
-  {  // closed while a thread is in a collective that another rank never comes to
+  {  // closed while a thread is in a collective that another rank never joins
     Pair pair;
     pair.submit(1, "waits", "", [&](Channel&) {
       while (!pair.is_unblocked) std::this_thread::yield();
@@ -581,7 +581,7 @@ void check_blocked_engine() {
     pair.submit(0, "after it", "", no_op);
     require_failure(pair.ended[0]["after it"], Code::kFailed, {"it is over"}, "after its end");
   }
-  {  // what is no Failure of ours is an error as well
+  {  // exceptions other than Failure are reported as well
     Pair pair;
     for (int rank = 0; rank < 2; ++rank) pair.submit(rank, "no memory", "", [](Channel&) { throw std::bad_alloc(); });
     pair.wait(1);
@@ -591,7 +591,7 @@ void check_blocked_engine() {
   std::printf("ranks that are held: right\n");
 }
 
-// The leaders of three hosts: the first two measure what messages between them take.
+// The leaders of three hosts: the first two measure the costs of messages.
 void check_cost_measurement() {
   InProcessNetwork network(3);
   std::vector<Costs> found(3);
@@ -605,7 +605,7 @@ void check_cost_measurement() {
   for (std::thread& leader : leaders) leader.join();
   require(found[0].latency > 0 && found[0].per_message >= 0 && found[0].per_byte >= 0, "costs are measured");
   require(found[1].latency == 0 && found[2].latency == 0, "one of a pair measures");
-  InProcessLink alone(network, 0);  // whose neighbour does not answer
+  InProcessLink alone(network, 0);  // its neighbor does not answer
   bool failed = false;
   try {
     measure_costs(alone, 0, 2, 0.05);
@@ -615,7 +615,7 @@ void check_cost_measurement() {
   require(failed, "measuring has an end");
 }
 
-// Which way allreduces go, on networks whose costs leave no doubt.
+// The choice of the algorithm, on networks where it is obvious.
 void check_algorithms() {
   using between_hosts::Algorithm;
   using between_hosts::choose_algorithm;
@@ -640,7 +640,7 @@ void check_algorithms() {
 void check_half_precision() {
   for (const char* name : {"plain", "avx2", "avx512"}) {
     if (!use_instruction_set(name)) continue;
-    // Every float16 and bfloat16, added to zero, comes back as it is; NaNs stay NaNs.
+    // Every float16 and bfloat16 plus zero is unchanged, and NaNs stay NaNs.
     for (const Type type : {Type::kFloat16, Type::kBfloat16}) {
       std::vector<uint16_t> all(65536), zero(65536, 0), out(65536);
       for (size_t bits = 0; bits < all.size(); ++bits) all[bits] = static_cast<uint16_t>(bits);
@@ -680,25 +680,26 @@ int main(int count, char** arguments) {
   check_aborts();
   check_blocked_engine();
 #if defined(__SANITIZE_THREAD__)
-  check_many_ranks(40);  // many threads take minutes there
+  check_many_ranks(40);  // more threads take minutes under ThreadSanitizer
 #else
   check_many_ranks(257);
 #endif
-  // Networks on which one way is the best for all that it can carry: whole data at once, in parts, by doubling.
+  // Networks on which one algorithm is the best for all sizes: direct, reduce-scatter, recursive doubling.
   const Costs high_latency{1.0, 0.0, 0.0}, low_bandwidth{0.0, 0.0, 1.0}, high_overhead{0.0, 1.0, 0.0};
-  const std::vector<Topology> topologies{{{0}},
-                                         {{0, 0}},
-                                         {{0, 0, 0}},
-                                         {{0, 0, 0, 0}},
-                                         {{0, 1}},
-                                         {{0, 1}, high_latency},
-                                         {{0, 1, 0}},
-                                         {{0, 1, 0, 2}, low_bandwidth},
-                                         {{0, 0, 1, 2, 2}},
-                                         {{0, 0, 1, 2, 2}, high_latency},
-                                         {{0, 1, 0, 1, 0, 2}},
-                                         {{0, 0, 0, 1, 2, 1, 2, 1, 2, 0, 0, 0}, {}, 16 * 1024},  // no alltoall at once
-                                         {{0, 1, 2, 3, 4, 5, 5, 6, 7, 8, 9, 10}, high_overhead}};
+  const std::vector<Topology> topologies{
+      {{0}},
+      {{0, 0}},
+      {{0, 0, 0}},
+      {{0, 0, 0, 0}},
+      {{0, 1}},
+      {{0, 1}, high_latency},
+      {{0, 1, 0}},
+      {{0, 1, 0, 2}, low_bandwidth},
+      {{0, 0, 1, 2, 2}},
+      {{0, 0, 1, 2, 2}, high_latency},
+      {{0, 1, 0, 1, 0, 2}},
+      {{0, 0, 0, 1, 2, 1, 2, 1, 2, 0, 0, 0}, {}, 16 * 1024},  // too many blocks for one round of alltoall
+      {{0, 1, 2, 3, 4, 5, 5, 6, 7, 8, 9, 10}, high_overhead}};
   for (const Topology& index : topologies) check(index, seconds / static_cast<double>(topologies.size()));
   return 0;
 }

@@ -1,4 +1,4 @@
-// How long an allreduce takes, in turns with a plain program and with the copies and additions alone.
+// Times allreduces, alternating with a naive program and with the copies and additions alone.
 #include <sched.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -14,8 +14,8 @@ namespace hvkeras {
 
 namespace {
 
-// What an allreduce of floats in place copies and adds on one rank, segment by segment. `memory` has two slots and two
-// results for each rank as theirs has, but nobody else uses it: no rank waits, and no cache line changes hands.
+// The copies and additions of one rank in an in-place allreduce of floats, segment by segment. `memory` has the layout
+// of the channel's slots and results, but is not shared: no rank waits, and no cache line moves between cores.
 void copy_and_add(char* memory, int rank, int ranks, char* tensor, size_t bytes) {
   const size_t part = Channel::slot_bytes_for(ranks) / static_cast<size_t>(ranks) / 4096 * 4096;
   const size_t slot = part * static_cast<size_t>(ranks);
@@ -41,8 +41,8 @@ void copy_and_add(char* memory, int rank, int ranks, char* tensor, size_t bytes)
   }
 }
 
-// An allreduce of floats in place as one would write it first: the same copies and additions through memory as large as
-// the tensors that all ranks share, with three barriers.
+// A naive in-place allreduce of floats: the same copies and additions through shared memory as large as the tensors,
+// with three barriers.
 class Naive {
  public:
   static size_t bytes(int ranks, size_t largest) { return 64 + (static_cast<size_t>(ranks) + 1) * largest; }
@@ -86,11 +86,10 @@ class Naive {
 };
 
 struct Times {
-  double engine, naive, copies;  // medians in microseconds, as rank 0 sees it
+  double engine, naive, copies;  // medians in microseconds, on rank 0
 };
 
-// Times allreduces of `bytes` in place, and in turns with them those of a plain program, and the copies and additions
-// alone.
+// Times in-place allreduces of `bytes`, alternating with the naive program, and the copies and additions alone.
 Times times_of(Engine& engine, Naive& naive_program, size_t bytes, int repeats) {
   std::vector<float> tensor(bytes / sizeof(float), 0.0f);
   const size_t ranks = static_cast<size_t>(engine.ranks());
@@ -125,7 +124,7 @@ Times times_of(Engine& engine, Naive& naive_program, size_t bytes, int repeats) 
   return {median(engines), median(naive_times), median(copies)};
 }
 
-// Gives this process one of the cores that it may use, by its rank, if there is one for each.
+// Pins this process to one of its allowed cores, if there is one for each rank.
 void pin_to_core(int rank, int ranks) {
   cpu_set_t all, one;
   require(sched_getaffinity(0, sizeof all, &all) == 0, "sched_getaffinity");

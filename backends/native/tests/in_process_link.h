@@ -1,4 +1,4 @@
-// A network between hosts that are threads of one process: every message waits in a queue until somebody takes it.
+// A network between hosts that are threads of one process, with a message queue for each pair.
 #pragma once
 
 #include <poll.h>
@@ -15,7 +15,7 @@
 
 namespace hvkeras {
 
-// All that is under way between so many hosts.
+// All messages and data in flight.
 class InProcessNetwork {
  public:
   explicit InProcessNetwork(int hosts)
@@ -89,7 +89,7 @@ class InProcessLink : public Link {
   }
   void progress() override {}
   bool all_sent() override { return true; }
-  // Nothing here wakes a sleeper but the notifier.
+  // Only the notifier wakes a sleeper.
   void sleep(int64_t microseconds, int notifier) override {
     const timespec limit{0, static_cast<long>(std::min<int64_t>(microseconds, 200)) * 1'000};
     pollfd notified{notifier, POLLIN, 0};
@@ -107,7 +107,7 @@ class InProcessLink : public Link {
   }
 
  private:
-  // What was sent first is for whom asked first; their sizes must be equal, which a network need not notice.
+  // Matches sends and receives in order. Their sizes must be equal, although a real network need not check this.
   static void deliver(InProcessNetwork::Stream& stream_of) {
     while (!stream_of.sent.empty() && !stream_of.pending.empty()) {
       InProcessNetwork::PendingReceive& pending = *stream_of.pending.front();

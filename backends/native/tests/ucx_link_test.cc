@@ -1,6 +1,5 @@
-// Two ends of a link over UCX in one process, of which some calls fail as UCX reports failures: nothing may take that
-// for done, and nothing may write into memory that is free by then. Run with UCX's folder; exits with 1 if something is
-// wrong.
+// Two ends of a UCX link in one process, with injected UCX failures: no failure may be taken for success, and nothing
+// may be written to freed memory. The argument is UCX's folder. Exits with 1 if a check fails.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -14,7 +13,7 @@ using namespace hvkeras;
 
 namespace {
 
-constexpr auto kFailure = static_cast<ucx::UcsStatus>(-3);  // an error of input and output
+constexpr auto kFailure = static_cast<ucx::UcsStatus>(-3);  // UCS_ERR_IO_ERROR
 const ucx::Api* real = nullptr;
 thread_local bool fails_requests = false, fails_receives = false, fails_flushes = false;
 
@@ -52,7 +51,7 @@ void require_failure(const Status& found, Code code, const char* text) {
   require(found.code() == code && std::strncmp(found.text(), text, std::strlen(text)) == 0, found.text());
 }
 
-// Two ends on the loopback, the first of which fails where a test says so.
+// Two ends on the loopback interface. The first one fails where a test requests it.
 struct Ends {
   ucx::Api api = failing();
   ucx::UcxLink one{api, kSettings, 2}, other{api, kSettings, 2};
@@ -97,7 +96,7 @@ void failed_flush_is_not_sent() {
   require_failure(found, Code::kFailed, "UCX cannot send what is left: ");
 }
 
-// The greeting of the other host comes when nobody waits for it any more.
+// The other host's handshake arrives when nothing waits for it any more.
 void failed_connect_leaves_nothing_in_flight() {
   Ends ends;
   fails_requests = true;

@@ -14,16 +14,17 @@ namespace hvkeras::ucx {
 
 namespace {
 
-constexpr unsigned kMajor = 1, kMinor = 12;    // the interface that api.h describes
-constexpr int kMessages = Link::kResults + 1;  // further streams, of messages
+constexpr unsigned kMajor = 1, kMinor = 12;    // the UCP API version that api.h declares
+constexpr int kMessages = Link::kResults + 1;  // streams of messages, in addition to those of Link
 constexpr int kHandshakes = kMessages + 1;
 constexpr uint64_t kAnyHostMask = ~(uint64_t{0xffff} << 16), kFullTagMask = ~uint64_t{0};
-constexpr int64_t kCloseMicros = 2'000'000;     // microseconds for all that is left to leave, and for closing
-constexpr int64_t kAbortMicros = 200'000;       // microseconds for what was given up to end
-constexpr int64_t kMessageMicros = 10'000'000;  // microseconds for the rest of a message whose beginning is there
+constexpr int64_t kCloseMicros = 2'000'000;  // microseconds to flush and close the endpoints
+constexpr int64_t kAbortMicros = 200'000;    // microseconds for canceled requests to finish
+constexpr int64_t kMessageMicros =
+    10'000'000;  // microseconds to receive the rest of a message that has begun to arrive
 
 constexpr size_t kMaxMessageBytes =
-    1024 * 1024;  // bytes of a message, of which even a small allreduce's part has fewer
+    1024 * 1024;  // limit of a message; a contribution to a small allreduce is far below it
 
 const RequestParameters kDefaultParameters{};
 
@@ -48,7 +49,7 @@ void UcxLink::open(const std::string& settings, size_t hosts) {
     const size_t equals = line.find('=');
     const std::string name = line.substr(0, equals), value = line.substr(equals + 1);
     const UcsStatus status = api_.config_modify(config, name.c_str(), value.c_str());
-    if (status == kOk || status == kNoElement) continue;  // what this UCX does not know, it does not do
+    if (status == kOk || status == kNoElement) continue;  // settings that this UCX version does not have are skipped
     api_.config_release(config);
     check(status, ("take " + line).c_str());
   }
@@ -73,7 +74,7 @@ void UcxLink::connect(int host, const std::vector<std::string>& addresses, const
                       uint32_t link_id, double timeout) {
   host_ = host;
   link_id_ = link_id;
-  peers_.resize(addresses.size());  // never again: UCX has pointers to them
+  peers_.resize(addresses.size());  // never resized again: UCX has pointers to the elements
   for (size_t index = 0; index < addresses.size(); ++index) {
     Peer& peer = peers_[index];
     peer.name = names[index];
@@ -93,13 +94,13 @@ bool UcxLink::has_failed_peer() const {
   return std::any_of(peers_.begin(), peers_.end(), [](const Peer& peer) { return peer.status != kOk; });
 }
 
-// Sends all others a word, and waits for theirs: then both directions of every connection are there.
+// Sends a byte to all other hosts, and waits for theirs, so that both directions of every connection work.
 void UcxLink::handshake(double timeout) {
   std::vector<char> received(peers_.size());
   try {
     exchange_handshakes(received.data(), timeout);
   } catch (...) {
-    abort();  // nothing comes into this memory any more
+    abort();  // afterwards UCX no longer writes to `received`
     throw;
   }
 }
@@ -216,7 +217,7 @@ bool UcxLink::done(Handle handle) {
 void UcxLink::progress() {
   if (!is_open_) return;
   api_.worker_progress(worker_);
-  // Nothing is left for a host that is lost or has ended: who waits for it finds out.
+  // A flush cannot finish for a host that has failed or ended; operations that wait for that host report the failure.
   if (has_failed_peer()) flush_status_ = kOk;
   check(flush_status_, "send what is left");
   for (auto outgoing = outgoing_.begin(); outgoing != outgoing_.end();) {
@@ -241,7 +242,8 @@ bool UcxLink::all_sent() {
     flush_request_ = nullptr;
     if (status < kOk) flush_status_ = status;
   }
-  void* const pointer = api_.worker_flush(worker_, &kDefaultParameters);  // what was sent since the last flush began
+  void* const pointer =
+      api_.worker_flush(worker_, &kDefaultParameters);  // covers what was sent since the last flush began
   if (is_request(pointer)) {
     flush_request_ = pointer;
   } else if (status_of(pointer) < kOk) {
@@ -253,7 +255,7 @@ bool UcxLink::all_sent() {
 void UcxLink::sleep(int64_t microseconds, int notifier) {
   if (!is_open_) return;
   const UcsStatus status = api_.worker_arm(worker_);
-  if (status == kBusy) return;  // there is something to progress
+  if (status == kBusy) return;  // there are events to process
   check(status, "wait");
   pollfd descriptors[] = {{descriptor_, POLLIN, 0}, {notifier, POLLIN, 0}};
   const timespec limit{static_cast<time_t>(microseconds / 1'000'000),
@@ -269,7 +271,7 @@ UcsStatus UcxLink::wait_request(void* pointer, int64_t microseconds) {
     api_.worker_progress(worker_);
     status = api_.request_status(pointer);
   }
-  api_.request_free(pointer);  // UCX forgets it when it is done
+  api_.request_free(pointer);  // UCX releases it when it finishes
   return status;
 }
 
