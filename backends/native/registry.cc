@@ -29,7 +29,7 @@ class SharedMemory {
  public:
   SharedMemory(const std::string& name, size_t bytes, bool create) : bytes_(bytes) {
     const int file = shm_open(name.c_str(), create ? O_CREAT | O_EXCL | O_RDWR : O_RDWR, 0600);
-    if (file < 0) fail("shared memory cannot be opened", name);
+    if (file < 0) fail("failed to open shared memory", name);
     // Allocates now: if /dev/shm is full, this returns an error, while a first access later would raise SIGBUS.
     const int error = create ? allocate(file, bytes) : 0;
     struct stat status{};
@@ -40,7 +40,7 @@ class SharedMemory {
     if (fits && base_ != MAP_FAILED) return;
     if (create) shm_unlink(name.c_str());
     errno = reason;
-    fail(error == ENOSPC ? "/dev/shm is full (in a container: --shm-size)" : "shared memory cannot be mapped", name);
+    fail(error == ENOSPC ? "/dev/shm is full (in a container: --shm-size)" : "failed to map shared memory", name);
   }
   ~SharedMemory() { munmap(base_, bytes_); }
   SharedMemory(const SharedMemory&) = delete;
@@ -109,8 +109,7 @@ Registry& registry() {
 }
 
 void require_not_forked() {
-  if (registry().is_forked_copy)
-    throw Failure("a collective must run in a rank's own process, not in one that it has forked");
+  if (registry().is_forked_copy) throw Failure("a collective must run in the rank's process, not in a forked child");
 }
 
 // The engine's parameters for a group member: `ranks` are the group's global ranks, `hosts` the host of each.
@@ -155,7 +154,7 @@ std::shared_ptr<Engine> engine_of(int64_t group) {
   const auto found = all.groups.find(group);
   if (found == all.groups.end())
     throw Failure(
-        "this graph's collectives need the running job in which it was traced. HINT: call hvd.init() first, and "
+        "this graph's collectives need the job in which it was traced to be running. HINT: call hvd.init() first, and "
         "hvd.shutdown() last");
   return std::shared_ptr<Engine>(found->second, &found->second->engine);
 }
@@ -183,7 +182,7 @@ EXPORTED ExportedStatus hvkeras_open_group(int64_t group, const char* name, int 
       std::swap(registry().groups[group], group_memory);
       registry().is_used = true;
     }
-    close_group(std::move(group_memory), {Code::kFailed, "the engine was started again"});
+    close_group(std::move(group_memory), {Code::kFailed, "the engine was restarted"});
   });
 }
 

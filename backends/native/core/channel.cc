@@ -35,7 +35,7 @@ Channel::Channel(void* base, int rank, int ranks, size_t slot_bytes, SpinPolicy 
       spin_policy_(spin_policy),
       abort_(abort) {
   if (part_bytes() == 0)
-    throw Failure("there are too many ranks for slots of " + std::to_string(slot_bytes) + " bytes");
+    throw Failure("too many ranks for the slot size. Received: slot_bytes=" + std::to_string(slot_bytes));
 }
 
 Counter& Channel::written_counter(int rank) const { return reinterpret_cast<Counter*>(base_)[rank]; }

@@ -165,7 +165,7 @@ Span Spans::within(size_t start, size_t stop) const {
 
 void allreduce(Channel& channel, const Spans& spans, Type type, Reduction reduction, ScaleFactors factors) {
   const Reducer reduce = reducer_of(type, reduction);
-  if (reduce == nullptr) throw Failure(std::string("there is no such reduction of ") + name_of(type));
+  if (reduce == nullptr) throw Failure(std::string("unsupported reduction for dtype ") + name_of(type));
   if (spans.count() == 0) return;
   if (channel.hosts() != nullptr) return between_hosts::allreduce(channel, spans, type, reduction, factors);
   const size_t bytes = spans.count() * spans.element_bytes();
@@ -259,7 +259,7 @@ void alltoall(Channel& channel, const char* in, const std::vector<size_t>& rows_
 void reduce_parts(Channel& channel, const std::vector<Spans>& parts, Type type, Reduction reduction,
                   ScaleFactors factors) {
   const Reducer reduce = reducer_of(type, reduction);
-  if (reduce == nullptr) throw Failure(std::string("there is no such reduction of ") + name_of(type));
+  if (reduce == nullptr) throw Failure(std::string("unsupported reduction for dtype ") + name_of(type));
   if (channel.hosts() != nullptr) return between_hosts::reduce_parts(channel, parts, type, reduction, factors);
   const size_t me = static_cast<size_t>(channel.rank()), ranks = parts.size(), size = size_of(type);
   const size_t capacity = channel.part_bytes() / size;

@@ -82,7 +82,7 @@ class CostMeasurement {
   void wait(Link::Handle handle) {
     Polling polling(false);
     while (!link_.done(handle)) {
-      if (seconds_now() > end_) throw Failure("the network's costs cannot be measured in time");
+      if (seconds_now() > end_) throw Failure("timeout while measuring the network's costs");
       if (!polling.keep_polling()) link_.sleep(Polling::kMaxSleepMicros, -1);
       link_.progress();
     }

@@ -45,7 +45,7 @@ Engine::Engine(void* memory, Shape shape)
   try {
     worker_ = std::thread([this] { work(); });
   } catch (const std::system_error& error) {
-    throw Failure(std::string("a thread cannot be started: ") + error.what());
+    throw Failure(std::string("failed to start a thread: ") + error.what());
   }
 }
 
@@ -244,7 +244,8 @@ void Engine::abort_with_link(const Status& failure) noexcept {
 Request& Engine::front_request(const Key& key) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto found = queues_.find(key);
-  if (found == queues_.end() || found->second.empty()) throw Failure("the ranks' order of collectives was lost");
+  if (found == queues_.end() || found->second.empty())
+    throw Failure("internal error: no outstanding request for an entry of the log");
   return *found->second.front();
 }
 
@@ -252,7 +253,8 @@ Request& Engine::front_request(const Key& key) {
 std::unique_ptr<Request> Engine::pop_request(const Key& key) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto found = queues_.find(key);
-  if (found == queues_.end() || found->second.empty()) throw Failure("the ranks' order of collectives was lost");
+  if (found == queues_.end() || found->second.empty())
+    throw Failure("internal error: no outstanding request for an entry of the log");
   RequestQueue& queue = found->second;
   if (queue.size() > 1) post(key, *queue[1]);
   std::unique_ptr<Request> request = std::move(queue.front());

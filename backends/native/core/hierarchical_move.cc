@@ -45,8 +45,7 @@ void gather_parts(Channel& channel, const std::vector<Spans>& parts) {
   std::vector<size_t> bytes;
   for (const Spans& part : parts) bytes.push_back(part.count());
   const size_t capacity = hosts.buffer_bytes() / bytes.size();
-  if (capacity == 0)
-    throw Failure("there are too many ranks to gather parts. Received: ranks=" + std::to_string(bytes.size()));
+  if (capacity == 0) throw Failure("too many ranks to gather parts. Received: ranks=" + std::to_string(bytes.size()));
   const size_t max_bytes = *std::max_element(bytes.begin(), bytes.end());
   const auto rank_offsets = [&](size_t round) {
     std::vector<size_t> offsets(bytes.size() + 1);  // of each rank's bytes in a buffer, and the end

@@ -102,8 +102,7 @@ void reduce_parts(Channel& channel, const std::vector<Spans>& parts, Type type, 
       std::min(channel.slot_bytes() / ranks,
                hosts.buffer_bytes() / (placement.max_ranks_per_host() * placement.ranks_on.size())) /
       size;
-  if (capacity == 0)
-    throw Failure("there are too many ranks for a reduction of parts. Received: ranks=" + std::to_string(ranks));
+  if (capacity == 0) throw Failure("too many ranks to reduce parts. Received: ranks=" + std::to_string(ranks));
   const PartSegments layout(placement, parts, capacity);
   const Spans spans(layout.pieces, size);
   Segments segments(channel, spans, type, reduction, factors, Segments::Staging::kResults);

@@ -74,7 +74,8 @@ char* Hosts::leader_memory(size_t bytes) {
   if (bytes > leader_memory_bytes_) {
     leader_memory_.reset();
     leader_memory_.reset(static_cast<char*>(std::aligned_alloc(4096, round_up_to_page(bytes))));
-    if (!leader_memory_) throw Failure("there is no memory for " + std::to_string(bytes) + " bytes of other hosts");
+    if (!leader_memory_)
+      throw Failure("out of memory for the data of other hosts. Received: bytes=" + std::to_string(bytes));
     leader_memory_bytes_ = bytes;
   }
   return leader_memory_.get();

@@ -12,7 +12,7 @@ namespace hvkeras {
 namespace {
 
 constexpr uint32_t kMaxPending = 1 << 15;  // keys that not all ranks have posted yet
-constexpr const char* kTooManyText = "too many collectives wait for other ranks at once";
+constexpr const char* kTooManyText = "too many collectives are outstanding";
 constexpr const char* kDifferText = " communicate different things: ";
 constexpr uint32_t kMaxErrors = 64;  // mismatches that the slowest rank has not read yet
 
@@ -23,7 +23,7 @@ uint64_t hash_of(const std::string& text, uint64_t start) {
     hash ^= static_cast<unsigned char>(letter);
     hash *= 0x100000001b3ULL;
   }
-  hash ^= hash >> 32;  // FNV mixes poorly into the low bits
+  hash ^= hash >> 32;  // finalizer, as FNV-1a alone mixes bits poorly
   hash *= 0x9e3779b97f4a7c15ULL;
   return hash ^ (hash >> 29);
 }
@@ -170,9 +170,8 @@ uint32_t Matching::store_error(const Status& mismatch) {
 Status Matching::error_of(uint32_t number) const {
   if (number == 0) return Status();
   if (number <= kMaxErrors) return Status(Code::kMismatch, shared_->errors[number - 1]);
-  return Status(Code::kMismatch, std::string("the ranks") + kDifferText + "this was found while " +
-                                     std::to_string(kMaxErrors) +
-                                     " other differences were unread, whose messages say more");
+  return Status(Code::kMismatch, std::string("the ranks") + kDifferText + "found while " + std::to_string(kMaxErrors) +
+                                     " earlier mismatches were unread; their messages have the details");
 }
 
 void Matching::release_error(uint32_t number, uint32_t readers) {

@@ -40,11 +40,12 @@ struct Negotiator::Message {
 
   static Message deserialize(const std::vector<char>& message) {
     Header header;
-    if (message.size() < sizeof header) throw Failure("a message of another host is too short");
+    if (message.size() < sizeof header) throw Failure("received a truncated message from another host");
     std::memcpy(&header, message.data(), sizeof header);
     const char* const text = message.data() + sizeof header;
-    if (header.text_bytes > message.size() - sizeof header) throw Failure("a message of another host is cut off");
-    if (header.kind > kContribution) throw Failure("a message of another host is of no kind that this version knows");
+    if (header.text_bytes > message.size() - sizeof header)
+      throw Failure("received a truncated message from another host");
+    if (header.kind > kContribution) throw Failure("received a message of an unknown kind from another host");
     const std::string content(text, header.text_bytes);
     const bool is_ok = header.code == Code::kOk;
     return {static_cast<Kind>(header.kind),
@@ -141,7 +142,7 @@ void Negotiator::contribute(const Key& key, const std::string& details, std::vec
 
 Contributions Negotiator::take_contributions(const Key& key) {
   const auto found = complete_.find(key);
-  if (found == complete_.end()) throw Failure("the parts of an allreduce were lost");
+  if (found == complete_.end()) throw Failure("internal error: no contributions for a small allreduce");
   Contributions contributions = std::move(found->second);
   complete_.erase(found);
   return contributions;
@@ -209,7 +210,7 @@ void Negotiator::detect_mixed(const Key& key) {
 
 // Discards a contribution, now or when it arrives.
 void Negotiator::discard(const Key& key, int host) {
-  if (host >= hosts_) throw Failure("a message of another host names one that is not in the job");
+  if (host >= hosts_) throw Failure("received a message with an invalid host index");
   Inbox& inbox = inbox_of(key);
   std::deque<Message>& messages = inbox.from[static_cast<size_t>(host)];
   if (messages.empty()) {

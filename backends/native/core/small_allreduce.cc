@@ -43,7 +43,8 @@ void finish_small_allreduce(Channel& channel, const Allreduce& all, const Contri
   if (channel.rank() == 0) {
     std::vector<const void*> sources;
     for (const std::vector<char>& contribution : contributions) {
-      if (contribution.size() != all.bytes()) throw Failure("a part of an allreduce has another size than its tensors");
+      if (contribution.size() != all.bytes())
+        throw Failure("received a contribution of the wrong size for a small allreduce");
       sources.push_back(contribution.data());
     }
     result.resize(all.bytes());

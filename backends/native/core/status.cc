@@ -5,7 +5,7 @@
 namespace hvkeras {
 
 const Status& Status::out_of_memory() {
-  static const Status* const only = new Status(Code::kFailed, "there is no memory left");  // never destroyed
+  static const Status* const only = new Status(Code::kFailed, "out of memory");  // never destroyed
   return *only;
 }
 

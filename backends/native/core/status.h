@@ -24,8 +24,7 @@ class [[nodiscard]] Status {
   Status() = default;
   // A failure; its message is never empty.
   Status(Code code, std::string text)
-      : failure_(
-            std::make_shared<const Details>(Details{code, text.empty() ? "the cause is unknown" : std::move(text)})) {}
+      : failure_(std::make_shared<const Details>(Details{code, text.empty() ? "unknown cause" : std::move(text)})) {}
 
   bool ok() const { return failure_ == nullptr; }
   Code code() const { return ok() ? Code::kOk : failure_->code; }

@@ -174,7 +174,8 @@ void broadcast_call(const Kernel& kernel, const std::shared_ptr<Call>& call) {
 
 // The size of a row in bytes. Whether a tensor is a scalar may be known only when the graph runs.
 size_t row_bytes(Type type, const std::vector<int64_t>& shape) {
-  if (shape.empty()) throw Failure("a tensor that is sent in rows needs a first dimension. Received: a scalar");
+  if (shape.empty())
+    throw Failure("a tensor that is split into rows must have at least one dimension. Received: a scalar");
   size_t bytes = size_of(type);
   for (size_t index = 1; index < shape.size(); ++index) bytes *= static_cast<size_t>(shape[index]);
   return bytes;
@@ -302,8 +303,7 @@ void reduce_parts_call(const Kernel& kernel, const std::shared_ptr<Call>& call) 
     const size_t tensor = static_cast<size_t>(index), size = size_of(type);
     if (tensor >= bounds.tensors() ||
         bounds.elements(tensor) != static_cast<size_t>(TF_TensorElementCount(input.get())))
-      throw Failure("the bounds of parts must be those of the tensors. Received: a tensor of shape " +
-                    to_string(shape));
+      throw Failure("the bounds of parts must match the tensors. Received: a tensor of shape " + to_string(shape));
     input.reset();  // otherwise the input could not be forwarded; TensorFlow keeps it until the call is done
     held->tensors.push_back(call->output_for(index, shape));
     char* const out = data_of(held->tensors.back());
@@ -333,12 +333,12 @@ void gather_parts_call(const Kernel& kernel, const std::shared_ptr<Call>& call) 
     size_t size = 0;
     const auto take_own_part = [&] {
       if (bounds.count(tensor, me) == 0) return;
-      if (part >= kernel.count) throw Failure("each part must be given to its gathering");
+      if (part >= kernel.count) throw Failure("gathering parts needs this rank's part of each tensor");
       held->tensors.push_back(call->input(part++));
       size = size_of(type_of(held->tensors.back()));
       own = data_of(held->tensors.back());
       if (static_cast<size_t>(TF_TensorElementCount(held->tensors.back().get())) != bounds.count(tensor, me))
-        throw Failure("a part must have as many elements as its bounds say. Received: shape " +
+        throw Failure("a part must have as many elements as its bounds. Received: shape " +
                       to_string(shape_of(held->tensors.back())));
     };
     take_own_part();

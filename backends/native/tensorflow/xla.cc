@@ -68,7 +68,7 @@ class Description {
   }
   const std::string& text(const std::string& name) const {
     const auto found = values_.find(name);
-    if (found == values_.end()) throw Failure("a compiled collective must say its " + name);
+    if (found == values_.end()) throw Failure("a compiled collective lacks the attribute " + name);
     return found->second;
   }
   int64_t number(const std::string& name) const { return std::strtoll(text(name).c_str(), nullptr, 10); }
@@ -164,7 +164,7 @@ void alltoall_call(char** out, const void** in, const Description& description) 
   const std::vector<size_t> rows_to(description.size("ranks"), rows);
   for (size_t rank = 0; rank < rows_to.size(); ++rank) {
     if (splits[rank] != static_cast<int64_t>(rows))
-      throw Failure("a function that XLA compiles sends as many rows to each rank. Received: splits[" +
+      throw Failure("a function that XLA compiles sends the same number of rows to each rank. Received: splits[" +
                     std::to_string(rank) + "]=" + std::to_string(splits[rank]) + ", rows of each=" +
                     std::to_string(rows) + ". HINT: pass jit_compile=False to compile() or tf.function()");
   }
@@ -254,14 +254,14 @@ class Xla {
         function<Message (*)(const XlaStatus*)>("_ZN3xla26CustomCallStatusGetMessageEPK20XlaCustomCallStatus_");
     const XlaStatus success;
     XlaStatus failure;
-    failure.set("what went wrong");
+    failure.set("a failure");
     const Message none = read(&success), text = read(&failure);
     const uintptr_t start = reinterpret_cast<uintptr_t>(failure.value().text), length = failure.value().length;
     failure.reset();
     const bool whole =
         (text.words[0] == start && text.words[1] == length) || (text.words[0] == length && text.words[1] == start);
     if (none.has_value || !text.has_value || !whole)
-      throw Failure("TensorFlow takes an XLA call's error in a form of its own");
+      throw Failure("this TensorFlow has another layout of XLA's custom call status");
   }
   void add(const char* name, void* host_function) const {
     using libstdcxx::String;

@@ -152,7 +152,7 @@ void time_all(int ranks) {
       const Times times = times_of(engine, naive_program, bytes, bytes < (4u << 20) ? 500 : 30);
       if (rank == 0)
         std::printf(
-            "%9zu bytes %10.1f us %7.2f GB/s; a plain program %10.1f us, %3.0f %% of that; the copies and"
+            "%9zu bytes %10.1f us %7.2f GB/s; a naive program %10.1f us, %3.0f %% of that; the copies and"
             " additions alone %10.1f us, %3.0f %%\n",
             bytes, times.engine, static_cast<double>(bytes) / times.engine / 1000, times.naive,
             100 * times.naive / times.engine, times.copies, 100 * times.copies / times.engine);

@@ -12,7 +12,7 @@ namespace hvkeras {
 
 inline void require(bool holds, const std::string& what) {
   if (holds) return;
-  std::fprintf(stderr, "wrong: %s\n", what.c_str());
+  std::fprintf(stderr, "FAILED: %s\n", what.c_str());
   std::abort();
 }
 

@@ -35,7 +35,7 @@ UcxLink& link_of(int64_t group) {
 std::unique_ptr<Link> take_link(int64_t group) {
   const std::lock_guard<std::mutex> lock(links().mutex);
   const auto found = links().by_group.find(group);
-  if (found == links().by_group.end()) throw Failure("a group on several hosts needs a network");
+  if (found == links().by_group.end()) throw Failure("a group on several hosts needs a link");
   std::unique_ptr<Link> link = std::move(found->second);
   links().by_group.erase(found);
   return link;

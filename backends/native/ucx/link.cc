@@ -51,7 +51,7 @@ void UcxLink::open(const std::string& settings, size_t hosts) {
     const UcsStatus status = api_.config_modify(config, name.c_str(), value.c_str());
     if (status == kOk || status == kNoElement) continue;  // settings that this UCX version does not have are skipped
     api_.config_release(config);
-    check(status, ("take " + line).c_str());
+    check(status, ("set " + line).c_str());
   }
   ContextParameters parameters{};
   parameters.mask = kHasFeatures | kHasEstimatedEndpoints;
@@ -59,13 +59,13 @@ void UcxLink::open(const std::string& settings, size_t hosts) {
   parameters.estimated_endpoints = hosts;
   const UcsStatus status = api_.init(kMajor, kMinor, &parameters, config, &context_);
   api_.config_release(config);
-  check(status, "start");
+  check(status, "initialize");
   const WorkerParameters of_worker{kHasThreadMode, kOneThreadAtATime};
-  check(api_.worker_create(context_, &of_worker, &worker_), "open its transports");
-  check(api_.worker_get_efd(worker_, &descriptor_), "wake up when something comes");
+  check(api_.worker_create(context_, &of_worker, &worker_), "create a worker");
+  check(api_.worker_get_efd(worker_, &descriptor_), "get the worker's event descriptor");
   Address* address = nullptr;
   size_t bytes = 0;
-  check(api_.worker_get_address(worker_, &address, &bytes), "say where it is");
+  check(api_.worker_get_address(worker_, &address, &bytes), "get the worker's address");
   address_.assign(reinterpret_cast<const char*>(address), bytes);
   api_.worker_release_address(worker_, address);
 }
@@ -122,7 +122,7 @@ void UcxLink::exchange_handshakes(char* received, double timeout) {
   for (const auto& [host, handle] : under_way) {
     while (!done(handle)) {
       if (microseconds_now() > end)
-        throw Failure("UCX does not reach " + peers_[static_cast<size_t>(host)].name + " within " +
+        throw Failure("UCX failed to connect to " + peers_[static_cast<size_t>(host)].name + " within " +
                       std::to_string(static_cast<int>(timeout)) + " s");
       sleep(Polling::kMaxSleepMicros, -1);
       progress();
@@ -135,7 +135,7 @@ uint64_t UcxLink::tag(int from, int stream) const {
 }
 
 void UcxLink::check(UcsStatus status, const char* action) const {
-  if (status < kOk) throw Failure(std::string("UCX cannot ") + action + ": " + api_.status_text(status));
+  if (status < kOk) throw Failure(std::string("UCX failed to ") + action + ": " + api_.status_text(status));
 }
 
 void UcxLink::check_peer(int host, UcsStatus status) const {
@@ -152,7 +152,7 @@ Link::Handle UcxLink::track(void* pointer, int host, bool is_receive) {
 }
 
 void UcxLink::send_message(int host, std::vector<char> message) {
-  if (!is_open_) throw Failure("the connections to other hosts were given up");
+  if (!is_open_) throw Failure("the connections to other hosts are closed");
   outgoing_.push_back({std::move(message), nullptr, host});
   OutgoingMessage& outgoing = outgoing_.back();
   outgoing.request = api_.tag_send(peers_[static_cast<size_t>(host)].endpoint, outgoing.message.data(),
@@ -169,16 +169,16 @@ bool UcxLink::try_receive_message(std::vector<char>* message, int* host) {
   Message* const found = api_.tag_probe(worker_, tag(0, kMessages), kAnyHostMask, 1, &info);
   if (found == nullptr) return false;
   *host = static_cast<int>(info.tag >> 16 & 0xffff);
-  if (static_cast<size_t>(*host) >= peers_.size()) throw Failure("UCX has a message of no host of this job");
+  if (static_cast<size_t>(*host) >= peers_.size()) throw Failure("UCX received a message with an invalid host index");
   if (info.length > kMaxMessageBytes)
-    throw Failure("UCX has a message of " + std::to_string(info.length) + " bytes from " +
-                  peers_[static_cast<size_t>(*host)].name + ", which is too long to be of this job");
+    throw Failure("UCX received a message of " + std::to_string(info.length) + " bytes from " +
+                  peers_[static_cast<size_t>(*host)].name + ", over the limit of " + std::to_string(kMaxMessageBytes));
   message->resize(info.length);
   void* const pointer = api_.message_receive(worker_, message->data(), message->size(), found, &kDefaultParameters);
   const UcsStatus status = wait_request(pointer, kMessageMicros);
   if (status == kInProgress) {
     abandoned_.push_back(std::move(*message));
-    throw Failure("UCX connection to " + peers_[static_cast<size_t>(*host)].name + " failed amid a message",
+    throw Failure("UCX connection to " + peers_[static_cast<size_t>(*host)].name + " failed in the middle of a message",
                   Code::kPeerFailed);
   }
   check_peer(*host, status);
@@ -186,14 +186,14 @@ bool UcxLink::try_receive_message(std::vector<char>* message, int* host) {
 }
 
 Link::Handle UcxLink::send(int host, Stream stream, const void* data, size_t bytes) {
-  if (!is_open_) throw Failure("the connections to other hosts were given up");
+  if (!is_open_) throw Failure("the connections to other hosts are closed");
   return track(
       api_.tag_send(peers_[static_cast<size_t>(host)].endpoint, data, bytes, tag(host_, stream), &kDefaultParameters),
       host, false);
 }
 
 Link::Handle UcxLink::receive(int host, Stream stream, void* data, size_t bytes) {
-  if (!is_open_) throw Failure("the connections to other hosts were given up");
+  if (!is_open_) throw Failure("the connections to other hosts are closed");
   return track(api_.tag_receive(worker_, data, bytes, tag(host, stream), kFullTagMask, &kDefaultParameters), host,
                true);
 }
@@ -219,7 +219,7 @@ void UcxLink::progress() {
   api_.worker_progress(worker_);
   // A flush cannot finish for a host that has failed or ended; operations that wait for that host report the failure.
   if (has_failed_peer()) flush_status_ = kOk;
-  check(flush_status_, "send what is left");
+  check(flush_status_, "flush the worker");
   for (auto outgoing = outgoing_.begin(); outgoing != outgoing_.end();) {
     const UcsStatus status = api_.request_status(outgoing->request);
     if (status == kInProgress) {
@@ -256,7 +256,7 @@ void UcxLink::sleep(int64_t microseconds, int notifier) {
   if (!is_open_) return;
   const UcsStatus status = api_.worker_arm(worker_);
   if (status == kBusy) return;  // there are events to process
-  check(status, "wait");
+  check(status, "arm the worker");
   pollfd descriptors[] = {{descriptor_, POLLIN, 0}, {notifier, POLLIN, 0}};
   const timespec limit{static_cast<time_t>(microseconds / 1'000'000),
                        static_cast<long>(microseconds % 1'000'000) * 1'000};

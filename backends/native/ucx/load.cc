@@ -17,7 +17,7 @@ namespace {
 int log_line(const char*, unsigned, const char*, int level, const void*, const char* format, va_list values) {
   char text[1024];
   std::vsnprintf(text, sizeof text, format, values);
-  std::fprintf(stderr, "hvkeras: UCX %s: %s\n", level <= kWarning ? "warns" : "says", text);
+  std::fprintf(stderr, "hvkeras: UCX %s: %s\n", level <= kWarning ? "warning" : "info", text);
   return kNoOtherHandler;
 }
 
@@ -33,14 +33,14 @@ std::string folder_of_loaded(const std::string& name) {
 void* opened(const std::string& folder, const std::string& name) {
   const std::string path = folder.empty() ? name : folder + "/" + name;
   void* const handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (handle == nullptr) throw Failure(std::string("UCX cannot be loaded: ") + dlerror());
+  if (handle == nullptr) throw Failure(std::string("failed to load UCX: ") + dlerror());
   return handle;
 }
 
 template <typename Function>
 void find(void* handle, const char* name, Function& function) {
   function = reinterpret_cast<Function>(dlsym(handle, name));
-  if (function == nullptr) throw Failure(std::string("this UCX has no ") + name);
+  if (function == nullptr) throw Failure(std::string("this UCX does not export ") + name);
 }
 
 Api* loaded_from(const std::string& chosen) {
