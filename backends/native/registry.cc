@@ -94,16 +94,15 @@ struct Group {
 struct Registry {
   std::mutex mutex;
   std::map<int64_t, std::shared_ptr<Group>> groups;
-  std::atomic<bool> is_used{false};  // whether this process has ever opened a group
-  std::atomic<bool> is_forked_copy{
-      false};  // set in a forked child, which has a copy of the memory but none of the threads
+  std::atomic<bool> is_used{false};         // whether this process has ever opened a group
+  std::atomic<bool> is_forked_copy{false};  // in a forked child, which has none of the threads
 };
 
 Registry& registry() {
   static Registry* const only = [] {
-    auto* const group_memory = new Registry;  // never destroyed: threads may outlive the end of main()
+    auto* const created = new Registry;  // never destroyed: threads may outlive the end of main()
     pthread_atfork(nullptr, nullptr, [] { registry().is_forked_copy = registry().is_used.load(); });
-    return group_memory;
+    return created;
   }();
   return *only;
 }
@@ -131,8 +130,8 @@ Engine::Shape make_shape(int64_t group, int rank, const std::vector<int>& ranks,
 // be that thread.
 void close_group(std::shared_ptr<Group> group, const Status& failure) {
   if (!group) return;
-  if (group->engine
-          .is_worker_thread()) {  // this may be called from the callback of a collective that the worker thread ran
+  // This may be called from the callback of a collective that the worker thread ran.
+  if (group->engine.is_worker_thread()) {
     group->engine.abort(failure);
     auto* const kept = new std::shared_ptr<Group>(std::move(group));  // leaked if no thread can be started
     std::thread([kept, failure] {
@@ -176,13 +175,14 @@ EXPORTED ExportedStatus hvkeras_open_group(int64_t group, const char* name, int 
                                      std::vector<int>(hosts, hosts + ranks));
     shape.oversubscribed = oversubscribed != 0;
     shape.costs = {costs[0], costs[1], costs[2]};
-    auto group_memory = std::make_shared<Group>(name, create != 0, std::move(shape));
+    auto opened = std::make_shared<Group>(name, create != 0, std::move(shape));
     {
       const std::lock_guard<std::mutex> lock(registry().mutex);
-      std::swap(registry().groups[group], group_memory);
+      std::swap(registry().groups[group], opened);
       registry().is_used = true;
     }
-    close_group(std::move(group_memory), {Code::kFailed, "the engine was restarted"});
+    // After the swap, this is the previous engine of the group, if there is one.
+    close_group(std::move(opened), {Code::kFailed, "the engine was restarted"});
   });
 }
 

@@ -10,10 +10,8 @@ namespace hvkeras {
 
 namespace {
 
-constexpr size_t kOneRoundBytes =
-    64 * 1024;  // bytes up to which each rank reduces all the data: one round instead of two
-constexpr size_t kBlockBytes =
-    4 * 1024;  // bytes reduced before they are copied to shared memory, while they are still in the L1 cache
+constexpr size_t kOneRoundBytes = 64 * 1024;  // up to which each rank reduces all data, in one round
+constexpr size_t kBlockBytes = 4 * 1024;      // reduced, then copied while in the L1 cache
 
 // Each rank writes all of its data, and reduces the data of all ranks.
 void allreduce_one_round(Channel& channel, const Spans& spans, Reducer reduce, ScaleFactors factors) {

@@ -11,8 +11,7 @@
 
 namespace hvkeras {
 
-constexpr size_t kAlignElements =
-    64;  // parts are rounded up to this many elements, so that each starts on a cache line
+constexpr size_t kAlignElements = 64;  // parts are multiples of this, to start on a cache line
 
 inline size_t round_up(size_t count, size_t step) { return (count + step - 1) / step * step; }
 inline size_t ceil_div(size_t count, size_t by) { return (count + by - 1) / by; }

@@ -13,12 +13,10 @@ namespace hvkeras {
 namespace {
 
 constexpr size_t kLine = 64;
-constexpr size_t kRepMovsBytes = 2048;  // bytes from which glibc's std::memcpy may use `rep movsb`, see copy.h
-constexpr size_t kMinTimedBytes =
-    16 * 1024;  // bytes from which bandwidth dominates latency, so that a timing is meaningful
-constexpr unsigned kTimingInterval = 64;  // writes per timing interval; the first two are timed, one with each method
-constexpr double kMinSpeedup =
-    2.0;  // non-temporal stores must be this much faster, as they make the following reads slower
+constexpr size_t kRepMovsBytes = 2048;        // bytes from which glibc's std::memcpy may use `rep movsb`, see copy.h
+constexpr size_t kMinTimedBytes = 16 * 1024;  // bandwidth dominates latency from here on
+constexpr unsigned kTimingInterval = 64;      // sequences; the first two are timed, one with each method
+constexpr double kMinSpeedup = 2.0;           // required of non-temporal stores, as they slow down reads
 
 // Compiles to one load or store per std::memcpy, which also handles unaligned addresses.
 void copy_line(char* to, const char* from) {
@@ -90,9 +88,9 @@ void Writer::flush() {
 void Writer::begin(size_t bytes) {
   is_short_ = bytes < kMinTimedBytes;
   if (is_short_) return;
-  const unsigned turn = write_count_++ % kTimingInterval;
-  if (turn > 1) return;
-  non_temporal_ = turn == 1;
+  const unsigned index = sequence_count_++ % kTimingInterval;
+  if (index > 1) return;
+  non_temporal_ = index == 1;
   timed_bytes_ = bytes;
   start_ = Clock::now();
 }

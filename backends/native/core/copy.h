@@ -31,9 +31,9 @@ class Writer {
   using Clock = std::chrono::steady_clock;
 
   bool non_temporal_ = false;
-  bool is_short_ = false;     // whether the current sequence is so short that it always uses regular stores
-  unsigned write_count_ = 0;  // of the sequences that are long enough to be timed
-  size_t timed_bytes_ = 0;    // bytes of the sequence that is being timed, or 0
+  bool is_short_ = false;        // whether the current sequence is so short that it always uses regular stores
+  unsigned sequence_count_ = 0;  // of the sequences that are long enough to be timed
+  size_t timed_bytes_ = 0;       // bytes of the sequence that is being timed, or 0
   Clock::time_point start_;
   double cached_ns_per_byte_ = 0.0;  // of the last timed sequence with regular stores
 };

@@ -12,8 +12,8 @@ namespace hvkeras {
 namespace {
 
 constexpr int kRepeats = 8, kBurst = 16;
-constexpr size_t kShortBytes = 8, kFirstBytes = 64 * 1024, kPieceBytes = 256 * 1024, kMaxBytes = 1024 * 1024;  // bytes
-constexpr double kMaxSeconds = 10e-3;  // seconds: a message that takes this long is measured accurately enough
+constexpr size_t kShortBytes = 8, kFirstBytes = 64 * 1024, kPieceBytes = 256 * 1024, kMaxBytes = 1024 * 1024;
+constexpr double kMaxSeconds = 10e-3;  // a message that takes this long is measured accurately
 
 double seconds_now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -118,8 +118,7 @@ namespace between_hosts {
 
 namespace {
 
-constexpr size_t kMaxUnorderedBytes =
-    16 * 1024;  // bytes; limited, as leaders buffer messages that arrive before their own ranks are ready
+constexpr size_t kMaxUnorderedBytes = 16 * 1024;  // limited, as leaders buffer what arrives early
 
 }  // namespace
 
@@ -127,14 +126,13 @@ Algorithm choose_algorithm(size_t bytes, Type type, int hosts, size_t buffer_byt
   const double others = hosts - 1, length = static_cast<double>(bytes);
   const double full_message = costs.per_message + length * costs.per_byte;
   const double part_message = costs.per_message + length / hosts * costs.per_byte;
-  const double negotiation =
-      2 * (costs.latency + costs.per_message);  // agreement on the order: one round trip to the first host
+  const double negotiation = 2 * (costs.latency + costs.per_message);  // a round trip to the first host
   int steps = 0;
   while (2 << steps <= hosts) ++steps;
   const int fold_steps = 1 << steps == hosts ? 0 : 2;
   // In the order of the enumeration. Recursive doubling is not used for half precision, as each step would round.
   const bool is_half_precision = type == Type::kFloat16 || type == Type::kBfloat16;
-  const std::pair<double, bool> algorithms[] = {
+  const std::pair<double, bool> candidates[] = {
       {costs.latency + others * full_message, bytes <= kMaxUnorderedBytes},
       {negotiation + costs.latency + others * full_message, bytes * static_cast<size_t>(hosts) <= buffer_bytes},
       {negotiation + (steps + fold_steps) * (costs.latency + full_message),
@@ -143,8 +141,8 @@ Algorithm choose_algorithm(size_t bytes, Type type, int hosts, size_t buffer_byt
   };
   Algorithm best = Algorithm::kReduceScatter;
   for (const Algorithm algorithm : {Algorithm::kRecursiveDoubling, Algorithm::kDirect, Algorithm::kUnordered}) {
-    const auto& [seconds, is_allowed] = algorithms[static_cast<int>(algorithm)];
-    if (is_allowed && seconds <= algorithms[static_cast<int>(best)].first) best = algorithm;
+    const auto& [seconds, is_allowed] = candidates[static_cast<int>(algorithm)];
+    if (is_allowed && seconds <= candidates[static_cast<int>(best)].first) best = algorithm;
   }
   return best;
 }

@@ -11,13 +11,13 @@ namespace hvkeras {
 
 class ScopedDenormals {
  public:
-  ScopedDenormals() : before_(read()) { write(before_ & ~kFlush); }
-  ~ScopedDenormals() { write(before_); }
+  ScopedDenormals() : saved_(read()) { write(saved_ & ~kFlush); }
+  ~ScopedDenormals() { write(saved_); }
   ScopedDenormals(const ScopedDenormals&) = delete;
   ScopedDenormals& operator=(const ScopedDenormals&) = delete;
 
   // For tests: makes this thread flush them to zero, as TensorFlow's threads do.
-  static void flush() { write(read() | kFlush); }
+  static void flush_to_zero() { write(read() | kFlush); }
 
  private:
 #if defined(__x86_64__)
@@ -41,7 +41,7 @@ class ScopedDenormals {
   static void write(Word) {}
 #endif
 
-  Word before_;
+  Word saved_;
 };
 
 }  // namespace hvkeras

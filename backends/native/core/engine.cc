@@ -8,10 +8,8 @@ namespace hvkeras {
 
 namespace {
 
-constexpr int64_t kCallerWaitMicros =
-    50;  // microseconds for which a caller waits for the other ranks before it returns
-constexpr int64_t kWorkerWaitMicros =
-    100'000;  // microseconds after which the worker thread checks whether it must stop
+constexpr int64_t kCallerWaitMicros = 50;       // for the other ranks, before the caller returns
+constexpr int64_t kWorkerWaitMicros = 100'000;  // then the worker thread checks whether it must stop
 
 // Regions of shared memory start on page boundaries.
 size_t round_up_to_page(size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
@@ -180,8 +178,7 @@ bool Engine::run_one(Turn turn, int64_t microseconds, bool sleep) {
       const Finished finished = run_next();
       if (!finished.request) continue;
       turn.end();
-      finished.request->run =
-          nullptr;  // releases the tensors, so that operations that depend on the result may reuse their memory
+      finished.request->run = nullptr;  // releases the tensors, whose memory may be reused
       finished.request->allreduce = nullptr;
       finished.request->done(finished.status);
       return true;
@@ -206,7 +203,7 @@ Engine::Finished Engine::run_next() {
 
 // Any failure aborts the engine: the collective may have been interrupted halfway.
 Status Engine::run(Request& request, const Matching::Entry& entry) {
-  const ScopedDenormals kept;
+  const ScopedDenormals denormals;
   try {
     if (entry.step == Matching::Step::kFinish) {
       between_hosts::finish_small_allreduce(channel_, *request.allreduce,
@@ -224,10 +221,10 @@ Status Engine::run(Request& request, const Matching::Entry& entry) {
 
 // Sends this host's contribution to a small allreduce to the other hosts. It finishes once theirs have arrived.
 void Engine::contribute(const Key& key) {
-  const ScopedDenormals kept;
+  const ScopedDenormals denormals;
   const Request& request = front_request(key);
-  std::vector<char> part = between_hosts::reduce_in_host(channel_, *request.allreduce);
-  if (negotiator_) negotiator_->contribute(key, request.details, std::move(part));
+  std::vector<char> contribution = between_hosts::reduce_in_host(channel_, *request.allreduce);
+  if (negotiator_) negotiator_->contribute(key, request.details, std::move(contribution));
 }
 
 // Aborts the engine and its link. Only for the thread that has the turn.

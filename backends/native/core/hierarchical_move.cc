@@ -6,9 +6,8 @@ namespace hvkeras::between_hosts {
 
 namespace {
 
-constexpr size_t kDirectBroadcastBytes =
-    16 * 1024;                            // bytes up to which a broadcast sends the data directly to each host
-constexpr size_t kMinBytesPerPair = 512;  // minimum bytes per pair of ranks in each round of an alltoall
+constexpr size_t kDirectBroadcastBytes = 16 * 1024;  // up to which a broadcast goes directly to each host
+constexpr size_t kMinBytesPerPair = 512;             // of ranks, in each round of an alltoall
 
 // Before data is written to the staging buffers: waits until no rank of this host reads from them any more.
 void wait_for_readers(Channel& channel) { channel.exchange(); }
@@ -117,9 +116,9 @@ struct Block {
   size_t from, to, offset, bytes;
 };
 
-// One round of an alltoall: from each sender to the `width` ranks that follow it at distance `first`, the bytes [done,
+// One round of an alltoall: from each sender to the `width` ranks from distance `first` on, the bytes [done,
 // done + capacity) of each block.
-struct Part {
+struct ExchangeRound {
   size_t first, width, done, capacity;
 };
 
@@ -130,13 +129,13 @@ struct Blocks {
 
   // Adds all blocks between the ranks of two hosts, in the same order on both.
   void add(const std::vector<int>& senders, const std::vector<int>& receivers,
-           const std::vector<std::vector<size_t>>& bytes, const Part& part) {
+           const std::vector<std::vector<size_t>>& bytes, const ExchangeRound& round) {
     size_t offset = starts.back();
     for (const int sender : senders) {
       for (const int receiver : receivers) {
         const size_t from = static_cast<size_t>(sender), to = static_cast<size_t>(receiver);
-        if ((to + bytes.size() - from) % bytes.size() - part.first >= part.width) continue;
-        const size_t length = length_of(bytes[from][to], part.done, part.capacity);
+        if ((to + bytes.size() - from) % bytes.size() - round.first >= round.width) continue;
+        const size_t length = length_of(bytes[from][to], round.done, round.capacity);
         if (length != 0) all.push_back({from, to, offset, length});
         offset += length;
       }
@@ -250,14 +249,14 @@ void alltoall(Channel& channel, const char* in, const std::vector<size_t>& rows_
   const size_t max_here = placement.max_ranks_per_host();
   const size_t width = std::clamp(hosts.buffer_bytes() / (max_here * kMinBytesPerPair), size_t{1}, ranks);
   const size_t capacity = hosts.buffer_bytes() / (max_here * width), chunks = ceil_div(max_bytes, capacity);
-  const auto part_of = [&](size_t round) {
-    return Part{round / chunks * width, width, round % chunks * capacity, capacity};
+  const auto exchange_of = [&](size_t round) {
+    return ExchangeRound{round / chunks * width, width, round % chunks * capacity, capacity};
   };
   const std::vector<int>& here = placement.ranks_on[static_cast<size_t>(hosts.host())];
   const auto blocks_of = [&](size_t round, bool are_sent) {
     Blocks blocks;
     for (const std::vector<int>& there : placement.ranks_on)
-      blocks.add(are_sent ? here : there, are_sent ? there : here, bytes, part_of(round));
+      blocks.add(are_sent ? here : there, are_sent ? there : here, bytes, exchange_of(round));
     return blocks;
   };
   const auto outgoing = [&](size_t round) { return hosts.buffer(2 * (round % kAlltoallSlots)); };
@@ -270,7 +269,7 @@ void alltoall(Channel& channel, const char* in, const std::vector<size_t>& rows_
         const Blocks sent = blocks_of(round, true), received = blocks_of(round, false);
         for (const Block& block : sent.all) {
           if (block.from == me)
-            copy(outgoing(round) + block.offset, in + starts_in[block.to] + part_of(round).done, block.bytes);
+            copy(outgoing(round) + block.offset, in + starts_in[block.to] + exchange_of(round).done, block.bytes);
         }
         channel.exchange();
         if (!hosts.is_leader()) return;
@@ -292,7 +291,7 @@ void alltoall(Channel& channel, const char* in, const std::vector<size_t>& rows_
           const char* const source = is_local ? outgoing(round) + sent.start_of(hosts.host()) +
                                                     (block.offset - received.start_of(hosts.host()))
                                               : incoming(round) + block.offset;
-          copy(out + starts_out[block.from] + part_of(round).done, source, block.bytes);
+          copy(out + starts_out[block.from] + exchange_of(round).done, source, block.bytes);
         }
       });
 }

@@ -8,8 +8,7 @@ namespace hvkeras {
 
 namespace {
 
-constexpr size_t kAlignPadding =
-    1024;  // bytes for the alignment of each host's part in a buffer: 64 elements of the largest type
+constexpr size_t kAlignPadding = 1024;  // for the alignment of each host's part
 
 size_t round_up_to_page(size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
 

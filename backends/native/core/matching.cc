@@ -79,8 +79,7 @@ struct Matching::Shared {
   } log[kLogCapacity];
   Pending pending[kMaxPending];
   char errors[kMaxErrors][kMaxText];
-  std::atomic<uint32_t>
-      error_readers[kMaxErrors];  // number of ranks that have not read a text yet; at 0 its entry is free
+  std::atomic<uint32_t> error_readers[kMaxErrors];  // ranks that have not read a text yet
 };
 
 // Held for a few hundred nanoseconds at most. Waiters yield, as the holder may have been preempted.

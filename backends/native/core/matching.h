@@ -34,8 +34,7 @@ class Matching {
     Status status;  // a mismatch, if ranks differ
   };
 
-  static constexpr size_t kMaxDetails =
-      96;  // bytes of details that are stored for error messages; a hash covers all of them
+  static constexpr size_t kMaxDetails = 96;          // bytes stored for error messages; a hash covers all
   static constexpr size_t kMaxText = 512;            // bytes of an error message
   static constexpr uint32_t kLogCapacity = 1 << 15;  // entries that the slowest rank has not read yet
 

@@ -125,11 +125,11 @@ void Negotiator::count_ready(const Matching::Ready& ready, int from) {
   detect_mixed(ready.key);
 }
 
-// On the first host. `offered` lists the hosts that have sent contributions, which must be discarded.
-void Negotiator::broadcast_run(const Matching::Ready& ready, const HostNumbers& offered) {
-  const Message message(Message::kRun, ready, Message::serialize(offered));
+// On the first host. Contributions of `contributors` must be discarded.
+void Negotiator::broadcast_run(const Matching::Ready& ready, const HostNumbers& contributors) {
+  const Message message(Message::kRun, ready, Message::serialize(contributors));
   for (int host = 1; host < hosts_; ++host) link_.send_message(host, message.serialize());
-  for (const uint16_t host : offered) discard(ready.key, host);
+  for (const uint16_t host : contributors) discard(ready.key, host);
   ready_hosts_.erase(ready.key);
   matching_.append(ready.key, Matching::Step::kRun, ready.status);
 }

@@ -45,8 +45,7 @@ class Negotiator {
   // The contributions for a key that have arrived. A host may be one run ahead of others.
   struct Inbox {
     std::vector<std::deque<Message>> from;  // by host
-    std::vector<int>
-        to_discard;  // by host: the contributions that must be discarded when they arrive, because of a mismatch
+    std::vector<int> to_discard;            // by host: contributions to discard on arrival, after a mismatch
   };
 
   void on_message(const Message& message, int from);
@@ -56,7 +55,7 @@ class Negotiator {
   void detect_mixed(const Key& key);
   void discard(const Key& key, int host);
   void erase_if_empty(const Key& key);
-  void broadcast_run(const Matching::Ready& ready, const HostNumbers& offered);
+  void broadcast_run(const Matching::Ready& ready, const HostNumbers& contributors);
   Inbox& inbox_of(const Key& key);
 
   Matching& matching_;

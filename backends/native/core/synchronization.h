@@ -26,8 +26,7 @@ class AbortFlag {
   }
 
  private:
-  std::atomic<const Status*> failure_{
-      nullptr};  // flag and failure in one word: a thread that sees the flag has the failure
+  std::atomic<const Status*> failure_{nullptr};  // flag and failure in one word
 };
 
 // How long a wait spins before it sleeps. The rank that it waits for may need this very core, even if there are as many

@@ -34,14 +34,14 @@ struct Mismatches {
   std::list<HeldOp> held_ops;
 };
 
-Mismatches& by_key() {
+Mismatches& mismatches() {
   static Mismatches* const only = new Mismatches;  // never destroyed: threads may outlive the end of main()
   return *only;
 }
 
 // Removes and returns the mismatch of a key; success if there is none.
 Status take_mismatch(std::string_view key) {
-  Mismatches& all = by_key();
+  Mismatches& all = mismatches();
   if (all.count.load(std::memory_order_acquire) == 0) return Status();
   const std::lock_guard<std::mutex> lock(all.mutex);
   const auto found = all.by_key.find(key);
@@ -60,7 +60,7 @@ void* create(TF_OpKernelConstruction* construction) {
 // Holds back a failing operation if that has been requested; then `done` is called later. Returns whether it is held
 // back.
 bool hold_back(TF_OpKernelContext* context, const void* done, const Status& mismatch) {
-  Mismatches& all = by_key();
+  Mismatches& all = mismatches();
   const std::lock_guard<std::mutex> lock(all.mutex);
   if (all.holds == 0) return false;
   all.held_ops.emplace_back(context, done, mismatch);
@@ -115,7 +115,7 @@ extern "C" {
 
 EXPORTED ExportedStatus hvkeras_set_mismatch(const char* key, const char* text) {
   return hvkeras::guarded([&] {
-    hvkeras::Mismatches& all = hvkeras::by_key();
+    hvkeras::Mismatches& all = hvkeras::mismatches();
     const std::lock_guard<std::mutex> lock(all.mutex);
     all.by_key[key] = hvkeras::Status(hvkeras::Code::kMismatch, text);
     all.count.store(all.by_key.size(), std::memory_order_release);
@@ -124,16 +124,16 @@ EXPORTED ExportedStatus hvkeras_set_mismatch(const char* key, const char* text) 
 
 // Starts (1) or stops (-1) holding back failing operations. They fail once each start has been matched by a stop.
 EXPORTED void hvkeras_hold_mismatches(int change) {
-  hvkeras::Mismatches& all = hvkeras::by_key();
+  hvkeras::Mismatches& all = hvkeras::mismatches();
   std::list<hvkeras::HeldOp> released;
   {
     const std::lock_guard<std::mutex> lock(all.mutex);
     all.holds += change;
     if (all.holds == 0) released.swap(all.held_ops);
   }
-  for (const hvkeras::HeldOp& one : released) {
-    hvkeras::fail(one.context, one.mismatch);
-    one.done_callback();
+  for (const hvkeras::HeldOp& op : released) {
+    hvkeras::fail(op.context, op.mismatch);
+    op.done_callback();
   }
 }
 

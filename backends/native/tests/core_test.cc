@@ -184,13 +184,12 @@ void run_rank(Engine& engine, int start, int count, int threads) {
 void float16_average(Engine& engine) {
   constexpr uint16_t k40000 = 0x78e2;
   std::vector<uint16_t> halves(5000, k40000);
-  char* const index = reinterpret_cast<char*>(halves.data());
+  char* const data = reinterpret_cast<char*>(halves.data());
   const Status status = call(
-      engine, "an average of halves", "",
-      Allreduce{
-          Spans({{index, index, halves.size()}}, 2), Type::kFloat16, Reduction::kSum, {1.0, 1.0 / engine.ranks()}});
-  require_ok(status, "an average of halves");
-  for (const uint16_t half : halves) require(std::abs(half - k40000) <= 2, "an average of halves does not overflow");
+      engine, "an average of float16", "",
+      Allreduce{Spans({{data, data, halves.size()}}, 2), Type::kFloat16, Reduction::kSum, {1.0, 1.0 / engine.ranks()}});
+  require_ok(status, "an average of float16");
+  for (const uint16_t half : halves) require(std::abs(half - k40000) <= 2, "an average of float16 does not overflow");
 }
 
 // Submits all requests without waiting in between: any order must work.
@@ -216,10 +215,9 @@ void submit_all_at_once(Engine& engine, int start, int count) {
 void sum_denormals(Engine& engine) {
   std::vector<uint16_t> in(1000, 1), out(1000);
   const Span all{reinterpret_cast<char*>(in.data()), reinterpret_cast<char*>(out.data()), in.size()};
-  const Status status =
-      call(engine, "small numbers", "", Allreduce{Spans({all}, 2), Type::kFloat16, Reduction::kSum, {}});
-  require_ok(status, "small numbers");
-  for (const uint16_t sum : out) require(sum == engine.ranks(), "small numbers add up: " + std::to_string(sum));
+  const Status status = call(engine, "denormals", "", Allreduce{Spans({all}, 2), Type::kFloat16, Reduction::kSum, {}});
+  require_ok(status, "denormals");
+  for (const uint16_t sum : out) require(sum == engine.ranks(), "denormals add up: " + std::to_string(sum));
 }
 
 // Hosts whose ranks share memory; `host_of` has the host of each rank.
@@ -266,12 +264,12 @@ struct Cluster {
 void small_then_large(Engine& engine) {
   for (int time = 0; time < 40; ++time) {
     std::vector<float> numbers(time % 2 == 0 ? 3 : 30'000, 1.0f);
-    char* const index = reinterpret_cast<char*>(numbers.data());
+    char* const data = reinterpret_cast<char*>(numbers.data());
     const Status status =
-        call(engine, "little, then much", "[" + std::to_string(numbers.size()) + "]",
-             Allreduce{Spans({{index, index, numbers.size()}}, sizeof(float)), Type::kFloat32, Reduction::kSum, {}});
-    require_ok(status, "little, then much");
-    require(numbers.back() == static_cast<float>(engine.ranks()), "little, then much");
+        call(engine, "small, then large", "[" + std::to_string(numbers.size()) + "]",
+             Allreduce{Spans({{data, data, numbers.size()}}, sizeof(float)), Type::kFloat32, Reduction::kSum, {}});
+    require_ok(status, "small, then large");
+    require(numbers.back() == static_cast<float>(engine.ranks()), "small, then large");
   }
 }
 
@@ -293,8 +291,8 @@ void check(const Topology& topology, double seconds) {
   for (int rank = 0; rank < ranks; ++rank) {
     all.emplace_back([&, rank] {
       Engine engine(cluster.memory_of(rank, host_of), cluster.shape(rank, host_of, topology.costs));
-      require(engine.rank() == rank && engine.ranks() == ranks, "the engine's numbers");
-      if (rank % 2 == 0) ScopedDenormals::flush();  // the caller's floating-point mode must not matter
+      require(engine.rank() == rank && engine.ranks() == ranks, "the engine's rank and size");
+      if (rank % 2 == 0) ScopedDenormals::flush_to_zero();  // the caller's floating-point mode must not matter
       for (int start = 0;; start += 100) {
         run_rank(engine, start, 100, 4);
         submit_all_at_once(engine, start, 50);
@@ -314,15 +312,15 @@ void check(const Topology& topology, double seconds) {
       // Some ranks have a small allreduce, others a large one. The key must work again after this mismatch.
       for (int time = 0; time < 3; ++time) {
         std::vector<float> numbers(rank % 2 == 0 || time == 1 ? 3 : 30'000, 1.0f);
-        char* const index = reinterpret_cast<char*>(numbers.data());
-        const Status mixed = call(
-            engine, "little and much", "[" + std::to_string(numbers.size()) + "]",
-            Allreduce{Spans({{index, index, numbers.size()}}, sizeof(float)), Type::kFloat32, Reduction::kSum, {}});
+        char* const data = reinterpret_cast<char*>(numbers.data());
+        const Status mixed =
+            call(engine, "small and large", "[" + std::to_string(numbers.size()) + "]",
+                 Allreduce{Spans({{data, data, numbers.size()}}, sizeof(float)), Type::kFloat32, Reduction::kSum, {}});
         if (ranks == 1 || time == 1) {
           require_ok(mixed, "after a mismatch");
           require(numbers[0] == static_cast<float>(ranks), "after a mismatch");
         } else {
-          require_failure(mixed, Code::kMismatch, {"[3] on rank", "[30000] on rank"}, "little and much");
+          require_failure(mixed, Code::kMismatch, {"[3] on rank", "[30000] on rank"}, "small and large");
         }
       }
       const Status after = call(engine, "after it", "", [](Channel& channel) { barrier(channel); });
@@ -360,7 +358,7 @@ struct Guarded {
   char* data() { return all.data() + kGuardBytes; }
   void require_untouched(const std::string& name) const {
     require(all[kGuardBytes - 1] == kGuardByte && all[all.size() - kGuardBytes] == kGuardByte,
-            name + " writes what is its own");
+            name + " writes out of bounds");
   }
   static constexpr size_t kGuardBytes = 64;  // keeps elements aligned
   static constexpr char kGuardByte = 77;
@@ -626,15 +624,16 @@ void check_algorithms() {
   };
   require(algorithm(4 * kKilo, 2, ethernet) == Algorithm::kUnordered &&
               algorithm(4 * kKilo, 4, ethernet) == Algorithm::kUnordered,
-          "little");
-  require(algorithm(64 * kKilo, 2, ethernet) == Algorithm::kDirect, "more, between two hosts");
-  require(algorithm(16 * kKilo, 4, slow) == Algorithm::kReduceScatter, "bytes that count");
+          "small");
+  require(algorithm(64 * kKilo, 2, ethernet) == Algorithm::kDirect, "medium, two hosts");
+  require(algorithm(16 * kKilo, 4, slow) == Algorithm::kReduceScatter, "low bandwidth");
   require(algorithm(kKilo, 256, ethernet) == Algorithm::kRecursiveDoubling &&
               algorithm(kKilo, 256, slow) == Algorithm::kRecursiveDoubling,
           "many hosts");
-  require(algorithm(kKilo, 256, ethernet, Type::kBfloat16) != Algorithm::kRecursiveDoubling, "halves are rounded once");
-  require(algorithm(16 * kKilo * kKilo, 2, ethernet) == Algorithm::kReduceScatter, "much");
-  require(algorithm(16 * kKilo * kKilo, 256, slow) == Algorithm::kReduceScatter, "much, between many");
+  require(algorithm(kKilo, 256, ethernet, Type::kBfloat16) != Algorithm::kRecursiveDoubling,
+          "half precision is rounded once");
+  require(algorithm(16 * kKilo * kKilo, 2, ethernet) == Algorithm::kReduceScatter, "large");
+  require(algorithm(16 * kKilo * kKilo, 256, slow) == Algorithm::kReduceScatter, "large, many hosts");
 }
 
 void check_half_precision() {

@@ -19,7 +19,7 @@ namespace hvkeras {
 class InProcessNetwork {
  public:
   explicit InProcessNetwork(int hosts)
-      : hosts_(static_cast<size_t>(hosts)), messages_(hosts_ * hosts_), streams_(kStreams * hosts_ * hosts_) {}
+      : hosts_(static_cast<size_t>(hosts)), messages_(hosts_ * hosts_), queues_(kStreams * hosts_ * hosts_) {}
 
  private:
   friend class InProcessLink;
@@ -29,19 +29,19 @@ class InProcessNetwork {
     size_t bytes;
     bool is_complete;
   };
-  struct Stream {
+  struct Queue {
     std::deque<std::vector<char>> sent;
     std::deque<PendingReceive*> pending;
   };
   // From one host to another.
-  size_t stream_of(int from, int to, int stream = 0) const {
+  size_t queue_index(int from, int to, int stream = 0) const {
     return (static_cast<size_t>(stream) * hosts_ + static_cast<size_t>(from)) * hosts_ + static_cast<size_t>(to);
   }
 
   size_t hosts_;
   std::mutex mutex_;
   std::vector<std::deque<std::vector<char>>> messages_;
-  std::vector<Stream> streams_;
+  std::vector<Queue> queues_;
 };
 
 class InProcessLink : public Link {
@@ -50,12 +50,12 @@ class InProcessLink : public Link {
 
   void send_message(int host, std::vector<char> message) override {
     const std::lock_guard<std::mutex> lock(network_.mutex_);
-    network_.messages_[network_.stream_of(host_, host)].push_back(std::move(message));
+    network_.messages_[network_.queue_index(host_, host)].push_back(std::move(message));
   }
   bool try_receive_message(std::vector<char>* message, int* host) override {
     const std::lock_guard<std::mutex> lock(network_.mutex_);
     for (*host = 0; *host < static_cast<int>(network_.hosts_); ++*host) {
-      auto& waiting = network_.messages_[network_.stream_of(*host, host_)];
+      auto& waiting = network_.messages_[network_.queue_index(*host, host_)];
       if (waiting.empty()) continue;
       *message = std::move(waiting.front());
       waiting.pop_front();
@@ -65,18 +65,18 @@ class InProcessLink : public Link {
   }
   Handle send(int host, Stream stream, const void* data, size_t bytes) override {
     const std::lock_guard<std::mutex> lock(network_.mutex_);
-    InProcessNetwork::Stream& stream_of = network_.streams_[network_.stream_of(host_, host, stream)];
+    InProcessNetwork::Queue& queue = network_.queues_[network_.queue_index(host_, host, stream)];
     const char* const start = static_cast<const char*>(data);
-    stream_of.sent.emplace_back(start, start + bytes);
-    deliver(stream_of);
+    queue.sent.emplace_back(start, start + bytes);
+    deliver(queue);
     return nullptr;
   }
   Handle receive(int host, Stream stream, void* data, size_t bytes) override {
     const std::lock_guard<std::mutex> lock(network_.mutex_);
-    InProcessNetwork::Stream& stream_of = network_.streams_[network_.stream_of(host, host_, stream)];
+    InProcessNetwork::Queue& queue = network_.queues_[network_.queue_index(host, host_, stream)];
     auto* const pending = new InProcessNetwork::PendingReceive{static_cast<char*>(data), bytes, false};
-    stream_of.pending.push_back(pending);
-    deliver(stream_of);
+    queue.pending.push_back(pending);
+    deliver(queue);
     return pending;
   }
   bool done(Handle handle) override {
@@ -99,7 +99,7 @@ class InProcessLink : public Link {
     const std::lock_guard<std::mutex> lock(network_.mutex_);
     for (int from = 0; from < static_cast<int>(network_.hosts_); ++from) {
       for (int stream = 0; stream < static_cast<int>(InProcessNetwork::kStreams); ++stream) {
-        auto& pending = network_.streams_[network_.stream_of(from, host_, stream)].pending;
+        auto& pending = network_.queues_[network_.queue_index(from, host_, stream)].pending;
         for (const InProcessNetwork::PendingReceive* const one : pending) delete one;
         pending.clear();
       }
@@ -108,14 +108,14 @@ class InProcessLink : public Link {
 
  private:
   // Matches sends and receives in order. Their sizes must be equal, although a real network need not check this.
-  static void deliver(InProcessNetwork::Stream& stream_of) {
-    while (!stream_of.sent.empty() && !stream_of.pending.empty()) {
-      InProcessNetwork::PendingReceive& pending = *stream_of.pending.front();
-      if (pending.bytes != stream_of.sent.front().size()) std::abort();
-      std::memcpy(pending.data, stream_of.sent.front().data(), pending.bytes);
+  static void deliver(InProcessNetwork::Queue& queue) {
+    while (!queue.sent.empty() && !queue.pending.empty()) {
+      InProcessNetwork::PendingReceive& pending = *queue.pending.front();
+      if (pending.bytes != queue.sent.front().size()) std::abort();
+      std::memcpy(pending.data, queue.sent.front().data(), pending.bytes);
       pending.is_complete = true;
-      stream_of.sent.pop_front();
-      stream_of.pending.pop_front();
+      queue.sent.pop_front();
+      queue.pending.pop_front();
     }
   }
 

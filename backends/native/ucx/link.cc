@@ -18,13 +18,11 @@ constexpr unsigned kMajor = 1, kMinor = 12;    // the UCP API version that api.h
 constexpr int kMessages = Link::kResults + 1;  // streams of messages, in addition to those of Link
 constexpr int kHandshakes = kMessages + 1;
 constexpr uint64_t kAnyHostMask = ~(uint64_t{0xffff} << 16), kFullTagMask = ~uint64_t{0};
-constexpr int64_t kCloseMicros = 2'000'000;  // microseconds to flush and close the endpoints
-constexpr int64_t kAbortMicros = 200'000;    // microseconds for canceled requests to finish
-constexpr int64_t kMessageMicros =
-    10'000'000;  // microseconds to receive the rest of a message that has begun to arrive
+constexpr int64_t kCloseMicros = 2'000'000;     // to flush and close the endpoints
+constexpr int64_t kAbortMicros = 200'000;       // for canceled requests to finish
+constexpr int64_t kMessageMicros = 10'000'000;  // for the rest of a message that has begun to arrive
 
-constexpr size_t kMaxMessageBytes =
-    1024 * 1024;  // limit of a message; a contribution to a small allreduce is far below it
+constexpr size_t kMaxMessageBytes = 1024 * 1024;  // far more than a small allreduce needs
 
 const RequestParameters kDefaultParameters{};
 
@@ -60,8 +58,8 @@ void UcxLink::open(const std::string& settings, size_t hosts) {
   const UcsStatus status = api_.init(kMajor, kMinor, &parameters, config, &context_);
   api_.config_release(config);
   check(status, "initialize");
-  const WorkerParameters of_worker{kHasThreadMode, kOneThreadAtATime};
-  check(api_.worker_create(context_, &of_worker, &worker_), "create a worker");
+  const WorkerParameters worker_parameters{kHasThreadMode, kOneThreadAtATime};
+  check(api_.worker_create(context_, &worker_parameters, &worker_), "create a worker");
   check(api_.worker_get_efd(worker_, &descriptor_), "get the worker's event descriptor");
   Address* address = nullptr;
   size_t bytes = 0;
@@ -108,18 +106,18 @@ void UcxLink::handshake(double timeout) {
 void UcxLink::exchange_handshakes(char* received, double timeout) {
   static const char sent = 1;
   const int64_t end = microseconds_now() + static_cast<int64_t>(timeout * 1e6);
-  std::vector<std::pair<int, Handle>> under_way;
+  std::vector<std::pair<int, Handle>> in_flight;
   for (int host = 0; host < static_cast<int>(peers_.size()); ++host) {
     if (host == host_) continue;
     char* const byte = received + host;
-    under_way.emplace_back(
+    in_flight.emplace_back(
         host, track(api_.tag_receive(worker_, byte, 1, tag(host, kHandshakes), kFullTagMask, &kDefaultParameters), host,
                     true));
     Endpoint* const endpoint = peers_[static_cast<size_t>(host)].endpoint;
-    under_way.emplace_back(
+    in_flight.emplace_back(
         host, track(api_.tag_send(endpoint, &sent, 1, tag(host_, kHandshakes), &kDefaultParameters), host, false));
   }
-  for (const auto& [host, handle] : under_way) {
+  for (const auto& [host, handle] : in_flight) {
     while (!done(handle)) {
       if (microseconds_now() > end)
         throw Failure("UCX failed to connect to " + peers_[static_cast<size_t>(host)].name + " within " +
@@ -242,8 +240,8 @@ bool UcxLink::all_sent() {
     flush_request_ = nullptr;
     if (status < kOk) flush_status_ = status;
   }
-  void* const pointer =
-      api_.worker_flush(worker_, &kDefaultParameters);  // covers what was sent since the last flush began
+  // Covers what was sent since the last flush began.
+  void* const pointer = api_.worker_flush(worker_, &kDefaultParameters);
   if (is_request(pointer)) {
     flush_request_ = pointer;
   } else if (status_of(pointer) < kOk) {
