@@ -3,7 +3,7 @@
 // all hosts are ready.
 //
 // Small allreduces need no such order: each leader sends its host's data to all others immediately, and reduces the
-// data of all hosts when it has arrived, without blocking other collectives meanwhile.
+// data of all hosts when it has arrived, without blocking other collectives.
 #pragma once
 
 #include <deque>
