@@ -283,7 +283,7 @@ $(VENV)/.has-test-tools: pyproject.toml | $(VENV)/.has-hvkeras
 $(VENV)/.has-horovod: $(VENV)/.has-tensorflow | $(VENV)/.has-test-tools
 	@missing=$$(for tool in g++ make; do command -v $$tool >/dev/null || echo $$tool; done); \
 	  [ -z "$$missing" ] || tools/system_packages.sh $$missing
-	@$(call python,$(VENV)) -m hvkeras.build_horovod --with-mpi
+	@$(VENV)/bin/hvkeras build-horovod --with-mpi
 	@touch $@
 
 # What Keras's tests import; in a folder of its own, and the last in which these ranks look, so that other tests go without.

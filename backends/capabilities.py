@@ -30,7 +30,7 @@ class CompiledByXla(Backend):
         XLA compiles.
 
         Args:
-            key: The key of the plan, see `hvkeras.plans`.
+            key: The key of the plan, see `hvkeras.job.plans`.
         """
 
     @abc.abstractmethod

@@ -12,8 +12,8 @@ from hvkeras.typing import Tensor as Tensor  # noqa: PLC0414 - backends import a
 
 if TYPE_CHECKING:
 
+    from hvkeras.control.launch_environments import Launch
     from hvkeras.host.topology import Topology
-    from hvkeras.launch_environments import Launch
     from hvkeras.settings import Settings
 
 
@@ -81,7 +81,7 @@ class Backend(abc.ABC):
     outside an engine's folder depends on its name.
 
     Collectives take a `key`: a name that is the same on all ranks for the same collective and different for any other
-    collective (it is a hash of what is communicated, see `hvkeras.plans`). The same key recurs in every step, and
+    collective (it is a hash of what is communicated, see `hvkeras.job.plans`). The same key recurs in every step, and
     a rank never has two runs of one key in flight. `ranks` holds the participating global ranks in ascending order;
     only these ranks make the call.
 

@@ -29,16 +29,15 @@ if find_spec("hvkeras.backends") is None:  # in the source tree, it is a folder 
         f" path={str(Path(__file__).parent)!r}. HINT: run from another folder than the repository's, or pytest with"
         " --import-mode=importlib; or install the folder itself: pip install -e .")
 
-from hvkeras.errors import UsageError
+from hvkeras.errors import UsageError, require_tensorflow
 from hvkeras.host.console import quiet_engines
-from hvkeras.requirements import require_tensorflow
 from hvkeras.settings import Settings
 
 __version__ = "0.1.0"
 
 # The module of each public name.
 _HOMES = {
-    "hvkeras.startup": ("init", "shutdown"),
+    "hvkeras.startup": ("init", "shutdown", "strategy"),
     "hvkeras.job.session": ("is_initialized",),
     "hvkeras.job.queries": (
         "rank", "size", "local_rank", "local_size", "cross_rank", "cross_size", "is_homogeneous", "mpi_built",
@@ -63,7 +62,7 @@ _HOMES = {
     "hvkeras.collectives.operations": ("Average", "Sum", "Adasum", "Min", "Max", "Product"),
     "hvkeras.collectives.compression": ("Compression",),
     "hvkeras.job.process_sets": ("ProcessSet", "global_process_set", "add_process_set", "remove_process_set"),
-    "hvkeras.sharding": ("shard",),
+    "hvkeras.data": ("shard",),
     "hvkeras.training.adaptation": ("adapt",),
     "hvkeras.training.prediction": ("predict",),
     "hvkeras.training.model_loading": ("load_model",),
@@ -73,9 +72,8 @@ _HOMES = {
     "hvkeras.launcher.functions": ("run",),
     "hvkeras.comparison.functions": ("compare",),
     "hvkeras.collectives.join": ("join",),
-    "hvkeras.strategies": ("strategy",),
-    "hvkeras.tuning": ("DistributedTuner",),
-    "hvkeras.profiling.timeline": ("start_timeline", "stop_timeline"),
+    "hvkeras.training.tuning": ("DistributedTuner",),
+    "hvkeras.diagnostics.timeline": ("start_timeline", "stop_timeline"),
     "hvkeras.compat.tensorflow_errors": ("ArgumentError", "DuplicateNameError", "MismatchError"),
     "hvkeras.errors": (
         "HvkerasError", "UsageError", "NotInitializedError", "DivergenceError", "UnsupportedError", "MachineError",
@@ -124,6 +122,9 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; tests/unit/te
     from hvkeras.compat.tensorflow_errors import ArgumentError as ArgumentError
     from hvkeras.compat.tensorflow_errors import DuplicateNameError as DuplicateNameError
     from hvkeras.compat.tensorflow_errors import MismatchError as MismatchError
+    from hvkeras.data import shard as shard
+    from hvkeras.diagnostics.timeline import start_timeline as start_timeline
+    from hvkeras.diagnostics.timeline import stop_timeline as stop_timeline
     from hvkeras.errors import DivergenceError as DivergenceError
     from hvkeras.errors import HvkerasError as HvkerasError
     from hvkeras.errors import MachineError as MachineError
@@ -162,21 +163,18 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; tests/unit/te
     from hvkeras.job.queries import sycl_built as sycl_built
     from hvkeras.job.session import is_initialized as is_initialized
     from hvkeras.launcher.functions import run as run
-    from hvkeras.profiling.timeline import start_timeline as start_timeline
-    from hvkeras.profiling.timeline import stop_timeline as stop_timeline
-    from hvkeras.sharding import shard as shard
     from hvkeras.startup import init as init
     from hvkeras.startup import shutdown as shutdown
-    from hvkeras.strategies import strategy as strategy
+    from hvkeras.startup import strategy as strategy
     from hvkeras.tensorflow.sync_batch_norm import SyncBatchNormalization as SyncBatchNormalization
     from hvkeras.training.adaptation import adapt as adapt
     from hvkeras.training.fit_hooks import alone as alone
     from hvkeras.training.model_loading import load_model as load_model
     from hvkeras.training.moving_statistics import register_statistic as register_statistic
     from hvkeras.training.prediction import predict as predict
+    from hvkeras.training.tuning import DistributedTuner as DistributedTuner
     from hvkeras.training.verbosity import rank0_callbacks as rank0_callbacks
     from hvkeras.training.verbosity import verbose as verbose
-    from hvkeras.tuning import DistributedTuner as DistributedTuner
 else:
     __all__ = ["__version__", *_ORIGIN, *_MODULES]  # noqa: PLE0604 - the table above holds strings
 

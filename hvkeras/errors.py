@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
+INSTALL_TENSORFLOW = ("pip install 'tensorflow>=2.16,<2.22', or tensorflow-cpu, or tensorflow[and-cuda] for NVIDIA's"
+                      " GPUs")
+
 
 class HorovodInternalError(RuntimeError):
     """Horovod's name for a collective that failed because of another rank; elastic training scripts catch it."""
@@ -95,3 +100,14 @@ def explain(must_hold: str, hint: str = "", **received: object) -> str:
     if hint:
         parts.append(f"HINT: {hint}.")
     return " ".join(parts)
+
+
+def require_tensorflow() -> None:
+    """Checks that TensorFlow is installed, without importing it.
+
+    Raises:
+        NotInstalledError: It is not installed.
+    """
+    if find_spec("tensorflow") is None:
+        raise NotInstalledError(explain("TensorFlow must be installed where ranks run, and hvkeras leaves the choice"
+                                        " of package to you", INSTALL_TENSORFLOW))

@@ -2,7 +2,7 @@
 
 A setting is an environment variable `HVKERAS_<NAME>`. Some settings also accept the variable that
 Horovod's users know; ours takes precedence. Unknown `HVKERAS_*` variables and values that cannot be
-read are errors. This file and `hvkeras.launch_environments` are the only readers of the environment.
+read are errors. This file and `hvkeras.control.launch_environments` are the only readers of the environment.
 """
 
 from __future__ import annotations

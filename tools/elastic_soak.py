@@ -31,7 +31,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from hvkeras.host.namespaces import CABLE, NETWORK, Host, network, remote_shell
+from hvkeras.bench.namespaces import CABLE, NETWORK, Host, network, remote_shell
 
 WORKER = Path(__file__).resolve().parents[1] / "tests" / "launch" / "workers" / "survives.py"
 LIVENESS = 3.0  # seconds until a stopped worker counts as lost
@@ -75,10 +75,10 @@ class Job:
 
     def slots(self, count: int) -> None:
         """Sets the number of slots that the script finds."""
-        places = [host.address for host in self.hosts] or ["localhost"]
-        each = [count // len(places) + (place < count % len(places)) for place in range(len(places))]
+        indices = [host.address for host in self.hosts] or ["localhost"]
+        each = [count // len(indices) + (index < count % len(indices)) for index in range(len(indices))]
         (self.folder / "hosts.new").write_text("".join(
-            f"{name}:{some}\n" for name, some in zip(places, each, strict=True) if some))
+            f"{name}:{some}\n" for name, some in zip(indices, each, strict=True) if some))
         (self.folder / "hosts.new").rename(self.folder / "hosts")
 
     def alive(self) -> list[int]:

@@ -28,10 +28,10 @@ def found() -> Iterator[str]:
 
 def main() -> int:
     """Prints what it finds, and fails if there is anything."""
-    places = list(found())
-    for place in places:
-        print(f"{place}: {WISH}")
-    return 1 if places else 0
+    indices = list(found())
+    for index in indices:
+        print(f"{index}: {WISH}")
+    return 1 if indices else 0
 
 
 if __name__ == "__main__":

@@ -144,11 +144,11 @@ def found(source: str) -> list[tuple[int, str]]:
 def main() -> int:
     """Prints what it finds, and fails if there is anything."""
     files = sorted(path for folder in FOLDERS for path in Path(folder).rglob("*.py"))
-    places = [(path, *finding) for path in files if path != TABLE and not path.is_symlink()
+    indices = [(path, *finding) for path in files if path != TABLE and not path.is_symlink()
               and "hvkeras/backends" not in path.as_posix() for finding in found(path.read_text())]
-    for path, line, text in places:
+    for path, line, text in indices:
         print(f"{path}:{line}: {text}: {WISH}")
-    return 1 if places else 0
+    return 1 if indices else 0
 
 
 if __name__ == "__main__":

@@ -122,9 +122,9 @@ class Changes(ast.NodeVisitor):
 
     def _between(self, left: ast.expr, right: ast.expr, old: str, new: str) -> None:
         start = left.end_col_offset or 0 if left.end_lineno == right.lineno else 0
-        place = self._lines[right.lineno - 1].find(old, start, right.col_offset)
-        if place >= 0:
-            self._change(right.lineno, place, place + len(old), new)
+        index = self._lines[right.lineno - 1].find(old, start, right.col_offset)
+        if index >= 0:
+            self._change(right.lineno, index, index + len(old), new)
 
     def _change(self, line: int, start: int, end: int, new: str) -> None:
         old = self._lines[line - 1]
@@ -195,8 +195,8 @@ def main() -> int:
     found = draw(ROOT, options.seed, options.count)
     number = options.apply or options.undo
     if number is None:
-        for place, change in enumerate(found, 1):
-            print(f"{place:2} {change.path}:{change.line}\n   - {change.old.strip()}\n   + {change.new.strip()}")
+        for index, change in enumerate(found, 1):
+            print(f"{index:2} {change.path}:{change.line}\n   - {change.old.strip()}\n   + {change.new.strip()}")
         return 0
     change = found[number - 1]
     file = options.tree / change.path

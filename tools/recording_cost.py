@@ -25,13 +25,13 @@ import numpy as np
 import tensorflow as tf
 
 import hvkeras as hvd
-from hvkeras.bench.models import MODELS, Model
+from hvkeras.bench.models import MODELS, ModelSpec
+from hvkeras.diagnostics import recorder, spans
 from hvkeras.gradients.reducer import GradientReducer
-from hvkeras.plans import Plan
-from hvkeras.profiling import recorder, spans
+from hvkeras.job.plans import Plan
 
 
-def train_step(model: Model) -> Callable[[], None]:
+def train_step(model: ModelSpec) -> Callable[[], None]:
     """A step of Keras's train function on a model of `hvkeras bench`, traced as it is called for the first time."""
     keras.utils.set_random_seed(0)
     network = model.build()

@@ -40,14 +40,13 @@ from pathlib import Path
 from typing import Any
 
 from hvkeras.control import message_server, rendezvous, wire
+from hvkeras.control.launch_environments import Launch, Rendezvous
 from hvkeras.control.messages import Arrived, Deadlines, Heartbeat, Hello, Value, Welcome, decode, encode
 from hvkeras.control.server import ControlServer
-from hvkeras.launch_environments import Launch, Rendezvous
 from hvkeras.settings import Settings
 
 try:
-    from hvkeras.control.relay import relay
-    from hvkeras.control.relay_start import connect_to_relay
+    from hvkeras.control.relay import connect_to_relay, relay
 except ImportError:  # of a commit that has none
     relay = None  # type: ignore[assignment]
 try:
@@ -107,11 +106,11 @@ def _count_messages() -> list[list[int]]:
     """Returns what this server has received and sent: messages in, out, and bytes, of heartbeats and of all else."""
     counts, receive, write = [[0, 0, 0], [0, 0, 0]], message_server.MessageServer.receive, message_server._Peer.write
 
-    def count(data: bytes, place: int) -> None:
+    def count(data: bytes, index: int) -> None:
         relayed, *bodies = data.split(b"\n", 1)
         is_beat = (not bodies and relayed.startswith(b'["Relayed"')) or all(
             line.startswith(b'["Heartbeat"') for line in (bodies[0].split(b"\n") if bodies else [relayed]))
-        counts[not is_beat][place] += 1
+        counts[not is_beat][index] += 1
         counts[not is_beat][2] += len(data)
 
     def counted_receive(server: Any, member: Any, data: bytes) -> None:
@@ -162,7 +161,7 @@ class Entries:
         """Forgets none."""
         return []
 
-    def set_owed(self, _keys: object) -> None:
+    def set_outstanding(self, _keys: object) -> None:
         """Does nothing."""
 
     def can_raise(self, _key: str) -> bool:
@@ -249,8 +248,8 @@ class Rank:
         """Connects and gathers the facts; returns when they were there."""
         relays = {} if relay is None else {"HVKERAS_RELAY_FROM": "0" if self._direct else "2"}
         settings = Settings({"HVKERAS_START_TIMEOUT": "120"} | relays)
-        place = Rendezvous("run", "{}:{}".format(*self._address))
-        launch = Launch("tool", self._rank, self._size, place, self._rank % self._per_host, self._per_host)
+        index = Rendezvous("run", "{}:{}".format(*self._address))
+        launch = Launch("tool", self._rank, self._size, index, self._rank % self._per_host, self._per_host)
         self._client = rendezvous._connect_client(
             launch, settings, lambda cause: self._ended.append((time.monotonic(), cause.sentence())),
             rendezvous.Waiting(120.0), self._address, SECRET, None)
@@ -457,7 +456,7 @@ async def _rank(rank: int, size: int, port: int, gathered: list[int], leave: asy
     challenge = await reader.readexactly(len(wire.MAGIC) + wire.NONCE_BYTES)
     theirs, own = challenge[len(wire.MAGIC):], wire.nonce()
     writer.write(own + wire.proof(SECRET, b"client", theirs, own))
-    wire.check_proof(await reader.readexactly(wire.CODE_BYTES), wire.proof(SECRET, b"server", theirs, own))
+    wire.verify_proof(await reader.readexactly(wire.CODE_BYTES), wire.proof(SECRET, b"server", theirs, own))
     seal = wire.Seal(wire.proof(SECRET, b"session", theirs, own), b"client", b"server")
 
     async def read() -> bytes:

@@ -29,7 +29,7 @@ from typing import Any
 
 WAYS = ("gradient", "start", "killed", "elastic")
 PARTS = {"elastic": ("start", "broadcast")}  # ways that are known already to who reads one
-HELPERS = ("__init__.py", "cpp_library/", "host/", "requirements.py", "settings.py")
+HELPERS = ("__init__.py", "cpp_library.py", "host/", "errors.py", "settings.py")
 
 
 class Way:

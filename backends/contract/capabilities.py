@@ -13,15 +13,15 @@ import tensorflow as tf
 
 import hvkeras as hvd
 from hvkeras.backends.capabilities import CompiledByXla, HostsStrategies, RecordsTimes
-from hvkeras.backends.contract.ranks import NotTried, Ranks, check, tensor, values
+from hvkeras.backends.contract.ranks import ContractRanks, NotTried, check, tensor, values
 from hvkeras.backends.interface import Reduction
 
 
-def _sum(ranks: Ranks, shape: list[int]) -> Any:
+def _sum(ranks: ContractRanks, shape: list[int]) -> Any:
     return np.sum([values(rank, "float32", shape) for rank in ranks.all], axis=0)
 
 
-def compiled(ranks: Ranks) -> None:
+def compiled(ranks: ContractRanks) -> None:
     """`CompiledByXla`: results, and counts of entries."""
     backend = ranks.backend
     if not isinstance(backend, CompiledByXla):
@@ -41,7 +41,7 @@ def compiled(ranks: Ranks) -> None:
             raise AssertionError(f"entered() must count {number} runs. Received: {backend.entered(key)}.")
 
 
-def recorded(ranks: Ranks) -> None:
+def recorded(ranks: ContractRanks) -> None:
     """`RecordsTimes`: one row for each run."""
     backend = ranks.backend
     if not isinstance(backend, RecordsTimes):
@@ -63,7 +63,7 @@ def recorded(ranks: Ranks) -> None:
         raise AssertionError(f"times() must give the latest {capacity} of 6 runs in order. Received: {first}, {rows}.")
 
 
-def sessions(ranks: Ranks) -> None:
+def sessions(ranks: ContractRanks) -> None:
     """No objection to sessions: a collective runs in one."""
     if ranks.backend.objection_to_sessions:
         raise NotTried(ranks.backend.objection_to_sessions)
@@ -75,7 +75,7 @@ def sessions(ranks: Ranks) -> None:
                 raise AssertionError("a session must compute the sum")
 
 
-def unlike_shapes(ranks: Ranks) -> None:
+def unlike_shapes(ranks: ContractRanks) -> None:
     """`compares_shapes`: an error on every rank."""
     if not ranks.backend.compares_shapes:
         raise NotTried("the backend declares that it does not compare shapes")
@@ -97,7 +97,7 @@ def unlike_shapes(ranks: Ranks) -> None:
     raise AssertionError("unlike shapes must raise on every rank")
 
 
-def outlived(ranks: Ranks) -> None:
+def outlived(ranks: ContractRanks) -> None:
     """`outlives_errors_in_graphs`."""
     if not ranks.backend.outlives_errors_in_graphs:
         raise NotTried("the backend declares that errors in graphs end it")
@@ -118,7 +118,7 @@ def outlived(ranks: Ranks) -> None:
     raise AssertionError("the graph must have failed")
 
 
-def hosted(ranks: Ranks) -> None:
+def hosted(ranks: ContractRanks) -> None:
     """`HostsStrategies`."""
     backend = ranks.backend
     if not isinstance(backend, HostsStrategies):
@@ -128,7 +128,7 @@ def hosted(ranks: Ranks) -> None:
         raise AssertionError(f"a strategy must span {ranks.size} ranks. Received: {found}.")
 
 
-def again(ranks: Ranks) -> None:
+def again(ranks: ContractRanks) -> None:
     """`stop()` and `start()`."""
     held = []
     for _ in range(3):
@@ -143,7 +143,7 @@ def again(ranks: Ranks) -> None:
                              f" after each start: {held}.")
 
 
-CLAUSES: dict[str, Callable[[Ranks], None]] = {
+CLAUSES: dict[str, Callable[[ContractRanks], None]] = {
     "compiled by XLA, a collective gives the same result, and entries are counted (CompiledByXla)": compiled,
     "recorded times are those of the latest runs (RecordsTimes)": recorded,
     "a session of TensorFlow 1 runs a collective (objection_to_sessions)": sessions,

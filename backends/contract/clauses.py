@@ -8,34 +8,34 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from hvkeras.backends.contract.ranks import NotTried, Ranks, check, require_shape, supported, tensor, values
+from hvkeras.backends.contract.ranks import ContractRanks, NotTried, check, require_shape, supported, tensor, values
 from hvkeras.backends.interface import Reduction
 
 REQUIRED = ("float32", "float64", "int32", "int64")
 REDUCIBLE = (*REQUIRED, "float16", "bfloat16", "int8", "int16", "uint8", "uint16", "uint32", "uint64")
 MOVABLE = (*REDUCIBLE, "bool")
-CLAUSES: dict[str, Callable[[Ranks], None]] = {}
+CLAUSES: dict[str, Callable[[ContractRanks], None]] = {}
 
 _COMBINE: dict[Reduction, Callable[..., Any]] = {Reduction.SUM: np.sum, Reduction.PRODUCT: np.prod,
                                                  Reduction.MIN: np.min, Reduction.MAX: np.max}
 
 
-def _clause(text: str) -> Callable[[Callable[[Ranks], None]], Callable[[Ranks], None]]:
-    def add(function: Callable[[Ranks], None]) -> Callable[[Ranks], None]:
+def _clause(text: str) -> Callable[[Callable[[ContractRanks], None]], Callable[[ContractRanks], None]]:
+    def add(function: Callable[[ContractRanks], None]) -> Callable[[ContractRanks], None]:
         CLAUSES[text] = function
         return function
 
     return add
 
 
-def combined(ranks: Ranks, reduction: Reduction, dtype: str, shape: list[int]) -> Any:
+def combined(ranks: ContractRanks, reduction: Reduction, dtype: str, shape: list[int]) -> Any:
     """What a reduction of all ranks' values gives."""
     everyone = np.stack([values(rank, dtype, shape) for rank in ranks.all])
     return _COMBINE[reduction](everyone, axis=0).astype(everyone.dtype)
 
 
 @_clause("allreduce sums, multiplies, and finds minima and maxima, in each dtype or with a refusal")
-def allreduce(ranks: Ranks) -> None:
+def allreduce(ranks: ContractRanks) -> None:
     """Each reduction in each dtype."""
     def attempt(dtype: str) -> None:
         for reduction in Reduction:
@@ -49,7 +49,7 @@ def allreduce(ranks: Ranks) -> None:
 
 
 @_clause("allreduce takes several tensors, scalars and empty ones among them, and keeps their shapes")
-def bucket(ranks: Ranks) -> None:
+def bucket(ranks: ContractRanks) -> None:
     """Buckets."""
     for shapes in ([[3], [], [0, 2], [2, 2]], [[0]]):
         def reduce(key: str, *mine: Any) -> list[Any]:
@@ -64,7 +64,7 @@ def bucket(ranks: Ranks) -> None:
 
 
 @_clause("allreduce and reducescatter scale before and after, in the dtypes that `scales` declares")
-def scaling(ranks: Ranks) -> None:
+def scaling(ranks: ContractRanks) -> None:
     """Scaling factors."""
     declared = [dtype for dtype in ("float32", "float64", "float16", "bfloat16") if dtype in ranks.backend.scales]
     if not declared:
@@ -82,7 +82,7 @@ def scaling(ranks: Ranks) -> None:
 
 
 @_clause("sums of half precision do not overflow on the way, in the dtypes that `rounds_once` declares")
-def halves(ranks: Ranks) -> None:
+def halves(ranks: ContractRanks) -> None:
     """Half precision computed in float32."""
     declared = sorted(ranks.backend.rounds_once)
     if not declared:
@@ -102,7 +102,7 @@ def _rows(rank: int) -> int:
 
 
 @_clause("allgather joins unlike numbers of rows in the order of the ranks, in each dtype or with a refusal")
-def allgather(ranks: Ranks) -> None:
+def allgather(ranks: ContractRanks) -> None:
     """Uneven rows."""
     def attempt(dtype: str) -> None:
         def gather(key: str, mine: Any) -> Any:
@@ -116,7 +116,7 @@ def allgather(ranks: Ranks) -> None:
 
 
 @_clause("allgather takes ranks without rows, and rows that are scalars")
-def allgather_of_few(ranks: Ranks) -> None:
+def allgather_of_few(ranks: ContractRanks) -> None:
     """Empty parts."""
     def gather(key: str, mine: Any) -> Any:
         gathered = ranks.backend.allgather(mine, key, ranks.all)
@@ -130,7 +130,7 @@ def allgather_of_few(ranks: Ranks) -> None:
 
 
 @_clause("broadcast sends the value of each rank to all, in each dtype or with a refusal")
-def broadcast(ranks: Ranks) -> None:
+def broadcast(ranks: ContractRanks) -> None:
     """From every root."""
     def attempt(dtype: str) -> None:
         for root in ranks.all:
@@ -145,7 +145,7 @@ def broadcast(ranks: Ranks) -> None:
 
 
 @_clause("alltoall sends unlike numbers of rows, none among them, and says how many came from each rank")
-def alltoall(ranks: Ranks) -> None:
+def alltoall(ranks: ContractRanks) -> None:
     """Uneven splits."""
     def splits(rank: int) -> list[int]:
         return [(rank + 2 * other) % 3 for other in ranks.all]
@@ -166,7 +166,7 @@ def alltoall(ranks: Ranks) -> None:
 
 
 @_clause("reducescatter gives each rank its rows of the sum, the first ranks one more where they are uneven")
-def reducescatter(ranks: Ranks) -> None:
+def reducescatter(ranks: ContractRanks) -> None:
     """Uneven and few rows."""
     def scatter(key: str, mine: Any) -> Any:
         return ranks.backend.reducescatter(mine, key, ranks.all)
@@ -178,7 +178,7 @@ def reducescatter(ranks: Ranks) -> None:
 
 
 @_clause("collectives of subsets of the ranks run beside each other, and roots and orders are those of global ranks")
-def subsets(ranks: Ranks) -> None:
+def subsets(ranks: ContractRanks) -> None:
     """Process sets."""
     if ranks.size < 3:
         raise NotTried("a subset takes three ranks")
@@ -204,7 +204,7 @@ def subsets(ranks: Ranks) -> None:
 
 
 @_clause("collectives of a function that do not depend on each other end, in whatever order the ranks trace them")
-def any_order(ranks: Ranks) -> None:
+def any_order(ranks: ContractRanks) -> None:
     """More collectives in flight than TensorFlow has threads."""
     count = 40
     keys = [ranks.key(str(number)) for number in range(count)]
@@ -212,17 +212,17 @@ def any_order(ranks: Ranks) -> None:
     @tf.function(autograph=False)
     def reduce(inputs: Any) -> list[Any]:
         order = range(count) if ranks.rank % 2 else reversed(range(count))
-        found = {place: ranks.backend.allreduce([inputs + place], keys[place], Reduction.SUM, ranks.all)[0]
-                 for place in order}
-        return [found[place] for place in range(count)]
+        found = {index: ranks.backend.allreduce([inputs + index], keys[index], Reduction.SUM, ranks.all)[0]
+                 for index in order}
+        return [found[index] for index in range(count)]
 
     for _ in range(3):
-        for place, found in enumerate(reduce(tensor(ranks.rank, "float32", [2]))):
-            check(found, combined(ranks, Reduction.SUM, "float32", [2]) + np.float32(place * ranks.size), "a sum")
+        for index, found in enumerate(reduce(tensor(ranks.rank, "float32", [2]))):
+            check(found, combined(ranks, Reduction.SUM, "float32", [2]) + np.float32(index * ranks.size), "a sum")
 
 
 @_clause("a rank may trace a function again when the others do not")
-def retraced(ranks: Ranks) -> None:
+def retraced(ranks: ContractRanks) -> None:
     """The key alone identifies a collective."""
     key = ranks.key()
 
@@ -238,7 +238,7 @@ def retraced(ranks: Ranks) -> None:
 
 
 @_clause("the sizes of a function's tensors may change from one run to the next, on all ranks alike")
-def changing_sizes(ranks: Ranks) -> None:
+def changing_sizes(ranks: ContractRanks) -> None:
     """Shapes that tracing does not know."""
     key = ranks.key()
 
@@ -252,7 +252,7 @@ def changing_sizes(ranks: Ranks) -> None:
 
 
 @_clause("a collective runs at each run of its function, also if its result is unused or its input a constant there")
-def every_run(ranks: Ranks) -> None:
+def every_run(ranks: ContractRanks) -> None:
     """Neither pruned nor folded by TensorFlow's optimizer."""
     key = ranks.key()
 
@@ -269,7 +269,7 @@ def every_run(ranks: Ranks) -> None:
 
 
 @_clause("a collective in a loop runs once an iteration")
-def in_a_loop(ranks: Ranks) -> None:
+def in_a_loop(ranks: ContractRanks) -> None:
     """`tf.while_loop`."""
     key = ranks.key()
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hvkeras.backends import backend_class
+from hvkeras.control.launch_environments import Launch, Rendezvous
 from hvkeras.errors import UsageError, explain
-from hvkeras.launch_environments import Launch, Rendezvous
 
 _START = 120.0  # seconds for the start and the end of a job
 _LAUNCHES = {"hvkeras": ("hvkeras run", Rendezvous("run"), False),
@@ -47,7 +47,7 @@ class ClauseResult:
 
 
 @dataclass(frozen=True)
-class Job:
+class ContractJob:
     """What a job found.
 
     Attributes:
@@ -86,7 +86,8 @@ def launcher_for(backend: str, ranks: int, hosts: str = "") -> str:
     raise UsageError(explain("A backend must serve hvkeras run or mpirun to be tested", **objections))
 
 
-def run(backend: str, part: str, ranks: int, launcher: str, deadline: float, folder: Path, hosts: str = "") -> Job:
+def run(backend: str, part: str, ranks: int, launcher: str, deadline: float, folder: Path,
+        hosts: str = "") -> ContractJob:
     """Runs a part of the contract.
 
     Args:
@@ -117,7 +118,7 @@ def run(backend: str, part: str, ranks: int, launcher: str, deadline: float, fol
         lines = path.read_text().splitlines() if path.exists() else []
         found.append({entry["clause"]: ClauseResult(Verdict(entry["verdict"]), entry["text"])
                       for entry in map(json.loads, lines)})
-    return Job(" ".join(command), code, (folder / "output").read_text(), folder / "output", found)
+    return ContractJob(" ".join(command), code, (folder / "output").read_text(), folder / "output", found)
 
 
 def _beside_python(command: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from hvkeras.backends import backend_class, backend_names
-from hvkeras.backends.contract.job import Job, launcher_for, run
+from hvkeras.backends.contract.job import ContractJob, launcher_for, run
 from hvkeras.errors import HvkerasError, explain
 
 
@@ -53,12 +53,12 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def job(request: pytest.FixtureRequest, backend: str, tmp_path_factory: pytest.TempPathFactory
-        ) -> Callable[[str, int], Job]:
+        ) -> Callable[[str, int], ContractJob]:
     """Runs a part of the contract on some ranks, once a session."""
-    jobs: dict[tuple[str, int], Job] = {}
+    jobs: dict[tuple[str, int], ContractJob] = {}
     chosen, hosts = request.config.getoption("--launcher"), request.config.getoption("--hosts")
 
-    def once(part: str, ranks: int) -> Job:
+    def once(part: str, ranks: int) -> ContractJob:
         if (part, ranks) not in jobs:
             launcher = launcher_for(backend, ranks, hosts) if chosen == "auto" else chosen
             jobs[part, ranks] = run(backend, part, ranks, launcher, request.config.getoption("--clause-deadline"),

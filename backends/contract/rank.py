@@ -16,15 +16,15 @@ import tensorflow as tf
 
 import hvkeras
 import hvkeras as hvd
-from hvkeras.backends.contract import capabilities, clauses, failures, usage
+from hvkeras.backends.contract import capabilities, clauses, usage
 from hvkeras.backends.contract.job import ClauseResult, Verdict
-from hvkeras.backends.contract.ranks import NotTried, Ranks
+from hvkeras.backends.contract.ranks import ContractRanks, NotTried
 from hvkeras.job.session import current_session
 
-PARTS: dict[str, dict[str, Callable[[Ranks], None]]] = {
+PARTS: dict[str, dict[str, Callable[[ContractRanks], None]]] = {
     "collectives": (clauses.CLAUSES | usage.CLAUSES | capabilities.CLAUSES
-                    | {failures.GRAPH: failures.abort_in_a_function}),
-    "abort": {failures.EAGER: failures.abort_eagerly},
+                    | {usage.GRAPH: usage.abort_in_a_function}),
+    "abort": {usage.EAGER: usage.abort_eagerly},
 }
 
 _errors: list[str] = []  # of the engine's threads, whose end nobody else notices
@@ -43,7 +43,7 @@ def main() -> None:
     threading.excepthook = _note_thread_error
     hvd.init(arguments.backend)
     tf.get_logger().setLevel("ERROR")  # else it warns of functions that are traced often
-    ranks = Ranks(arguments.backend)
+    ranks = ContractRanks(arguments.backend)
     with (arguments.results / f"rank.{hvd.rank()}").open("a") as results:
         for name, clause in PARTS[arguments.part].items():
 
@@ -61,7 +61,7 @@ def main() -> None:
     os._exit(0)  # an aborted engine ends with its process
 
 
-def _tried(clause: Callable[[Ranks], None], ranks: Ranks) -> ClauseResult:
+def _tried(clause: Callable[[ContractRanks], None], ranks: ContractRanks) -> ClauseResult:
     ranks.begin(clause.__name__)
     try:
         clause(ranks)
@@ -69,13 +69,13 @@ def _tried(clause: Callable[[Ranks], None], ranks: Ranks) -> ClauseResult:
         return ClauseResult(Verdict.NOT_TRIED, str(reason))
     except Exception as error:  # noqa: BLE001 - it is what the test reports
         where = traceback.extract_tb(error.__traceback__)[-1]
-        place = f"{where.filename}:{where.lineno}: {where.line}"
-        return ClauseResult(Verdict.FAILS, f"{type(error).__name__}: {error} ({place}){ranks.while_doing()}")
+        index = f"{where.filename}:{where.lineno}: {where.line}"
+        return ClauseResult(Verdict.FAILS, f"{type(error).__name__}: {error} ({index}){ranks.while_doing()}")
     return ClauseResult(Verdict.HOLDS)
 
 
 @contextlib.contextmanager
-def _ended_within(seconds: float, note: Callable[[ClauseResult], None], ranks: Ranks) -> Iterator[None]:
+def _ended_within(seconds: float, note: Callable[[ClauseResult], None], ranks: ContractRanks) -> Iterator[None]:
     """Ends this process, and so the job, if its body takes longer."""
 
     def end() -> None:

@@ -24,7 +24,7 @@ class NotTried(Exception):  # noqa: N818 - it is no error
     """A clause does not apply, for the reason given."""
 
 
-class Ranks:
+class ContractRanks:
     """This rank among all of a job.
 
     Args:

@@ -12,11 +12,11 @@ import pytest
 from hvkeras.backends import backend_class
 from hvkeras.backends.contract.capabilities import CLAUSES as OF_CAPABILITIES
 from hvkeras.backends.contract.clauses import CLAUSES
-from hvkeras.backends.contract.failures import EAGER, GRAPH
-from hvkeras.backends.contract.job import Job, Verdict
+from hvkeras.backends.contract.job import ContractJob, Verdict
 from hvkeras.backends.contract.usage import CLAUSES as OF_USAGE
+from hvkeras.backends.contract.usage import EAGER, GRAPH
 from hvkeras.backends.interface import Backend
-from hvkeras.launch_environments import Launch, Rendezvous
+from hvkeras.control.launch_environments import Launch, Rendezvous
 
 LAUNCHES = [Launch("hvkeras run", 0, 2, Rendezvous("run")), Launch("TF_CONFIG", 0, 2, Rendezvous("tf_config")),
             Launch("mpirun (Open MPI)", 0, 2, Rendezvous("mpi"), mpi=True)]
@@ -24,7 +24,7 @@ LAUNCHES = [Launch("hvkeras run", 0, 2, Rendezvous("run")), Launch("TF_CONFIG", 
 ASKED = """
 import json, os, sys, threading
 from hvkeras.backends import backend_class
-from hvkeras.launch_environments import Launch, Rendezvous
+from hvkeras.control.launch_environments import Launch, Rendezvous
 chosen = backend_class(sys.argv[1])
 before = dict(os.environ), threading.active_count()
 chosen.availability(), chosen.built_with()
@@ -66,7 +66,7 @@ def test_asking_has_no_side_effects(backend: str) -> None:
     assert not threads, f"asking must start no thread. Received: threads={threads}."
 
 
-def judge(job: Job, clause: str) -> None:
+def judge(job: ContractJob, clause: str) -> None:
     """Fails with what each rank found, or where the job ended before."""
     found = [rank.get(clause) for rank in job.found]
     wrong = [f"rank {rank}: {one.text}" for rank, one in enumerate(found)
@@ -87,13 +87,13 @@ def judge(job: Job, clause: str) -> None:
 
 @pytest.mark.parametrize("clause", [pytest.param(clause, id=function.__name__) for clause, function in
                                     (CLAUSES | OF_USAGE | OF_CAPABILITIES).items()])
-def test_clause(clause: str, ranks: int, job: Callable[[str, int], Job]) -> None:
+def test_clause(clause: str, ranks: int, job: Callable[[str, int], ContractJob]) -> None:
     judge(job("collectives", ranks), clause)
 
 
-def test_abort_in_a_function(ranks: int, job: Callable[[str, int], Job]) -> None:
+def test_abort_in_a_function(ranks: int, job: Callable[[str, int], ContractJob]) -> None:
     judge(job("collectives", ranks), GRAPH)
 
 
-def test_abort_eagerly(ranks: int, job: Callable[[str, int], Job]) -> None:
+def test_abort_eagerly(ranks: int, job: Callable[[str, int], ContractJob]) -> None:
     judge(job("abort", ranks), EAGER)

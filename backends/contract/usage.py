@@ -1,8 +1,12 @@
-"""The clauses on how collectives are used: from threads, for large tensors, and by an optimizer."""
+"""Clauses on the use of collectives (threads, large tensors, an optimizer), and on failure.
+
+A collective that no other rank enters must end when the engine is aborted.
+"""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -11,11 +15,12 @@ import tensorflow as tf
 
 import hvkeras as hvd
 from hvkeras.backends.contract.clauses import combined
-from hvkeras.backends.contract.ranks import Ranks, check, tensor
+from hvkeras.backends.contract.ranks import ContractRanks, check, tensor
 from hvkeras.backends.interface import Reduction
+from hvkeras.job.session import current_session
 
 
-def threads(ranks: Ranks) -> None:
+def threads(ranks: ContractRanks) -> None:
     """Two threads, each with its key."""
     keys = [ranks.key("first"), ranks.key("second")]
     errors: list[Exception] = []
@@ -38,7 +43,7 @@ def threads(ranks: Ranks) -> None:
         raise errors[0]
 
 
-def large(ranks: Ranks) -> None:
+def large(ranks: ContractRanks) -> None:
     """More than fits into any buffer on the way."""
     def reduce(key: str, mine: Any) -> Any:
         return ranks.backend.allreduce([mine], key, Reduction.SUM, ranks.all)[0]
@@ -50,7 +55,7 @@ def large(ranks: Ranks) -> None:
             raise AssertionError(f"a large sum must be right {way}. Received: {found.numpy()[:5]}...")
 
 
-def trains(ranks: Ranks) -> None:
+def trains(ranks: ContractRanks) -> None:
     """The way from `fit` to the engine."""
     import keras
 
@@ -69,8 +74,59 @@ def trains(ranks: Ranks) -> None:
         raise AssertionError(f"the weights must be those of one process, {weights.ravel()}. Received: {found.ravel()}.")
 
 
-CLAUSES: dict[str, Callable[[Ranks], None]] = {
+CLAUSES: dict[str, Callable[[ContractRanks], None]] = {
     "eager collectives may come from several threads, and many times with the same key": threads,
     "tensors of 8 MiB arrive whole": large,
     "DistributedOptimizer trains as one process does on all data": trains,
 }
+
+
+EAGER = "abort() fails an eager collective in flight, with an error that is_peer_failure() knows"
+GRAPH = "abort() fails a function's collective in flight, with an error that is_peer_failure() knows"
+REASON = "rank 9 has left (the contract says so)"
+_BEFORE, _WITHIN = 1.0, 20.0  # seconds until the abort, and until the collective must have failed
+
+
+def abort_eagerly(ranks: ContractRanks) -> None:
+    """Aborts while this rank waits in an eager collective."""
+    key = f"contract-only-{ranks.rank}"
+    _aborted(ranks, lambda: ranks.backend.allreduce([tf.ones([3])], key, Reduction.SUM, ranks.all))
+
+
+def abort_in_a_function(ranks: ContractRanks) -> None:
+    """Aborts while this rank waits in a function."""
+    key = f"contract-only-{ranks.rank}"
+    _aborted(ranks, tf.function(lambda: ranks.backend.allreduce([tf.ones([3])], key, Reduction.SUM, ranks.all)[0],
+                                autograph=False))
+
+
+def _aborted(ranks: ContractRanks, collective: Any) -> None:
+    errors: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            collective()
+        except BaseException as error:  # noqa: BLE001 - whatever the engine raises
+            errors.append(error)
+
+    control = current_session().control
+    assert control is not None
+    control.gather("contract abort", None, _WITHIN)
+    waiting = threading.Thread(target=wait, name="hvkeras-contract", daemon=True)
+    waiting.start()
+    waiting.join(_BEFORE)
+    if not waiting.is_alive() and not errors:
+        raise AssertionError("a collective must wait for the other ranks. Received: a result.")
+    began = time.monotonic()
+    ranks.backend.abort(REASON)  # another rank's may have ended the collective already
+    took = time.monotonic() - began
+    if took > _BEFORE:
+        raise AssertionError(f"abort() must return within {_BEFORE:g} s. Received: {took:.1f} s.")
+    waiting.join(_WITHIN)
+    if waiting.is_alive():
+        raise AssertionError(f"the collective must fail within {_WITHIN:g} s after abort()")
+    if not errors:
+        raise AssertionError("the collective must fail after abort(). Received: a result.")
+    text = f"{type(errors[0]).__name__}: {errors[0]}"
+    if not ranks.backend.is_peer_failure(errors[0]):
+        raise AssertionError(f"is_peer_failure() must know the error. Received: {text}")

@@ -11,17 +11,16 @@ from collections.abc import Callable, Sequence
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from hvkeras.as_horovod import horovod_itself
 from hvkeras.backends.horovod import installed
-from hvkeras.backends.horovod.connections import Connections
-from hvkeras.backends.horovod.rendezvous import DYNAMIC_SETS, GlooRendezvous, check_own_name, horovod_variables
+from hvkeras.backends.horovod.gloo import DYNAMIC_SETS, Connections, GlooRendezvous, check_own_name, horovod_variables
 from hvkeras.backends.interface import Availability, Backend, Reduction, Start, Tensor
 from hvkeras.errors import UnsupportedError, explain
+from hvkeras.horovod.as_horovod import horovod_itself
 from hvkeras.host.forks import detach_in_children
 from hvkeras.host.mpi import before_mpi_ends, mpi_world
 
 if TYPE_CHECKING:
-    from hvkeras.launch_environments import Launch
+    from hvkeras.control.launch_environments import Launch
 
 _REDUCIBLE = ("uint8", "int8", "int32", "int64", "float16", "float32", "float64")
 _MOVABLE = (*_REDUCIBLE, "uint16", "int16", "bool")
@@ -76,7 +75,7 @@ class HorovodBackend(Backend):
         if installed.serves_mpi(launch) or installed.has_gloo():
             return ""
         return (f"Horovod was built without Gloo, which it needs when launched by {launch.launcher}; run"
-                " python -m hvkeras.build_horovod, or launch with the mpirun that it was built with")
+                " hvkeras build-horovod, or launch with the mpirun that it was built with")
 
     @classmethod
     def preference(cls, launch: Launch, has_gpu: bool) -> int:
@@ -265,9 +264,9 @@ class HorovodBackend(Backend):
         """
         import tensorflow as tf
 
-        from hvkeras.compat.graphs import lasting_variable, of_functions  # noqa: PLC0415 - imports TensorFlow
+        from hvkeras.compat.graphs import from_function_graphs, lasting_variable  # noqa: PLC0415 - imports TensorFlow
 
-        if not of_functions():  # a session would have to initialize a variable
+        if not from_function_graphs():  # a session would have to initialize a variable
             zero = tf.random.uniform([], maxval=1, dtype=tf.int32)
         else:
             if self._zero is None:
@@ -285,9 +284,9 @@ class HorovodBackend(Backend):
         """
         import tensorflow as tf
 
-        from hvkeras.compat.graphs import lasting_variable, of_functions  # noqa: PLC0415 - imports TensorFlow
+        from hvkeras.compat.graphs import from_function_graphs, lasting_variable  # noqa: PLC0415 - imports TensorFlow
 
-        if not of_functions():  # a session runs only what is fetched
+        if not from_function_graphs():  # a session runs only what is fetched
             return results
         if self._anchor is None:
             self._anchor = lasting_variable([0.0], tf.float32, "hvkeras_anchor", [None])

@@ -11,15 +11,15 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hvkeras.as_horovod import horovod_itself
 from hvkeras.backends.interface import Availability
-from hvkeras.launch_environments import open_mpi
-from hvkeras.requirements import TENSORFLOW
+from hvkeras.control.launch_environments import open_mpi
+from hvkeras.errors import INSTALL_TENSORFLOW
+from hvkeras.horovod.as_horovod import horovod_itself
 
 if TYPE_CHECKING:
-    from hvkeras.launch_environments import Launch
+    from hvkeras.control.launch_environments import Launch
 
-BUILD = "run python -m hvkeras.build_horovod"
+BUILD = "run hvkeras build-horovod"
 _MPI_SIGN = b"libmpi"  # the MPI library that Horovod is linked against
 _OPEN_MPI_SIGN = b"libmpi.so.40"
 _MPICH_SIGN = b"libmpi.so.12"  # also that of Intel MPI
@@ -39,7 +39,7 @@ def availability() -> Availability:
     built_for = json.loads((root / "metadata.json").read_text()).get("tensorflow", "another version")
     installed = _tensorflow_version()
     if installed is None:
-        return Availability(False, f"TensorFlow is not installed: {TENSORFLOW}")
+        return Availability(False, f"TensorFlow is not installed: {INSTALL_TENSORFLOW}")
     if built_for != installed:
         return Availability(False, f"Horovod was built for TensorFlow {built_for}, not this {installed}; {BUILD}")
     parts = [name for name, there in (("MPI", has_mpi()), ("Gloo", has_gloo())) if there]

@@ -9,7 +9,7 @@ from hvkeras.backends.capabilities import CompiledByXla
 from hvkeras.backends.interface import Availability, Reduction, Start, Tensor
 
 if TYPE_CHECKING:
-    from hvkeras.launch_environments import Launch
+    from hvkeras.control.launch_environments import Launch
 
 
 class LocalBackend(CompiledByXla):

@@ -6,18 +6,18 @@ import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from hvkeras.backends import cpp_library
 from hvkeras.backends.capabilities import CompiledByXla, RecordsTimes, ReducesParts
 from hvkeras.backends.interface import Availability, Reduction, Start, Tensor
 from hvkeras.backends.native.engine import Engine
 from hvkeras.backends.native.groups import Groups
 from hvkeras.backends.native.network import INSTALL, Network, objection_to_hosts, ucx_folder
 from hvkeras.backends.native.xla import CompiledOperations
-from hvkeras.cpp_library import loading
 from hvkeras.errors import UnsupportedError, explain
 
 if TYPE_CHECKING:
     from hvkeras.compat.graphs import OrderHandles
-    from hvkeras.launch_environments import Launch
+    from hvkeras.control.launch_environments import Launch
 
 # The values of the core's enumeration.
 _REDUCTIONS = {Reduction.SUM: 0, Reduction.MIN: 1, Reduction.MAX: 2, Reduction.PRODUCT: 3}
@@ -51,7 +51,7 @@ class NativeBackend(CompiledByXla, RecordsTimes, ReducesParts):
 
     @classmethod
     def availability(cls) -> Availability:
-        if objection := loading.objection():
+        if objection := cpp_library.objection():
             return Availability(False, objection)
         between = "between hosts as well" if ucx_folder() else f"within one host; between hosts: {INSTALL}"
         return Availability(True, f"its C++ library is installed, and works {between}")
@@ -70,10 +70,10 @@ class NativeBackend(CompiledByXla, RecordsTimes, ReducesParts):
 
     def start(self, start: Start) -> int:
         if self._engine is None or self._groups is None:
-            self._engine = Engine(loading.library())
+            self._engine = Engine(cpp_library.library())
             self._groups = Groups(self._engine)
         self._start = start
-        self._network = None if start.topology.is_one_host else Network(start, loading.library(), self._label)
+        self._network = None if start.topology.is_one_host else Network(start, cpp_library.library(), self._label)
         self._groups.open(range(start.topology.size), start, self._network, self._label)
         return start.topology.size
 
@@ -213,14 +213,14 @@ class NativeBackend(CompiledByXla, RecordsTimes, ReducesParts):
         """
         import tensorflow as tf
 
-        from hvkeras.compat.graphs import compiled_by_xla, of_functions  # noqa: PLC0415 - imports TensorFlow
+        from hvkeras.compat.graphs import compiled_by_xla, from_function_graphs  # noqa: PLC0415 - imports TensorFlow
 
         assert self._groups is not None
         group = self._groups.number(ranks)
         if tf.executing_eagerly():
             return {"key": "", "group": group, "order": [], "named": [_letters(key)]}
         order: list[Any] = []
-        if of_functions() and not compiled_by_xla():
+        if from_function_graphs() and not compiled_by_xla():
             order = [self._order.of(key)]
         return {"key": key, "group": group, "order": order, "named": []}
 

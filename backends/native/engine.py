@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
+from hvkeras.backends.cpp_library import Array, Code, Library, declare
 from hvkeras.backends.native.ucx import Costs
-from hvkeras.cpp_library.loading import Array, Code, Library, declare
 from hvkeras.errors import MachineError, explain
 
 

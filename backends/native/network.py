@@ -18,8 +18,8 @@ from hvkeras.host.console import prints_at, say
 from hvkeras.host.network import interface_of, own_addresses, own_networks, shared_address
 
 if TYPE_CHECKING:
+    from hvkeras.backends.cpp_library import Library
     from hvkeras.backends.interface import Start
-    from hvkeras.cpp_library.loading import Library
 
 INSTALL = "pip install 'hvkeras[hosts]'"
 _OTHERS = "the backends horovod and tfdist work between hosts as well"

@@ -6,9 +6,9 @@ import ctypes
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from hvkeras.cpp_library.loading import Code, Library, Status, declare
+from hvkeras.backends.cpp_library import Code, Library, Status, declare
 from hvkeras.errors import MachineError, PeerError, explain
-from hvkeras.host.environment import env
+from hvkeras.host.program import env
 
 
 class Costs(NamedTuple):

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 from hvkeras.backends.capabilities import HostsStrategies
 from hvkeras.backends.interface import Availability, Reduction, Start, Tensor
 from hvkeras.backends.tfdist.cluster import Cluster
-from hvkeras.errors import UnsupportedError, explain
-from hvkeras.requirements import TENSORFLOW
+from hvkeras.errors import INSTALL_TENSORFLOW, UnsupportedError, explain
 
 if TYPE_CHECKING:
     from hvkeras.compat.graphs import OrderHandles
-    from hvkeras.launch_environments import Launch
+    from hvkeras.control.launch_environments import Launch
 
 _MERGE = {Reduction.SUM: "Add", Reduction.MIN: "Min", Reduction.MAX: "Max", Reduction.PRODUCT: "Mul"}
 
@@ -54,7 +53,7 @@ class TfdistBackend(HostsStrategies):
     def availability(cls) -> Availability:
         found = importlib.util.find_spec("tensorflow") is not None
         return Availability(found, "TensorFlow is installed" if found else
-                            f"TensorFlow is not installed: {TENSORFLOW}")
+                            f"TensorFlow is not installed: {INSTALL_TENSORFLOW}")
 
     @classmethod
     def objection(cls, launch: Launch, several_hosts: bool) -> str:
@@ -226,7 +225,7 @@ class TfdistBackend(HostsStrategies):
                 input=tf.gather(blocks, tf.argsort(order)), group_size=size, group_key=_number("group", *ranks),
                 instance_key=_instance(f"{key} data", blocks), ordering_token=self._token(key),
                 communication_hint=self._hint))
-        whole = tf.concat([received[order[place], : counts[place, mine], :-1] for place in range(size)], 0)
+        whole = tf.concat([received[order[index], : counts[index, mine], :-1] for index in range(size)], 0)
         result = tf.cast(tf.reshape(whole, tf.concat([[tf.shape(whole)[0]], tf.shape(tensor)[1:]], 0)), tensor.dtype)
         result.set_shape(tf.TensorShape([None]).concatenate(tensor.shape[1:]))
         return result, rows[:, mine]

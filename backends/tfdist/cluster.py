@@ -8,8 +8,7 @@ from typing import Any
 
 from hvkeras.backends.interface import Start
 from hvkeras.errors import MachineError, UsageError, explain
-from hvkeras.host.grpc_ports import held_port
-from hvkeras.host.network import LOOPBACK, split_address
+from hvkeras.host.network import LOOPBACK, held_port, split_address
 
 _PROXY_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy", "HTTPS_PROXY", "HTTP_PROXY", "GRPC_PROXY")
 _NO_PROXY = "no_grpc_proxy"

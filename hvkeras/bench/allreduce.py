@@ -14,7 +14,7 @@ from hvkeras.bench import peers
 from hvkeras.bench.participant import Participant
 from hvkeras.bench.plan import TCP, Stage, rate_of, without_rate
 from hvkeras.bench.ranks import WrongResultError
-from hvkeras.bench.row import MPI_ALONE, PEER, REFERENCE, TCP_ALONE, Row, title_of
+from hvkeras.bench.row import MPI_ALONE, PEER, REFERENCE, TCP_ALONE, BenchmarkRow, title_of
 from hvkeras.bench.streams import Streams
 from hvkeras.errors import explain
 from hvkeras.settings import size_in_bytes
@@ -41,7 +41,7 @@ def links_for(size: int, rate: float = math.inf) -> int:
     return max(1, min(LONGEST, int(CHAIN_SECONDS * rate / size)))
 
 
-class Task:
+class AllreduceTask:
     """The input values of a chain and its expected results.
 
     Element j of rank r is 1 + (7 j + 3 r) mod 13 units, so the sums over n ranks are small integers. Each link but
@@ -108,7 +108,8 @@ class Chain(Participant):
         scope: Runs the body of the function; for `tf.distribute`, in a replica context.
     """
 
-    def __init__(self, row: Row, task: Task, reduce: Reduce, scope: Callable[..., Any] | None = None) -> None:
+    def __init__(self, row: BenchmarkRow, task: AllreduceTask, reduce: Reduce,
+                 scope: Callable[..., Any] | None = None) -> None:
         self.row, self._task = row, task
         row.links, row.bytes = task.links, task.bytes
 
@@ -139,7 +140,7 @@ class Chain(Participant):
 class MpiChain(Participant):
     """The same chain in MPI on NumPy arrays, without TensorFlow: shows what the machine's MPI can do."""
 
-    def __init__(self, row: Row, task: Task, world: Any) -> None:
+    def __init__(self, row: BenchmarkRow, task: AllreduceTask, world: Any) -> None:
         self.row, self._task, self._world = row, task, world
         row.links, row.bytes = task.links, task.bytes
         self._result: Any = None
@@ -173,21 +174,21 @@ def participants(stage: Stage, label: str) -> list[Participant]:
         label: The size as the user wrote it.
     """
     ranks, peer = stage.ranks, stage.peer
-    task = Task(label, ranks.rank, ranks.size, stage.plan.links)
+    task = AllreduceTask(label, ranks.rank, ranks.size, stage.plan.links)
     if stage.plan.backend == TCP:
-        row = Row(label, TCP_ALONE, REFERENCE, "a plain stream from each host to the next")
+        row = BenchmarkRow(label, TCP_ALONE, REFERENCE, "a plain stream from each host to the next")
         return [Streams(row, task.bytes, ranks)]
     if not stage.plan.backend:
         description = "MPI on NumPy's arrays, no TensorFlow"
-        return [MpiChain(Row(label, MPI_ALONE, REFERENCE, description), task, peers.mpi(ranks))]
+        return [MpiChain(BenchmarkRow(label, MPI_ALONE, REFERENCE, description), task, peers.mpi(ranks))]
     backend, everyone = ranks.session.backend, list(range(ranks.size))
 
     def reduce(tensor: Any, name: str) -> Any:
         return backend.allreduce([tensor], name, Reduction.SUM, everyone)[0]
 
-    row = Row(label, backend.name, engine=backend.engine, memory=stage.memory)
+    row = BenchmarkRow(label, backend.name, engine=backend.engine, memory=stage.memory)
     made: list[Participant] = [Chain(row, task, reduce)]
     if peer is not None:
-        row = Row(label, title_of(backend.name), PEER, peer.engine, peer.reason)
+        row = BenchmarkRow(label, title_of(backend.name), PEER, peer.engine, peer.reason)
         made.append(Chain(row, task, peer.reduce, peer.scope))
     return made

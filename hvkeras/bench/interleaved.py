@@ -9,11 +9,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hvkeras.bench.figures import least_seconds
-from hvkeras.bench.jobs import DescribeFailure, End, Job, Remote, Watchdog
-from hvkeras.bench.plan import ONE, TCP, Plan
-from hvkeras.bench.rounds import Effort, run_rounds
-from hvkeras.bench.row import APART, ENGINE, MPI_ALONE, ONE_PROCESS, PEER, REFERENCE, TCP_ALONE, Row, title_of
+from hvkeras.bench.jobs import BenchmarkJob, DescribeFailure, End, Remote, Watchdog
+from hvkeras.bench.participant import Effort, run_rounds
+from hvkeras.bench.plan import ONE, TCP, BenchmarkPlan
+from hvkeras.bench.row import (
+    APART,
+    ENGINE,
+    MPI_ALONE,
+    ONE_PROCESS,
+    PEER,
+    REFERENCE,
+    TCP_ALONE,
+    BenchmarkRow,
+    least_seconds,
+    title_of,
+)
 
 BLOCK = {"allreduce": 0.1, "step": 0.2}  # seconds per block
 _ORDER = {"allreduce": (ENGINE, PEER, REFERENCE), "step": (REFERENCE, ENGINE, PEER)}
@@ -62,7 +72,7 @@ class EngineGroup:
     name: str
     kind: str = ENGINE
     peer: str = ""
-    job: Job | None = None
+    job: BenchmarkJob | None = None
     reason: str = ""
     peer_reason: str = ""
     suffix: str = ""
@@ -79,12 +89,12 @@ class EngineGroup:
         if self.job is not None and not self.job.reason:
             answer = self.job.ask("work", work)
             if answer is not None and not answer[1]:
-                return [Remote(Row.from_json(row), self.job, place) for place, row in enumerate(answer[0])]
+                return [Remote(BenchmarkRow.from_json(row), self.job, index) for index, row in enumerate(answer[0])]
             reason = answer[1] if answer is not None else ""
         reason = reason or (self.job.reason if self.job is not None else "")
-        rows = [Row(work, self.name, self.kind, reason=reason)] if reason else []
+        rows = [BenchmarkRow(work, self.name, self.kind, reason=reason)] if reason else []
         if self.peer:
-            rows.append(Row(work, self.peer, PEER, reason=self.peer_reason))
+            rows.append(BenchmarkRow(work, self.peer, PEER, reason=self.peer_reason))
         return [Remote(row, self.job, 0) for row in rows]
 
 
@@ -100,15 +110,16 @@ class InterleavedRun:
         hosts: The number of hosts.
     """
 
-    def __init__(self, plan: Plan, methods: Sequence[LaunchMethod], effort: Effort, show: Callable[[float, str], None],
+    def __init__(self, plan: BenchmarkPlan, methods: Sequence[LaunchMethod], effort: Effort,
+                 show: Callable[[float, str], None],
                  before: Callable[[str], None], hosts: int) -> None:
         self._hosts = hosts
         self._plan, self._methods, self._effort, self._show, self._before = plan, methods, effort, show, before
         self._deadline = time.monotonic() + plan.timeout
         self._watchdog = Watchdog()
-        self._jobs: list[Job] = []
+        self._jobs: list[BenchmarkJob] = []
 
-    def run(self, backends: Sequence[str], peers: bool, work: Sequence[str], rows: list[Row]) -> None:
+    def run(self, backends: Sequence[str], peers: bool, work: Sequence[str], rows: list[BenchmarkRow]) -> None:
         """Runs the benchmark.
 
         Args:
@@ -150,7 +161,8 @@ class InterleavedRun:
             job.close()
         self._watchdog.close()
 
-    def _measured(self, groups: Sequence[EngineGroup], item: str, show: Callable[[float, str], None]) -> list[Row]:
+    def _measured(self, groups: Sequence[EngineGroup], item: str,
+                  show: Callable[[float, str], None]) -> list[BenchmarkRow]:
         participants: list[Remote] = []
         for group in groups:
             found = group.participants(item)
@@ -172,10 +184,10 @@ class InterleavedRun:
         group.peer_reason = f"it shares the core of the backend {name}, which did not start" if group.reason else ""
         return group
 
-    def _started(self, name: str, backend: str, ranks: int, peer: bool, method: LaunchMethod) -> Job:
+    def _started(self, name: str, backend: str, ranks: int, peer: bool, method: LaunchMethod) -> BenchmarkJob:
         self._show(0.0, f"starting {name}")
         folder = Path(self._plan.shared) / name.replace(" ", "-")
-        job = Job(folder, method.command(ranks), method.describe_failure, method.end, self._deadline)
+        job = BenchmarkJob(folder, method.command(ranks), method.describe_failure, method.end, self._deadline)
         self._jobs.append(job)
         plan = dataclasses.replace(self._plan, backend=backend, peer=peer)
         patience = {"HVKERAS_LIVENESS_TIMEOUT": str(self._plan.timeout + _MARGIN)}

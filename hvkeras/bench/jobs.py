@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from hvkeras.bench.channel import Channel, ChannelClosedError, Listener
-from hvkeras.bench.row import KEPT_BY_THE_BENCHMARK, Row
+from hvkeras.bench.row import KEPT_BY_THE_BENCHMARK, BenchmarkRow
 
 TICK = 0.1  # seconds between two checks of a job
 EXIT_GRACE = 20.0  # seconds that a job has to end and report the cause after its rank 0 is gone
@@ -67,7 +67,7 @@ class Watchdog:
         self._process.wait()
 
 
-class Job:
+class BenchmarkJob:
     """The ranks that run one engine, started by a launcher.
 
     Args:
@@ -207,8 +207,8 @@ class Remote:
         place: Its place among the participants of that job.
     """
 
-    def __init__(self, row: Row, job: Job | None, place: int) -> None:
-        self.row, self._job, self._place = row, job, place
+    def __init__(self, row: BenchmarkRow, job: BenchmarkJob | None, index: int) -> None:
+        self.row, self._job, self._place = row, job, index
 
     def prepare(self) -> None:
         """Builds and traces the participant, runs it once, and verifies the result."""
@@ -242,7 +242,7 @@ class Remote:
         if answer is None:
             self.row.reason = self._job.reason if self._job is not None else ""
         else:
-            before, self.row = self.row, Row.from_json(answer)
+            before, self.row = self.row, BenchmarkRow.from_json(answer)
             for name in KEPT_BY_THE_BENCHMARK:
                 setattr(self.row, name, getattr(before, name))
             self.row.parts |= before.parts

@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hvkeras.bench.namespaces import NETWORK, Host, VirtualNetwork, remote_shell
 from hvkeras.comparison.trial import hvkeras_run
+from hvkeras.control.launch_environments import Launch, Rendezvous
+from hvkeras.diagnostics.check_build import find_command, version_of, why_not
 from hvkeras.errors import MachineError, explain
-from hvkeras.host.namespaces import NETWORK, Host, Network, remote_shell
-from hvkeras.launch_environments import Launch, Rendezvous
-from hvkeras.launcher.check_build import find_command, version_of, why_not
 
 LAUNCHERS = {"hvkeras": ("hvkeras run", "run"), "mpirun": ("mpirun (Open MPI)", "mpi"),
              "tf_config": ("TF_CONFIG", "tf_config")}
@@ -71,7 +71,7 @@ class Starter:
 
     launcher: str
     folder: Path
-    network: Network | None = None
+    network: VirtualNetwork | None = None
     per_host: int = 0
     _ports: Iterator[int] = field(default_factory=lambda: iter(_PORTS))
 
@@ -118,9 +118,9 @@ class Starter:
 
 
 def _tasks(hosts: Sequence[Host], rank: Sequence[str], port: int) -> list[tuple[list[str], dict[str, str]]]:
-    cluster = {"worker": [f"{host.address}:{port + place}" for place, host in enumerate(hosts)]}
+    cluster = {"worker": [f"{host.address}:{port + index}" for index, host in enumerate(hosts)]}
     return [(host.command(*rank), {"TF_CONFIG": json.dumps(
-        {"cluster": cluster, "task": {"type": "worker", "index": place}})}) for place, host in enumerate(hosts)]
+        {"cluster": cluster, "task": {"type": "worker", "index": index}})}) for index, host in enumerate(hosts)]
 
 
 def _mpirun(ranks: int) -> list[str]:

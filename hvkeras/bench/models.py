@@ -12,7 +12,7 @@ Batch = tuple[Any, Any]  # samples [batch, ...] float32, labels [batch, ...] int
 
 
 @dataclass(frozen=True)
-class Model:
+class ModelSpec:
     """A model to train.
 
     Attributes:
@@ -71,9 +71,9 @@ def _resnet50() -> Any:
 
 
 MODELS = {model.name: model for model in (
-    Model("mlp", _mlp, (784,), (), 10, 64),
-    Model("transformer", _transformer, (64, 256), (64,), 3952, 16),
-    Model("resnet50", _resnet50, (64, 64, 3), (), 10, 4),
+    ModelSpec("mlp", _mlp, (784,), (), 10, 64),
+    ModelSpec("transformer", _transformer, (64, 256), (64,), 3952, 16),
+    ModelSpec("resnet50", _resnet50, (64, 64, 3), (), 10, 4),
 )}
 
 

@@ -1,14 +1,46 @@
-"""Benchmark participants, as seen by their own ranks."""
+"""Benchmark participants, as seen by their own ranks, and rounds of short blocks in which they take turns.
+
+In rounds, a disturbance of the machine affects all participants alike.
+"""
 
 from __future__ import annotations
 
 import abc
+import contextlib
+import ctypes
+import gc
+import math
 import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
-from hvkeras.bench.memory import PeakMemory
-from hvkeras.bench.ranks import Ranks
-from hvkeras.bench.row import Row
+from hvkeras.bench.jobs import Remote
+from hvkeras.bench.ranks import BenchmarkRanks
+from hvkeras.bench.row import BenchmarkRow
 from hvkeras.errors import explain
+from hvkeras.host.machine import resident_memory
+
+_CLEAR = Path("/proc/self/clear_refs")
+_RESET_PEAK = "5"  # see proc(5), clear_refs
+
+
+class PeakMemory:
+    """Peak resident_memory memory since this object was created; Linux only."""
+
+    def __init__(self) -> None:
+        self._before: int | None = None
+        gc.collect()
+        with contextlib.suppress(OSError, AttributeError):  # freed memory would hide new allocations
+            ctypes.CDLL(None).malloc_trim(0)
+        with contextlib.suppress(OSError):
+            _CLEAR.write_text(_RESET_PEAK)
+            self._before = resident_memory("VmRSS")
+
+    def rise(self) -> int | None:
+        """Bytes by which the peak since creation exceeds the resident_memory memory at that time; None if unknown."""
+        peak = resident_memory("VmHWM") if self._before is not None else None
+        return None if peak is None or self._before is None else max(0, peak - self._before)
 
 
 class Participant(abc.ABC):
@@ -18,7 +50,7 @@ class Participant(abc.ABC):
         row: Its results.
     """
 
-    row: Row
+    row: BenchmarkRow
 
     @abc.abstractmethod
     def prepare(self) -> None:
@@ -49,7 +81,7 @@ class Participant(abc.ABC):
         return ""
 
 
-def prepare(one: Participant, ranks: Ranks) -> None:
+def prepare(one: Participant, ranks: BenchmarkRanks) -> None:
     """Prepares a participant on all ranks; the cause of a failure and the memory used go into its row."""
     def prepared() -> int | None:
         memory = PeakMemory()
@@ -61,7 +93,7 @@ def prepare(one: Participant, ranks: Ranks) -> None:
     one.row.memory = max(known) + (one.row.memory or 0) if known else None
 
 
-def timed(one: Participant, calls: int, part: str, ranks: Ranks) -> tuple[float, float]:
+def timed(one: Participant, calls: int, part: str, ranks: BenchmarkRanks) -> tuple[float, float]:
     """Runs a block on all ranks, and verifies its result.
 
     Args:
@@ -93,7 +125,7 @@ def timed(one: Participant, calls: int, part: str, ranks: Ranks) -> tuple[float,
     return sum(seconds for seconds, _ in found) / len(found), sum(busy for _, busy in found)
 
 
-def finish(one: Participant, ranks: Ranks) -> None:
+def finish(one: Participant, ranks: BenchmarkRanks) -> None:
     """Verifies that all ranks hold the same state; a difference goes into the row."""
     digests, one.row.reason, one.row.wrong = ranks.run_on_all(one.digest)
     if one.row.reason:
@@ -103,3 +135,71 @@ def finish(one: Participant, ranks: Ranks) -> None:
         one.row.wrong = True
         one.row.reason = explain("All ranks must hold the same weights after training", engine=one.row.name,
                                  model=one.row.work, differs=f"rank {others[0]} from rank 0")
+
+
+FEWEST, MOST = 5, 200  # rounds, unless the user sets the number
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long to measure.
+
+    Attributes:
+        seconds: Total seconds for all participants on one piece of work.
+        rounds: The number of rounds to run instead, or None.
+        block: Seconds that a block should take; it has at least one call.
+    """
+
+    seconds: float
+    rounds: int | None
+    block: float
+
+
+def run_rounds(participants: Sequence[Remote], effort: Effort, show: Callable[[float, str], None]) -> None:
+    """Measures participants in turns until the time is up; one that fails drops out, with the reason in its row.
+
+    Args:
+        participants: The participants. Those with a reason in their row are skipped.
+        effort: How long to measure.
+        show: Called with the fraction done and the current activity.
+    """
+    left = _left(participants)
+    for index, one in enumerate(left):
+        show(0.3 * index / len(left), f"{one.row.work}: {one.row.name} is warming up")
+        one.prepare()
+    left = _left(left)
+    costs = {id(one): _cost(one, effort.block) for one in left}
+    left = _left(left)
+    rounds = effort.rounds or _rounds(effort.seconds, sum(costs[id(one)] for one in left))
+    for number in range(rounds):
+        turn = number % max(1, len(left))  # rotate, so that none always follows the same one
+        for index, one in enumerate(left[turn:] + left[:turn]):
+            share = (number + index / len(left)) / rounds
+            show(0.3 + 0.7 * share, f"{one.row.work}: {one.row.name}, round {number + 1} of {rounds}")
+            seconds, busy = one.timed(one.row.calls)
+            one.row.blocks.append(seconds / one.row.links)
+            one.row.busy.append(busy / one.row.links)
+            for part in [] if one.row.reason else list(one.row.parts):
+                seconds, _ = one.timed(one.row.calls, part)
+                one.row.parts[part].append(seconds)
+        left = _left(left)
+    for one in left:
+        one.finish()
+    for one in participants:
+        if one.row.reason:
+            one.row.blocks, one.row.busy, one.row.parts = [], [], {}
+
+
+def _left(participants: Sequence[Remote]) -> list[Remote]:
+    return [one for one in participants if not one.row.reason]
+
+
+def _cost(one: Remote, block: float) -> float:
+    """Sets the number of calls in a block, and returns roughly how many seconds a block takes."""
+    seconds, _ = one.timed(1)
+    one.row.calls = max(1, math.ceil(block / seconds)) if seconds else 1
+    return (seconds + sum(one.timed(1, part)[0] for part in list(one.row.parts))) * (one.row.calls + 1)
+
+
+def _rounds(seconds: float, cost: float) -> int:
+    return max(FEWEST, min(MOST, int(seconds / cost))) if cost else FEWEST

@@ -12,7 +12,7 @@ from tensorflow.python.eager import context as tf_context
 
 from hvkeras import compat
 from hvkeras.backends.interface import Backend
-from hvkeras.bench.ranks import Ranks
+from hvkeras.bench.ranks import BenchmarkRanks
 from hvkeras.compat import patches
 from hvkeras.host.mpi import mpi_world
 
@@ -38,7 +38,7 @@ class Peer:
     gradient: Callable[[Any, Any, Sequence[Any]], Sequence[Any]] | None = None
 
 
-def direct(backend: Backend, ranks: Ranks) -> Peer:
+def direct(backend: Backend, ranks: BenchmarkRanks) -> Peer:
     """Returns the job's engine, used without hvkeras.
 
     A process can start Horovod's core, and TensorFlow's cluster, only once. A peer therefore uses the one that
@@ -57,7 +57,7 @@ def direct(backend: Backend, ranks: Ranks) -> Peer:
     return peer
 
 
-def mpi(ranks: Ranks) -> Any:
+def mpi(ranks: BenchmarkRanks) -> Any:
     """Returns an mpi4py communicator for all ranks; None if mpi4py is not installed."""
     if importlib.util.find_spec("mpi4py") is None:
         return None
@@ -65,7 +65,7 @@ def mpi(ranks: Ranks) -> Any:
     return mpi_world(launch.launcher, launch.size, ranks.session.settings.start_timeout)
 
 
-def _horovod(peer: Peer, backend: Backend, _: Ranks) -> None:
+def _horovod(peer: Peer, backend: Backend, _: BenchmarkRanks) -> None:
     import horovod.tensorflow as horovod
 
     def reduce(tensor: Any, name: str) -> Any:
@@ -73,13 +73,14 @@ def _horovod(peer: Peer, backend: Backend, _: Ranks) -> None:
 
     def gradient(tape: Any, loss: Any, variables: Sequence[Any]) -> Sequence[Any]:
         # Horovod supports TensorFlow variables, but not those of Keras 3.
-        found: Sequence[Any] = horovod.DistributedGradientTape(tape).gradient(loss, [*map(compat.native, variables)])
+        found: Sequence[Any] = horovod.DistributedGradientTape(tape).gradient(loss,
+                                                                              [*map(compat.as_tf_variable, variables)])
         return found
 
     peer.engine, peer.reduce, peer.gradient = f"{backend.engine}, without hvkeras", reduce, gradient
 
 
-def _tf_distribute(peer: Peer, backend: Backend, ranks: Ranks) -> None:
+def _tf_distribute(peer: Peer, backend: Backend, ranks: BenchmarkRanks) -> None:
     context = tf_context.context()
     cluster = tf.train.ClusterSpec(context._collective_ops_server_def.cluster)
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(cluster, task_type="worker", task_id=ranks.rank,

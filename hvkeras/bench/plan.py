@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from hvkeras.bench.peers import Peer
-    from hvkeras.bench.ranks import Ranks
+    from hvkeras.bench.ranks import BenchmarkRanks
 
 ONE = "local"  # the backend of the single-process job
 TCP = "TCP"  # in place of a backend: plain streams between hosts
@@ -45,7 +45,7 @@ def bytes_per_second(rate: str) -> float:
 
 
 @dataclass(frozen=True)
-class Plan:
+class BenchmarkPlan:
     """What a job measures, and how.
 
     Attributes:
@@ -88,7 +88,7 @@ class Stage:
         peer: The engine used directly, or None.
     """
 
-    plan: Plan
-    ranks: Ranks
+    plan: BenchmarkPlan
+    ranks: BenchmarkRanks
     memory: int | None
     peer: Peer | None

@@ -16,7 +16,7 @@ class WrongResultError(HvkerasError):
     """An engine computed a wrong result."""
 
 
-class Ranks:
+class BenchmarkRanks:
     """The ranks of the job, as seen by one of them.
 
     Args:

@@ -1,13 +1,26 @@
-"""The tables of a benchmark, and the notes below them."""
+"""Tables of a benchmark with the notes below them, and its plot as a PNG file."""
 
 from __future__ import annotations
 
+import importlib.util
+import textwrap
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 from rich import box
 from rich.table import Table
 
-from hvkeras.bench.figures import (
+from hvkeras.bench.plan import AT
+from hvkeras.bench.row import (
+    APART,
+    FORWARD_BACKWARD,
+    ONE_PROCESS,
+    PEER,
+    TCP_ALONE,
+    UPDATE,
+    BenchmarkRow,
     bandwidth,
     bus_bandwidth,
     efficiency,
@@ -17,15 +30,15 @@ from hvkeras.bench.figures import (
     rate,
     share_of_bound,
     speed_up,
+    title_of,
 )
-from hvkeras.bench.plan import AT
-from hvkeras.bench.row import APART, FORWARD_BACKWARD, ONE_PROCESS, TCP_ALONE, UPDATE, Row
+from hvkeras.errors import MachineError, explain
 
 UNKNOWN = "-"
 MUCH = 1e-3  # of the distance moved; a note is shown if rounding alone moves the weights further
 
 
-def table(kind: str, rows: Sequence[Row], ranks: int) -> tuple[Table, list[str]]:
+def table(kind: str, rows: Sequence[BenchmarkRow], ranks: int) -> tuple[Table, list[str]]:
     """Builds the table of the rows.
 
     Args:
@@ -48,12 +61,12 @@ def table(kind: str, rows: Sequence[Row], ranks: int) -> tuple[Table, list[str]]
     if any(AT in row.work for row in rows):
         figures.append("CPU of\nall ranks")
     headers = [*work, *figures, "memory\nMB", *("times\n" + name.replace(", ", ",\n") for name in names)]
-    for place, header in enumerate(headers):
-        made.add_column(header, justify="right" if place > 1 else "left", no_wrap=True, vertical="bottom")
+    for index, header in enumerate(headers):
+        made.add_column(header, justify="right" if index > 1 else "left", no_wrap=True, vertical="bottom")
     reasons: dict[str, int] = {}
-    for place, row in enumerate(rows):
-        last = place + 1 == len(rows) or rows[place + 1].work != row.work
-        first = place == 0 or rows[place - 1].work != row.work
+    for index, row in enumerate(rows):
+        last = index + 1 == len(rows) or rows[index + 1].work != row.work
+        first = index == 0 or rows[index - 1].work != row.work
         cells = [row.work if first else "", row.name]
         if row.blocks:
             cells += _cells(kind, row, rows, ranks)
@@ -65,7 +78,7 @@ def table(kind: str, rows: Sequence[Row], ranks: int) -> tuple[Table, list[str]]
     return made, [f"({number}) {reason}" for reason, number in reasons.items()]
 
 
-def _compared(kind: str, rows: Sequence[Row]) -> list[str]:
+def _compared(kind: str, rows: Sequence[BenchmarkRow]) -> list[str]:
     """The names of the rows that the others are compared with."""
     names = list(dict.fromkeys(row.name for row in rows if row.blocks))
     if kind == "step":
@@ -74,7 +87,7 @@ def _compared(kind: str, rows: Sequence[Row]) -> list[str]:
     return names if len({row.name for row in rows if row.blocks}) > 1 else []
 
 
-def _cells(kind: str, row: Row, rows: Sequence[Row], ranks: int) -> list[str]:
+def _cells(kind: str, row: BenchmarkRow, rows: Sequence[BenchmarkRow], ranks: int) -> list[str]:
     lower, median, upper = quartiles(row.blocks)
     cells = [f"{duration(median)} ({_number(lower, median)}-{_number(upper, median)})"]
     if kind == "allreduce":
@@ -94,7 +107,7 @@ def _cells(kind: str, row: Row, rows: Sequence[Row], ranks: int) -> list[str]:
     return [*cells, UNKNOWN if row.memory is None else f"{row.memory / 1e6:,.0f}"]
 
 
-def _ratio(row: Row, name: str, rows: Sequence[Row]) -> str:
+def _ratio(row: BenchmarkRow, name: str, rows: Sequence[BenchmarkRow]) -> str:
     other = next((each for each in rows if each.work == row.work and each.name == name), None)
     ratio = None if other is None or other is row else speed_up(row, other)
     return UNKNOWN if ratio is None else f"{ratio:,.0f}" if ratio >= 100 else f"{ratio:.3g}"
@@ -115,7 +128,7 @@ def _unit(seconds: float) -> tuple[str, float]:
     return ("us", 1e6) if seconds < 0.01 else ("ms", 1e3) if seconds < 10 else ("s", 1.0)
 
 
-def explanations(kind: str, rows: Sequence[Row], ranks: int) -> list[str]:
+def explanations(kind: str, rows: Sequence[BenchmarkRow], ranks: int) -> list[str]:
     """Explains the columns, and states what was verified.
 
     Args:
@@ -153,3 +166,87 @@ def explanations(kind: str, rows: Sequence[Row], ranks: int) -> list[str]:
                      " the cores of this machine")
     lines.append("memory: how much the peak of a rank rose while the engine started, was traced, and first ran")
     return [*lines, "times: how many times as fast as the column's engine, median of the rounds' ratios"]
+
+
+def require_matplotlib() -> None:
+    """Raises MachineError if matplotlib is not installed; called before anything runs."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise MachineError(explain("--plot needs matplotlib", "pip install 'hvkeras[bench]'"))
+
+
+def draw(kind: str, rows: Sequence[BenchmarkRow], ranks: int, title: str, path: Path) -> None:
+    """Draws times and bandwidths by size, or scaling efficiencies by model.
+
+    Args:
+        kind: `allreduce` or `step`.
+        rows: The rows; those without results are left out.
+        ranks: The number of ranks.
+        title: The title of the plot.
+        path: The PNG file.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4.5) if kind == "allreduce" else (8, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    known = [row for row in rows if row.blocks]
+    if kind == "allreduce":
+        _allreduce(figure, known, ranks)
+    else:
+        _step(figure.subplots(), known, ranks)
+    figure.suptitle(textwrap.fill(title, 110 if kind == "allreduce" else 80), fontsize="small")
+    figure.savefig(path, format="png", dpi=120)
+
+
+def _allreduce(figure: Any, rows: Sequence[BenchmarkRow], ranks: int) -> None:
+    times, buses = figure.subplots(1, 2)
+    for name in dict.fromkeys(row.name for row in rows):
+        own = sorted((row for row in rows if row.name == name), key=lambda row: row.bytes)
+        sizes = [row.bytes for row in own]
+        parts = np.array([quartiles(row.blocks) for row in own])
+        middle = parts[:, 1]
+        around = np.stack([middle - parts[:, 0], parts[:, 2] - middle]) * 1e6
+        times.errorbar(sizes, middle * 1e6, yerr=around, marker="o", capsize=3, label=name)
+        carried = [bus_bandwidth(row.bytes, seconds, ranks) / 1e9 for row, seconds in zip(own, middle, strict=True)]
+        buses.plot(sizes, carried, marker="o", label=name)
+    labels = {row.bytes: row.work for row in rows}
+    for axes, what in ((times, "time per allreduce, us (median and quartiles)"), (buses, "bus bandwidth, GB/s")):
+        axes.set(xscale="log", yscale="log", xlabel="bytes of the tensor", ylabel=what)
+        axes.set_xticks(list(labels), list(labels.values()))
+        axes.minorticks_off()
+        axes.grid(alpha=0.3)
+    if rows:
+        times.legend()
+
+
+def _step(axes: Any, rows: Sequence[BenchmarkRow], ranks: int) -> None:
+    models = list(dict.fromkeys(row.work for row in rows))
+    names = _in_families([row for row in rows if row.name != ONE_PROCESS])
+    colours = {name: "0.75" if name.startswith(APART) else f"C{index}"
+               for index, name in enumerate(name for name in names if name not in map(title_of, names))}
+    width = 0.84 / max(1, len(names))
+    for index, (name, kind) in enumerate(names.items()):
+        own = [(row.work, share) for row in rows if row.name == name and (share := efficiency(row, rows)) is not None]
+        if not own:
+            continue
+        where = [models.index(work) + (index - (len(names) - 1) / 2) * width for work, _ in own]
+        family = next((each for each in names if title_of(each) == name), name)
+        bars = axes.bar(where, [100 * share for _, share in own], width, label=name, edgecolor="black", linewidth=0.5,
+                        color=colours.get(family, "C9"), hatch="///" if kind == PEER else None,
+                        alpha=0.6 if kind == PEER else None)
+        axes.bar_label(bars, fmt="%.0f", fontsize="small")
+    axes.axhline(100, color="black", linewidth=0.8, label=ONE_PROCESS)
+    axes.set_xticks(range(len(models)), models)
+    axes.set(ylabel=f"speed, % of {ranks} x one process")
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=4, fontsize="small", frameon=False)
+
+
+def _in_families(rows: Sequence[BenchmarkRow]) -> dict[str, str]:
+    """The kinds of the rows by name, with a library's own row next to that of the backend that uses the library."""
+    kinds = {row.name: row.kind for row in rows}
+    names: dict[str, str] = {}
+    for name, kind in kinds.items():
+        if name not in map(title_of, kinds):
+            peer = title_of(name)
+            names |= {name: kind} | ({peer: kinds[peer]} if peer in kinds else {})
+    return names

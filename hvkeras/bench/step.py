@@ -16,11 +16,11 @@ import tensorflow as tf
 import hvkeras
 from hvkeras import compat
 from hvkeras.backends.capabilities import objection_to_xla
-from hvkeras.bench.models import MODELS, OPTIMIZERS, Model
+from hvkeras.bench.models import MODELS, OPTIMIZERS, ModelSpec
 from hvkeras.bench.participant import Participant
-from hvkeras.bench.plan import ONE, Plan, Stage, without_rate
-from hvkeras.bench.ranks import Ranks, WrongResultError
-from hvkeras.bench.row import APART, FORWARD_BACKWARD, ONE_PROCESS, PEER, REFERENCE, UPDATE, Row, title_of
+from hvkeras.bench.plan import ONE, BenchmarkPlan, Stage, without_rate
+from hvkeras.bench.ranks import BenchmarkRanks, WrongResultError
+from hvkeras.bench.row import APART, FORWARD_BACKWARD, ONE_PROCESS, PEER, REFERENCE, UPDATE, BenchmarkRow, title_of
 from hvkeras.errors import explain
 from hvkeras.gradients.optimizer_classes import apply_alone, distributed_part
 
@@ -35,7 +35,7 @@ Wrap = Callable[[Any], Any]
 Gradient = Callable[[Any, Any, Sequence[Any]], Sequence[Any]]
 
 
-class Task:
+class StepTask:
     """A model with its initial weights and the weights expected after `VERIFIED` steps.
 
     The single-process job computes the expected weights and saves them for the jobs of the engines.
@@ -46,7 +46,7 @@ class Task:
         rank: This rank.
     """
 
-    def __init__(self, model: Model, plan: Plan, rank: int) -> None:
+    def __init__(self, model: ModelSpec, plan: BenchmarkPlan, rank: int) -> None:
         self.model, self.optimizer = model, OPTIMIZERS[plan.optimizer]
         self.data = model.data(rank)
         path = Path(plan.shared) / f"{model.name}.npz"
@@ -124,7 +124,8 @@ class Training(Participant):
         jit: Whether the step is compiled by XLA.
     """
 
-    def __init__(self, row: Row, task: Task, ranks: Ranks, gradient: Gradient | None = None, wrap: Wrap | None = None,
+    def __init__(self, row: BenchmarkRow, task: StepTask, ranks: BenchmarkRanks, gradient: Gradient | None = None,
+                 wrap: Wrap | None = None,
                  strategy: Any = None, jit: bool = False) -> None:
         self.row, self._task, self._ranks = row, task, ranks
         self._gradient, self._wrap = gradient or _plain, wrap or (lambda optimizer: optimizer)
@@ -216,8 +217,8 @@ class Training(Participant):
                 optimizer.apply_gradients(zip(gradients, variables, strict=True))
             return tf.constant(0.0)
 
-        gradients = [tf.random.stateless_normal(variable.shape, (0, place), stddev=SMALL)
-                     for place, variable in enumerate(variables)]
+        gradients = [tf.random.stateless_normal(variable.shape, (0, index), stddev=SMALL)
+                     for index, variable in enumerate(variables)]
         return {FORWARD_BACKWARD: lambda: forward_backward(samples, labels)[0], UPDATE: lambda: update(*gradients)}
 
     def _compare(self, start: Sequence[Any]) -> None:
@@ -233,7 +234,7 @@ class Training(Participant):
 
 def _save(path: Path, **lists: Sequence[Any]) -> None:
     """Writes lists of arrays."""
-    arrays = {f"{name} {place}": each for name, arrays in lists.items() for place, each in enumerate(arrays)}
+    arrays = {f"{name} {index}": each for name, arrays in lists.items() for index, each in enumerate(arrays)}
     np.savez(path, allow_pickle=False, **arrays)
 
 
@@ -251,8 +252,8 @@ def _first_wrong(weights: Sequence[Any], expected: Sequence[Any], model: Any) ->
     for weight, goal, variable in zip(weights, expected, model.trainable_variables, strict=True):
         wrong = ~np.isclose(weight, goal, rtol=1e-4, atol=1e-6)
         if wrong.any():
-            place = tuple(int(each) for each in np.argwhere(wrong)[0])
-            return f"{compat.variable_name(variable)}{list(place)} is {weight[place]:g} instead of {goal[place]:g}"
+            index = tuple(int(each) for each in np.argwhere(wrong)[0])
+            return f"{compat.variable_name(variable)}{list(index)} is {weight[index]:g} instead of {goal[index]:g}"
     return "none by more than rounding"
 
 
@@ -262,7 +263,7 @@ def _loss(model: Any, samples: Any, labels: Any) -> Any:
 
 
 def _trainable(model: Any) -> list[Any]:
-    return [np.array(compat.native(variable)) for variable in model.trainable_variables]
+    return [np.array(compat.as_tf_variable(variable)) for variable in model.trainable_variables]
 
 
 def _plain(tape: Any, loss: Any, variables: Sequence[Any]) -> Sequence[Any]:
@@ -278,23 +279,23 @@ def participants(stage: Stage, name: str) -> list[Participant]:
         name: The model.
     """
     plan, ranks, peer = stage.plan, stage.ranks, stage.peer
-    task = Task(MODELS[without_rate(name)], plan, ranks.rank)
+    task = StepTask(MODELS[without_rate(name)], plan, ranks.rank)
     if plan.backend in (ONE, ""):
         row_name = ONE_PROCESS if plan.backend else APART
         description = "no communication" if plan.backend else f"{ranks.size} processes side by side, no communication"
         suffixes = ["", XLA] if plan.jit else [""]
-        return [Training(Row(name, row_name + suffix, REFERENCE, description), task, ranks, jit=suffix == XLA)
+        return [Training(BenchmarkRow(name, row_name + suffix, REFERENCE, description), task, ranks, jit=suffix == XLA)
                 for suffix in suffixes]
     backend = ranks.session.backend
     suffixes = ["", *([PLAIN] if plan.plain else []), *([SHARED] if plan.shard else [])]
     suffixes += [XLA] if plan.jit and not objection_to_xla(backend) else []
     made: list[Participant] = []
     for suffix in suffixes:
-        row = Row(name, backend.name + suffix, engine=backend.engine, memory=stage.memory)
+        row = BenchmarkRow(name, backend.name + suffix, engine=backend.engine, memory=stage.memory)
         wrap = functools.partial(hvkeras.DistributedOptimizer, compile_update=False if suffix == PLAIN else "auto",
                                  shard_update=suffix == SHARED)
         made.append(Training(row, task, ranks, wrap=wrap, jit=suffix == XLA))
     if peer is not None:
-        row = Row(name, title_of(backend.name), PEER, peer.engine, peer.reason)
+        row = BenchmarkRow(name, title_of(backend.name), PEER, peer.engine, peer.reason)
         made.append(Training(row, task, ranks, peer.gradient, strategy=peer.strategy))
     return made

@@ -8,9 +8,9 @@ import socket
 import threading
 
 from hvkeras.bench.participant import Participant
-from hvkeras.bench.ranks import Ranks
-from hvkeras.bench.row import Row
-from hvkeras.control.wire import ProofError, accept_proven, prove_to_server
+from hvkeras.bench.ranks import BenchmarkRanks
+from hvkeras.bench.row import BenchmarkRow
+from hvkeras.control.wire import AuthenticationError, accept_authenticated, authenticate_to_server
 from hvkeras.errors import PeerError, explain
 
 _CHUNK = 1 << 20  # bytes
@@ -26,7 +26,7 @@ class Streams(Participant):
         ranks: The ranks.
     """
 
-    def __init__(self, row: Row, size: int, ranks: Ranks) -> None:
+    def __init__(self, row: BenchmarkRow, size: int, ranks: BenchmarkRanks) -> None:
         self.row, self._ranks = row, ranks
         row.bytes = size
         numbers = ranks.session.topology.host_numbers
@@ -54,7 +54,7 @@ class Streams(Participant):
                                           name="hvkeras-connect", daemon=True)
             connecting.start()  # all hosts connect and accept at the same time
             try:
-                self._from = accept_proven(server, secret.encode(), _DEADLINE)
+                self._from = accept_authenticated(server, secret.encode(), _DEADLINE)
             finally:
                 connecting.join()
             self._from.settimeout(_DEADLINE)
@@ -84,9 +84,9 @@ class Streams(Participant):
                                           expected=self._runs * self._bytes))
 
     def _connect(self, address: tuple[str, int], secret: bytes) -> None:
-        with contextlib.suppress(OSError, ProofError), contextlib.ExitStack() as on_failure:
+        with contextlib.suppress(OSError, AuthenticationError), contextlib.ExitStack() as on_failure:
             connected = on_failure.enter_context(socket.create_connection(address, timeout=_DEADLINE))
-            prove_to_server(connected, secret)
+            authenticate_to_server(connected, secret)
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             on_failure.pop_all()
             self._to = connected

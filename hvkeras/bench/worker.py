@@ -1,4 +1,4 @@
-"""The program of each rank in a job of `hvkeras bench`: it serves requests and otherwise waits."""
+"""Program of each rank in a job of `hvkeras bench`: it serves requests and otherwise waits."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any
 import hvkeras
 from hvkeras.bench import participant
 from hvkeras.bench.channel import Channel, ChannelClosedError
-from hvkeras.bench.memory import PeakMemory
-from hvkeras.bench.plan import SILENT, Plan, Stage
-from hvkeras.bench.ranks import Ranks
-from hvkeras.host.cores import usable_cores
-from hvkeras.host.machine import spread
+from hvkeras.bench.participant import PeakMemory
+from hvkeras.bench.plan import SILENT, BenchmarkPlan, Stage
+from hvkeras.bench.ranks import BenchmarkRanks
+from hvkeras.control.launch_environments import detect_launch
+from hvkeras.host.machine import spread, usable_cores
 from hvkeras.job.session import current_session
-from hvkeras.launch_environments import detect_launch
 from hvkeras.startup import init_without_engine
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ def main(folder: Path) -> None:
     Args:
         folder: The folder of the job, which contains the plan.
     """
-    plan = Plan(**json.loads((folder / "plan.json").read_text()))
+    plan = BenchmarkPlan(**json.loads((folder / "plan.json").read_text()))
     launch = detect_launch()
     if plan.pin:
         os.sched_setaffinity(0, {spread(usable_cores())[launch.rank]})  # before TensorFlow starts its threads
@@ -46,7 +45,7 @@ def main(folder: Path) -> None:
         session = current_session()
     else:
         session = init_without_engine()
-    ranks = Ranks(session, plan.timeout)
+    ranks = BenchmarkRanks(session, plan.timeout)
     channel = Channel.to(folder) if ranks.rank == 0 else None
     pids = ranks.gather(os.getpid())
     if channel is not None:
@@ -58,7 +57,7 @@ def main(folder: Path) -> None:
     hvkeras.shutdown()
 
 
-def _peer(plan: Plan, ranks: Ranks) -> Peer | None:
+def _peer(plan: BenchmarkPlan, ranks: BenchmarkRanks) -> Peer | None:
     if not plan.peer:
         return None
     from hvkeras.bench.peers import direct  # noqa: PLC0415 - imports TensorFlow

@@ -1,26 +1,90 @@
-"""`BackupAndRestore`: resumes interrupted training from where it was last saved."""
+"""`BackupAndRestore`: resumes interrupted training from its last backup."""
 
 from __future__ import annotations
 
 import itertools
+import numbers
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
 from hvkeras import compat
-from hvkeras.callbacks import callback_states, randomness
+from hvkeras.callbacks import randomness
 from hvkeras.callbacks.backup_file import Backup, BackupFolder, Position
-from hvkeras.callbacks.base import KerasCallback
-from hvkeras.callbacks.chief import should_print
+from hvkeras.callbacks.base import KerasCallback, should_print
 from hvkeras.callbacks.training_group import TrainingGroup, group_of
 from hvkeras.control.relayed import as_runs
 from hvkeras.errors import HvkerasError, UnsupportedError, UsageError, explain
 from hvkeras.gradients.optimizer import gather_optimizer
 from hvkeras.gradients.optimizer_classes import distributed_part, state_of
 from hvkeras.host.console import say
-from hvkeras.job.notice import Notice
+from hvkeras.job.preemption import PreemptionSignal
 from hvkeras.typing import CallbackLike, Logs, ModelLike, PathLike
+
+# Attributes by the class of the callback, or one of its bases.
+_KEPT = {
+    "EarlyStopping": ("best", "wait", "best_epoch", "stopped_epoch", "best_weights"),
+    "ReduceLROnPlateau": ("best", "wait", "cooldown_counter"),
+    "ModelCheckpoint": ("best",),
+}
+
+
+def states_of(callbacks: Sequence[Any]) -> dict[str, dict[str, Any]]:
+    """Returns what Keras's callbacks have seen so far, as numbers and arrays, by names that a later run has too."""
+    return {key: {name: _plain(getattr(callback, name)) for name in names if hasattr(callback, name)}
+            for key, callback, names in _known(callbacks)}
+
+
+def restore(callbacks: Sequence[Any], states: Mapping[str, Mapping[str, Any]]) -> None:
+    """Restores the states of callbacks, matched by kind, monitor and position in the list."""
+    for key, callback, names in _known(callbacks):
+        for name in names:
+            if name in states.get(key, {}):
+                setattr(callback, name, states[key][name])
+        if "best" in states.get(key, {}):
+            _keep_best(callback, states[key]["best"])
+
+
+def _keep_best(callback: Any, best: Any) -> None:
+    """Makes a callback keep its best value when it determines, at an epoch's end, whether less or more is better.
+
+    Older versions of Keras 3 reset the best value to the worst possible one at that point.
+    """
+    set_direction = getattr(callback, "_set_monitor_op", None)
+    if set_direction is None or getattr(callback, "monitor_op", True) is not None:
+        return
+
+    def once() -> None:
+        set_direction()
+        callback.best = best
+        del callback._set_monitor_op  # this function, which hides the method
+
+    callback._set_monitor_op = once
+
+
+def _known(callbacks: Sequence[Any]) -> Iterator[tuple[str, Any, tuple[str, ...]]]:
+    seen: dict[str, int] = {}
+    for callback in callbacks:
+        kind = next((cls.__name__ for cls in type(callback).__mro__ if cls.__name__ in _KEPT), None)
+        if kind is not None:
+            name = f"{kind} of {getattr(callback, 'monitor', '')}"
+            seen[name] = seen.get(name, 0) + 1
+            yield f"{name}, number {seen[name]}", callback, _KEPT[kind]
+
+
+def _plain(value: Any) -> Any:
+    """Converts numbers to Python's types, and arrays to NumPy's."""
+    if isinstance(value, (list, tuple)):
+        return [np.asarray(one) for one in value]
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    return float(np.asarray(value))
+
 
 if TYPE_CHECKING:
     from hvkeras.typing import Callback as _Callback
@@ -87,7 +151,7 @@ class BackupAndRestore(KerasCallback):
         self._rows: int | None = None  # samples per step, on all workers
         self._epoch = self._begun = self._counted = self._since = 0
         self._save_pending = False  # whether to save at the end of the epoch
-        self._notice = Notice("")
+        self._preemption = PreemptionSignal("")
 
     def set_model(self, model: ModelLike) -> None:
         """Sets the model, before training begins."""
@@ -137,7 +201,7 @@ class BackupAndRestore(KerasCallback):
             raise UsageError(explain("One fit() can have one BackupAndRestore", "remove the others from callbacks"))
         self._others = callbacks
         if self._restored is not None:
-            callback_states.restore(callbacks, self._restored.callbacks or {})
+            restore(callbacks, self._restored.callbacks or {})
             if self._restored.random is not None and not self._restored.position.step:
                 randomness.restore(self._restored.random)
 
@@ -153,7 +217,7 @@ class BackupAndRestore(KerasCallback):
 
         Saves what was trained before, and ends, if that is what SIGTERM has asked for.
         """
-        if batch and self._is_whole() and self._notice.is_due():
+        if batch and self._is_complete() and self._preemption.is_due():
             self._save_and_end(Position(self._epoch, batch, self._steps, self._rows, self._group.workers),
                                f"after step {batch} of epoch {self._epoch + 1}")
         self._begun = batch
@@ -161,14 +225,14 @@ class BackupAndRestore(KerasCallback):
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:  # noqa: ARG002 - Keras's signature
         """Saves, after all other callbacks have run."""
         after = Position(epoch + 1, 0, self._steps, self._rows, self._group.workers)
-        if self._notice.is_due():
+        if self._preemption.is_due():
             self._save_and_end(after, f"after epoch {epoch + 1}")
         if self.save_freq == "epoch" or self._save_pending:
             self._save(after)
 
     def on_train_end(self, logs: Logs | None = None) -> None:  # noqa: ARG002 - Keras's signature
         """Removes the backup if `delete_checkpoint` is set."""
-        self._notice.forget()
+        self._preemption.forget()
         compat.begin_with_epoch(self.model, None)
         if self.delete_checkpoint and self._group.is_chief:
             self._folder.remove()
@@ -230,7 +294,7 @@ class BackupAndRestore(KerasCallback):
         done = self._done()
         self._since += done - self._counted
         self._counted = done
-        if self.save_freq == "epoch" or self._since < self.save_freq or not self._is_whole():
+        if self.save_freq == "epoch" or self._since < self.save_freq or not self._is_complete():
             return
         if done == self._steps:  # the backup includes validation and the callbacks at the epoch's end
             self._save_pending = True
@@ -242,7 +306,7 @@ class BackupAndRestore(KerasCallback):
         done = self._begun + compat.steps_per_execution(self.model)
         return done if self._steps is None else min(done, self._steps)
 
-    def _is_whole(self) -> bool:
+    def _is_complete(self) -> bool:
         """Whether no rank holds gradients that it has not yet shared (`backward_passes_per_step`)."""
         part = distributed_part(self.model.optimizer)
         passes = 1 if part is None else part.options.passes
@@ -255,20 +319,20 @@ class BackupAndRestore(KerasCallback):
         if self._group.is_chief:
             self._folder.write(self.model, Backup(
                 position, self._optimizer(), randomness.layer_seeds(self.model), randomness.capture(),
-                self._random_at_epoch if position.step else None, callback_states.states_of(self._others)))
+                self._random_at_epoch if position.step else None, states_of(self._others)))
 
     def _listen(self, number: int) -> None:
         """Makes SIGTERM save, where this process knows of those that train with it."""
-        self._notice.forget()
+        self._preemption.forget()
         ranks = self._group.ranks
         if ranks is not None:
-            self._notice = Notice(f"training {number} of ranks {as_runs(ranks)}, kept in a backup", ranks)
-            self._notice.listen()
+            self._preemption = PreemptionSignal(f"training {number} of ranks {as_runs(ranks)}, kept in a backup", ranks)
+            self._preemption.listen()
 
     def _save_and_end(self, position: Position, after: str) -> None:
         self._save(position)
         self._group.broadcast(None)
-        self._notice.end(f"training was saved in {self.backup_dir} {after}")
+        self._preemption.end(f"training was saved in {self.backup_dir} {after}")
 
     def _optimizer(self) -> str:
         """Returns the class name of the optimizer, without any wrapper."""

@@ -1,4 +1,4 @@
-"""`KerasCallback`: the base of callbacks, that of the Keras which `tf.keras` refers to when it is imported."""
+"""Base class of the callbacks, and the chief: the process that prints and writes for all that train a model."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from hvkeras import compat
+from hvkeras.compat import graphs
+from hvkeras.host.console import prints_at
+from hvkeras.job.session import current_session, is_initialized
+from hvkeras.settings import Settings
+from hvkeras.training.fit_hooks import shared_by
 
 if TYPE_CHECKING:
     from hvkeras.typing import Callback as _Callback
@@ -21,3 +26,25 @@ class KerasCallback(_Callback):
     def backend(self) -> Any:
         """The module `tf.keras.backend`, by which classes derived from Horovod's callbacks read and set variables."""
         return tf.keras.backend
+
+
+def spanning_strategy(model: Any) -> Any:
+    """Returns the multi-worker `tf.distribute` strategy that the model was created under; None if there is none."""
+    strategy = getattr(model, "distribute_strategy", None)
+    return strategy if strategy is not None and graphs.spans_workers(strategy) else None
+
+
+def is_chief(model: Any) -> bool:
+    """Whether this process is the chief of those that train the model: the strategy's chief, or usually rank 0."""
+    strategy = spanning_strategy(model)
+    if strategy is not None:
+        return bool(strategy.extended.should_checkpoint)
+    if not is_initialized():
+        return True
+    process_set = shared_by(model)
+    return current_session().topology.rank == (0 if process_set is None else process_set.ranks[0])
+
+
+def should_print(model: Any, level: str = "WARNING") -> bool:
+    """Whether this process is the chief, and messages of that level are printed."""
+    return is_chief(model) and prints_at(current_session().settings if is_initialized() else Settings(), level)

@@ -63,7 +63,7 @@ class BroadcastGlobalVariablesCallback(KerasCallback):
             warnings.warn("the model's optimizer is not distributed: each rank trains on its own gradients."
                           " HINT: compile with hvkeras.DistributedOptimizer(optimizer)", stacklevel=2)
         with graphs.eagerly():
-            built = int(allreduce(int(bool(self.model.built) or compat.is_whole(self.model)), op=Min,
+            built = int(allreduce(int(bool(self.model.built) or compat.is_built(self.model)), op=Min,
                                   name="the model is built"))
         if built:
             self._broadcast()

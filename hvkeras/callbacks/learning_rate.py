@@ -9,13 +9,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvkeras import as_horovod, compat
-from hvkeras.callbacks.base import KerasCallback
-from hvkeras.callbacks.chief import is_chief
+from hvkeras import compat
+from hvkeras.callbacks.base import KerasCallback, is_chief
 from hvkeras.collectives.operations import Min
 from hvkeras.collectives.reductions import allreduce
 from hvkeras.compat import graphs
 from hvkeras.errors import UsageError, explain
+from hvkeras.horovod import as_horovod
 from hvkeras.host.console import prints_at, say
 from hvkeras.job.session import current_session
 from hvkeras.training.fit_hooks import shared_by

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from hvkeras.callbacks.base import KerasCallback
-from hvkeras.callbacks.chief import is_chief
+from hvkeras.callbacks.base import KerasCallback, is_chief
 from hvkeras.collectives.broadcasts import allgather_object
 from hvkeras.host.console import in_words, prints_at, say
 from hvkeras.job.session import current_session

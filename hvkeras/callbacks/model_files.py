@@ -10,10 +10,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvkeras.callbacks.chief import spanning_strategy
+from hvkeras.callbacks.base import spanning_strategy
 from hvkeras.errors import MachineError, explain
-from hvkeras.host.disk_space import room_left, why_full
-from hvkeras.host.durable_files import replace_durably
+from hvkeras.host.files import replace_durably, room_left, why_full
 
 _PARTIAL = ".partial-"
 _SINGLE_FILES = (".keras", ".h5")

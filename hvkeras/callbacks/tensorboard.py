@@ -1,7 +1,11 @@
-"""`TensorBoard`: the chief writes Keras's summaries and the times of all ranks; any rank can be profiled."""
+"""`TensorBoard`: the chief writes Keras's summaries and the times of all ranks; any rank can be profiled.
+
+Scalars are written without the package `tensorboard`, which TensorFlow 2.21 no longer installs.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import time
 import weakref
@@ -11,15 +15,44 @@ from typing import TYPE_CHECKING, Any, Literal
 import tensorflow as tf
 
 from hvkeras import compat
-from hvkeras.callbacks import summaries
-from hvkeras.callbacks.chief import is_chief, spanning_strategy
+from hvkeras.callbacks.base import is_chief, spanning_strategy
+from hvkeras.diagnostics import spans
+from hvkeras.diagnostics.rank_times import LATEST, RankTimes, figures
+from hvkeras.diagnostics.ring_buffer import PythonRing
 from hvkeras.errors import MachineError, UsageError, explain
-from hvkeras.job.changes import changes
-from hvkeras.job.session import current_session, is_initialized
-from hvkeras.profiling import spans
-from hvkeras.profiling.rank_times import LATEST, RankTimes, figures
-from hvkeras.profiling.ring_buffer import PythonRing
+from hvkeras.job.session import changes, current_session, is_initialized
 from hvkeras.typing import Logs, ModelLike, PathLike
+
+_found = importlib.util.find_spec("tensorboard")
+has_tensorboard = _found is not None and bool(_found.submodule_search_locations)  # not a script of that name
+
+
+def scalar(name: str, data: Any, step: Any = None, description: str | None = None) -> Any:
+    """Writes a scalar to the default writer, in the format of `tf.summary.scalar`, which needs `tensorboard`.
+
+    Args:
+        name: The tag.
+        data: The number.
+        step: Its position on the x axis; by default that of the writer.
+        description: Markdown that TensorBoard displays with it.
+
+    Returns:
+        Whether there was a writer.
+    """
+    metadata = tf.compat.v1.SummaryMetadata(summary_description=description or "")
+    metadata.plugin_data.plugin_name = "scalars"
+    with tf.summary.experimental.summary_scope(name, "scalar_summary", values=[data, step]) as (tag, _):
+        return tf.summary.write(tag, tf.cast(data, tf.float32), step=step, metadata=metadata)
+
+
+class Summaries:
+    """`tf.summary`, except for scalars."""
+
+    scalar = staticmethod(scalar)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(tf.summary, name)
+
 
 if TYPE_CHECKING:
     from hvkeras.typing import Callback as _Callback
@@ -114,7 +147,7 @@ class TensorBoard(_TensorBoard):
     @property
     def summary(self) -> object:
         """Keras's access to `tf.summary`, whose scalars need the package tensorboard."""
-        return tf.summary if summaries.has_tensorboard else summaries.Summaries()
+        return tf.summary if has_tensorboard else Summaries()
 
     def set_model(self, model: ModelLike) -> None:
         """Determines the rank of this process, and starts writing on the chief."""
@@ -139,7 +172,7 @@ class TensorBoard(_TensorBoard):
     def _require_tensorboard(self) -> None:
         wanted = [name for name in ("histogram_freq", "write_images", "embeddings_freq") if getattr(self, name)]
         in_keras_3 = hasattr(_TensorBoard, "summary")
-        if summaries.has_tensorboard or (in_keras_3 and not wanted):
+        if has_tensorboard or (in_keras_3 and not wanted):
             return
         what = " and ".join(wanted) if in_keras_3 else "The TensorBoard callback of tf_keras"
         needs = "need" if len(wanted) > 1 and in_keras_3 else "needs"
@@ -232,10 +265,10 @@ class TensorBoard(_TensorBoard):
         self._changes += len(found)
         with tf.summary.create_file_writer(os.path.join(self.log_dir, "elastic")).as_default(), \
                 tf.summary.record_if(True):
-            summaries.scalar("elastic/ranks", found[-1].size, step=epoch)
-            summaries.scalar("elastic/changes", self._changes, step=epoch)
-            summaries.scalar("elastic/seconds_lost", sum(change.seconds for change in found), step=epoch)
-            summaries.scalar("elastic/steps_repeated", sum(change.repeated or 0 for change in found), step=epoch)
+            scalar("elastic/ranks", found[-1].size, step=epoch)
+            scalar("elastic/changes", self._changes, step=epoch)
+            scalar("elastic/seconds_lost", sum(change.seconds for change in found), step=epoch)
+            scalar("elastic/steps_repeated", sum(change.repeated or 0 for change in found), step=epoch)
 
     def rank_times(self) -> RankTimes:
         """Returns what this rank has measured since the epoch began."""
@@ -258,7 +291,7 @@ class TensorBoard(_TensorBoard):
                 self._rank_writers[rank] = tf.summary.create_file_writer(folder)
             with self._rank_writers[rank].as_default(), tf.summary.record_if(True):
                 for tag, value in numbers.items():
-                    summaries.scalar(tag, value, step=epoch)
+                    scalar(tag, value, step=epoch)
             self._rank_writers[rank].flush()
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from hvkeras import compat
-from hvkeras.callbacks.chief import is_chief, spanning_strategy
+from hvkeras.callbacks.base import is_chief, spanning_strategy
 from hvkeras.collectives.broadcasts import broadcast_object, broadcast_variables
 from hvkeras.job.process_sets import ProcessSet
 from hvkeras.training.fit_hooks import shared_by

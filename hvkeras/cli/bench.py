@@ -21,21 +21,19 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from hvkeras.backends import backend_class, backend_names
 from hvkeras.bench import report
-from hvkeras.bench.figures import with_figures
 from hvkeras.bench.interleaved import BLOCK, InterleavedRun, LaunchMethod
 from hvkeras.bench.jobs import TimeIsUpError
 from hvkeras.bench.launches import LAUNCHERS, Starter, objection
 from hvkeras.bench.models import MODELS, OPTIMIZERS
-from hvkeras.bench.plan import AT, Plan, rate_of
-from hvkeras.bench.plot import draw, require_matplotlib
-from hvkeras.bench.rounds import Effort
-from hvkeras.bench.row import PEER, Row
+from hvkeras.bench.namespaces import VirtualNetwork, missing, network
+from hvkeras.bench.participant import Effort
+from hvkeras.bench.plan import AT, BenchmarkPlan, rate_of
+from hvkeras.bench.report import draw, require_matplotlib
+from hvkeras.bench.row import PEER, BenchmarkRow, with_figures
 from hvkeras.comparison.command import exiting_on_signals
 from hvkeras.comparison.trial import end, timeout_message
 from hvkeras.errors import MachineError, UsageError, explain
-from hvkeras.host import machine
-from hvkeras.host.cores import usable_cores
-from hvkeras.host.namespaces import Network, missing, network
+from hvkeras.host.machine import machine_facts, usable_cores
 from hvkeras.launcher.exit_report import root_cause
 from hvkeras.launcher.run_arguments import Parser, seconds
 from hvkeras.settings import Settings, size_in_bytes
@@ -109,9 +107,9 @@ def bench(arguments: Sequence[str]) -> int:
     cores = usable_cores()
     work = _checked(flags, cores)
     names = _backends(flags)
-    facts = machine.facts(cores)
+    facts = machine_facts(cores)
     folder = Path(tempfile.mkdtemp(prefix="hvkeras-bench-"))
-    rows: list[Row] = []
+    rows: list[BenchmarkRow] = []
     with exiting_on_signals():
         reason = _run(flags, names, work, folder, rows)
     _print(flags, rows, arguments)
@@ -232,7 +230,8 @@ def _backends(flags: argparse.Namespace) -> list[str]:
     return names
 
 
-def _run(flags: argparse.Namespace, names: Sequence[str], work: Sequence[str], folder: Path, rows: list[Row]) -> str:
+def _run(flags: argparse.Namespace, names: Sequence[str], work: Sequence[str], folder: Path,
+         rows: list[BenchmarkRow]) -> str:
     """Runs everything under a progress bar, and adds rows as results arrive; returns why it ended early, or ""."""
     screen = Console(stderr=True, highlight=False)
     columns = (BarColumn(), TextColumn("{task.percentage:3.0f}%"), TimeElapsedColumn(),
@@ -246,7 +245,7 @@ def _run(flags: argparse.Namespace, names: Sequence[str], work: Sequence[str], f
             activity = what
             progress.update(task, completed=share, description=what)
 
-        plan = Plan(flags.kind, "", flags.np, False, flags.jit, flags.optimizer, flags.plain_update, flags.pin,
+        plan = BenchmarkPlan(flags.kind, "", flags.np, False, flags.jit, flags.optimizer, flags.plain_update, flags.pin,
                     flags.timeout, str(folder), flags.links, flags.shard_update)
         effort = Effort(flags.time or TIME[flags.kind], flags.rounds, BLOCK[flags.kind])
         hosts = network(flags.hosts) if flags.hosts > 1 else contextlib.nullcontext()
@@ -259,7 +258,7 @@ def _run(flags: argparse.Namespace, names: Sequence[str], work: Sequence[str], f
     return ""
 
 
-def _methods(flags: argparse.Namespace, folder: Path, hosts: Network | None) -> list[LaunchMethod]:
+def _methods(flags: argparse.Namespace, folder: Path, hosts: VirtualNetwork | None) -> list[LaunchMethod]:
     """How each launcher starts jobs."""
     methods = []
     for launcher in flags.launchers:
@@ -272,7 +271,7 @@ def _methods(flags: argparse.Namespace, folder: Path, hosts: Network | None) -> 
     return methods
 
 
-def _limiting(hosts: Network | None) -> Callable[[str], None]:
+def _limiting(hosts: VirtualNetwork | None) -> Callable[[str], None]:
     """Gives the hosts' cables the bandwidth that a piece of work names."""
     limited = False
 
@@ -293,7 +292,7 @@ def _last_line_of_hvkeras(text: str, code: int) -> str:
     return lines[-1] if lines else f"it exited with code {code}"
 
 
-def _print(flags: argparse.Namespace, rows: Sequence[Row], arguments: Sequence[str]) -> None:
+def _print(flags: argparse.Namespace, rows: Sequence[BenchmarkRow], arguments: Sequence[str]) -> None:
     """Prints the table, an explanation of its columns, and the reasons for failures."""
     if not rows:
         return
@@ -321,7 +320,7 @@ def _plot_title(flags: argparse.Namespace, arguments: Sequence[str], facts: Mapp
             f" {facts['load_before'][0]:.1f} before and {os.getloadavg()[0]:.1f} after")
 
 
-def _write_json(flags: argparse.Namespace, rows: Sequence[Row], arguments: Sequence[str],
+def _write_json(flags: argparse.Namespace, rows: Sequence[BenchmarkRow], arguments: Sequence[str],
                 facts: Mapping[str, Any], reason: str) -> None:
     content = {
         "format": 1, "command": [*PROG.split(), *arguments], "kind": flags.kind, "ranks": flags.np,

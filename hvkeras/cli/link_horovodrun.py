@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hvkeras.cli.run import run
+from hvkeras.diagnostics.check_build import horovod_is_installed
 from hvkeras.errors import MachineError, UsageError, explain
-from hvkeras.launcher.horovodrun import horovod_is_installed
 from hvkeras.launcher.run_arguments import Parser
 
 NAME = "horovodrun"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pkgutil import resolve_name
 
 from hvkeras import __version__
 from hvkeras.cli.errors import guarded, quiet_after_readers
@@ -18,11 +19,25 @@ commands:
   bench             measure backends against each other, in one job, with every result verified
   trace             merge the ranks' traces of a job into one (hvkeras run --trace-steps records them)
   doctor            check whether training will work on this machine or these hosts, and how to fix it
+  exec              run a script written for Horovod under any launcher (hvkeras exec --as-horovod train.py)
+  build-horovod     build Horovod's own engine against the installed TensorFlow
   link-horovodrun   put a command `horovodrun` in place where Horovod's own is not installed
 
 options:
   -h, --help        show this help
   -v, --version     show the version"""
+
+
+# The functions of the commands, imported when they are needed: they import NumPy, Rich or psutil.
+_COMMANDS = {
+    "compare": "hvkeras.comparison.command:compare",
+    "report": "hvkeras.cli.reports:report",
+    "bench": "hvkeras.cli.bench:bench",
+    "trace": "hvkeras.cli.reports:trace",
+    "doctor": "hvkeras.cli.doctor:doctor",
+    "build-horovod": "hvkeras.cli.build_horovod:build_horovod",
+    "link-horovodrun": "hvkeras.cli.link_horovodrun:link",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -49,31 +64,26 @@ def _command(given: Sequence[str]) -> int:
         from hvkeras.cli.run import run  # noqa: PLC0415 - imports psutil
 
         return run(given[1:])
-    elif command == "compare":
-        from hvkeras.comparison.command import compare  # noqa: PLC0415 - imports NumPy and Rich
-
-        return guarded("hvkeras compare", lambda: compare(given[1:]))
-    elif command == "report":
-        from hvkeras.cli.report import report  # noqa: PLC0415 - imports NumPy
-
-        return guarded("hvkeras report", lambda: report(given[1:]))
-    elif command == "bench":
-        from hvkeras.cli.bench import bench  # noqa: PLC0415 - imports NumPy and Rich
-
-        return guarded("hvkeras bench", lambda: bench(given[1:]))
-    elif command == "trace":
-        from hvkeras.cli.trace import trace  # noqa: PLC0415 - imports psutil
-
-        return guarded("hvkeras trace", lambda: trace(given[1:]))
-    elif command == "doctor":
-        from hvkeras.doctor.command import doctor  # noqa: PLC0415 - imports NumPy and Rich
-
-        return guarded("hvkeras doctor", lambda: doctor(given[1:]))
-    elif command == "link-horovodrun":
-        from hvkeras.cli.link_horovodrun import link  # noqa: PLC0415 - imports psutil
-
-        return guarded("hvkeras link-horovodrun", lambda: link(given[1:]))
+    elif command == "exec":
+        return _exec(given[1:])
+    elif command in _COMMANDS:
+        return guarded(f"hvkeras {command}", lambda: int(resolve_name(_COMMANDS[command])(given[1:])))
     else:
         print(f"{USAGE}\n\nhvkeras: there is no command {command!r}", file=sys.stderr)
         return 2
     return 0
+
+
+def _exec(arguments: Sequence[str]) -> int:
+    from hvkeras.cli.exec import execute, prepare  # noqa: PLC0415 - imports psutil
+
+    prepared = ""
+
+    def prepare_it() -> int:
+        nonlocal prepared
+        prepared = prepare(arguments)
+        return 0
+
+    code = guarded("hvkeras exec", prepare_it)
+    execute(prepared)  # outside of `guarded`: the script's errors are its own
+    return code

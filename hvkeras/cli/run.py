@@ -12,23 +12,22 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from hvkeras import as_horovod
 from hvkeras.cli.errors import guarded
+from hvkeras.control.launch_environments import Launch
 from hvkeras.errors import UsageError, explain
-from hvkeras.host.commit_files import remove_commits
+from hvkeras.horovod import as_horovod
 from hvkeras.host.console import prints_at
-from hvkeras.launch_environments import Launch
-from hvkeras.launcher import pods
+from hvkeras.host.files import remove_commits
+from hvkeras.host.ssh import Ssh
+from hvkeras.launcher import host_reporter
 from hvkeras.launcher.horovod_flags import tuning_variables
-from hvkeras.launcher.host_agents import Ssh
 from hvkeras.launcher.host_pool import FAILURES, HostPool, discovered
 from hvkeras.launcher.job_spec import JobSpec
-from hvkeras.launcher.placement import THIS_HOST, HostRanks, place, slots_in
+from hvkeras.launcher.placement import THIS_HOST, HostRanks, allocated_hosts, place_ranks, slots_in
 from hvkeras.launcher.printer import Printer
 from hvkeras.launcher.reporting_hosts import ReportingHosts
 from hvkeras.launcher.restarts import run as run_job
 from hvkeras.launcher.run_arguments import ELASTIC_RESETS, ELASTIC_TIMEOUT, parse
-from hvkeras.launcher.slurm_hosts import allocated_hosts
 from hvkeras.settings import Settings
 
 _FOLDER, _REMOVES = "HVKERAS_ELASTIC_DIR", "HVKERAS_RUN_COMMITS"  # of commits; whether `hvkeras run` removes them
@@ -50,11 +49,11 @@ def run(arguments: Sequence[str], prog: str = "hvkeras run") -> int:
 def _run(arguments: Sequence[str], prog: str) -> int:
     flags = parse(arguments, prog)
     if flags.check_build:
-        from hvkeras.launcher.check_build import check_build  # noqa: PLC0415 - imports Rich, which only this flag needs
+        from hvkeras.diagnostics.check_build import check_build  # noqa: PLC0415 - imports Rich, which only this flag needs
 
         return check_build()
     is_elastic = flags.min_np is not None or flags.max_np is not None
-    pod = pods.pod(os.environ) if is_elastic and not (flags.hosts or flags.hostfile) else None
+    pod = host_reporter.pod(os.environ) if is_elastic and not (flags.hosts or flags.hostfile) else None
     if pod is not None:
         return _run_in_pod(flags, pod)
     allocated = None if flags.hosts or flags.hostfile else allocated_hosts(os.environ, flags.np)
@@ -63,7 +62,7 @@ def _run(arguments: Sequence[str], prog: str) -> int:
     flags.counts_changes = flags.reset_limit is not None
     if flags.reset_limit is None:
         flags.reset_limit = 0 if pool is None else ELASTIC_RESETS
-    hosts = place(flags.np, allocated or flags.hosts, flags.hostfile) if pool is None else pool.hosts(
+    hosts = place_ranks(flags.np, allocated or flags.hosts, flags.hostfile) if pool is None else pool.hosts(
         flags.np or flags.min_np, lambda text: print(text, file=sys.stderr, flush=True))
     with _commits_folder(flags.reset_limit, hosts) as commits:
         code = _run_with(flags, hosts, {**_environment(flags), **commits}, pool)
@@ -76,15 +75,15 @@ def _run_in_pod(flags: argparse.Namespace, pod: Launch) -> int:
     """Runs an elastic job in the pods of an Indexed Job: the first one launches it, and the others report to that."""
     slots = flags.slots_per_host or 1
     if pod.rank:
-        return pods.report_from_pod(pod, slots)
+        return host_reporter.report_from_pod(pod, slots)
     flags.by_srun = False
     flags.min_np = flags.min_np or 1
     flags.max_np = flags.max_np or max(flags.min_np, flags.np or 0, pod.size * slots)
-    flags.blacklist_cooldown_range = flags.blacklist_cooldown_range or pods.COOL_DOWN
-    reporting = pods.hosts_of_pods(pod)
+    flags.blacklist_cooldown_range = flags.blacklist_cooldown_range or host_reporter.COOL_DOWN
+    reporting = host_reporter.hosts_of_pods(pod)
     code = 1
     try:
-        pool = pool_of(flags, None, pods.slots_of(reporting, slots))
+        pool = pool_of(flags, None, host_reporter.slots_of(reporting, slots))
         assert pool is not None
         flags.counts_changes = flags.reset_limit is not None
         if flags.reset_limit is None:
@@ -126,7 +125,8 @@ def pool_of(flags: argparse.Namespace, hosts: str | None,
     if limits != sorted(limits) or limits[0] < 1:
         raise UsageError(explain("1 <= --min-np <= -np <= --max-np must hold", "-np 4 --min-np 2 --max-np 8", **given))
     if script is not None and (hosts or flags.hostfile):
-        raise UsageError(explain("Hosts must come from one place", "leave out either --host-discovery-script or -H and"
+        raise UsageError(explain("Hosts must come from one place_ranks",
+                                 "leave out either --host-discovery-script or -H and"
                                  " -hostfile", host_discovery_script=script, hosts=hosts, hostfile=flags.hostfile))
     if flags.np is None and least is None and not hosts and not flags.hostfile:
         raise UsageError(explain("The number of processes must be given", "-np 4 --min-np 2", **given))

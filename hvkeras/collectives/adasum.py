@@ -50,11 +50,11 @@ def adasum_raw(tensors: Sequence[Any], ranks: Sequence[int], name: str | None) -
         return [tf.identity(tensor) for tensor in tensors]
     results: list[Any] = list(tensors)
     for number in dict.fromkeys(_computed_in(tensor) for tensor in tensors):
-        places = [place for place, tensor in enumerate(tensors) if _computed_in(tensor) == number]
-        parts = _combined([tf.cast(tensors[place], number) for place in places], ranks,
+        indices = [index for index, tensor in enumerate(tensors) if _computed_in(tensor) == number]
+        parts = _combined([tf.cast(tensors[index], number) for index in indices], ranks,
                           derived(name, number.name))
-        for place, part in zip(places, parts, strict=True):
-            results[place] = tf.cast(part, tensors[place].dtype)
+        for index, part in zip(indices, parts, strict=True):
+            results[index] = tf.cast(part, tensors[index].dtype)
     return results
 
 

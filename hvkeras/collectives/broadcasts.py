@@ -22,7 +22,7 @@ from hvkeras.typing import Operation, Tensor, VariableLike, VariableT
 ObjectT = TypeVar("ObjectT")
 
 
-@graphs.unconverted
+@graphs.without_autograph
 def broadcast_variables(
     variables: Sequence[VariableLike], root_rank: int, process_set: ProcessSet = global_process_set,
     inplace: bool = False,  # noqa: ARG001 - Horovod's parameter
@@ -48,7 +48,7 @@ def broadcast_variables(
     ranks = members(process_set, "broadcast")
     require_root(root_rank, ranks)
     static = _without_dynamic(_without_parts(variables, root_rank, process_set), root_rank, process_set)
-    targets = [compat.native(variable) for variable in static]
+    targets = [compat.as_tf_variable(variable) for variable in static]
     wrong = [target for target in targets if not isinstance(target, tf.Variable)]
     if wrong:
         raise UsageError(explain("broadcast_variables takes variables", "pass model.variables or a list of tf.Variable",
@@ -60,7 +60,7 @@ def broadcast_variables(
     return operation
 
 
-@graphs.unconverted
+@graphs.without_autograph
 def broadcast_(
     variables: Sequence[VariableT], root_rank: int, name: str | None = None,  # noqa: ARG001 - Horovod's parameter
     process_set: ProcessSet = global_process_set,
@@ -87,10 +87,10 @@ def broadcast_(
     if done is None:
         return list(variables)
     with tf.control_dependencies([done]):
-        return [compat.native(variable).read_value() for variable in variables]
+        return [compat.as_tf_variable(variable).read_value() for variable in variables]
 
 
-@graphs.unconverted
+@graphs.without_autograph
 def broadcast_global_variables(root_rank: int) -> Operation:
     """Broadcasts the global variables of a TensorFlow 1 graph from the root to every rank.
 
@@ -121,7 +121,7 @@ def _without_parts(variables: Sequence[Any], root_rank: int, process_set: Proces
     Only whole values that the root has assigned, as after loading a file, are sent: parts that ranks have trained are
     where they belong.
     """
-    in_parts = [one for one in variables if getattr(one, "is_whole_of_parts", False)]
+    in_parts = [one for one in variables if getattr(one, "is_whole_of_shards", False)]
     if not in_parts:
         return list(variables)
     own = [one.assigned for one in in_parts]
@@ -130,7 +130,7 @@ def _without_parts(variables: Sequence[Any], root_rank: int, process_set: Proces
     for number, (one, value, is_sent) in enumerate(zip(in_parts, own, assigned, strict=True)):
         if is_sent:
             one.assign(broadcast_object(value, root_rank, name=f"whole variable {number}", process_set=process_set))
-    return [one for one in variables if not getattr(one, "is_whole_of_parts", False)]
+    return [one for one in variables if not getattr(one, "is_whole_of_shards", False)]
 
 
 def _without_dynamic(variables: Sequence[Any], root_rank: int, process_set: ProcessSet) -> list[Any]:
@@ -154,12 +154,12 @@ def _broadcast_into(targets: Sequence[Any], variables: Sequence[Any], root_rank:
         return []
     assigned = []
     names = [compat.variable_name(variable) for variable in variables]
-    for places in _chunks(targets, current_session().settings.bucket_size):
-        flat = [tf.reshape(targets[place].read_value(), [-1]) for place in places]
-        fused = broadcast_raw(flat, root_rank, ranks, "variables", [names[place] for place in places],
+    for indices in _chunks(targets, current_session().settings.bucket_size):
+        flat = [tf.reshape(targets[index].read_value(), [-1]) for index in indices]
+        fused = broadcast_raw(flat, root_rank, ranks, "variables", [names[index] for index in indices],
                               is_of_model=True)
-        for place, values in zip(places, fused, strict=True):
-            assigned.append(targets[place].assign(tf.reshape(values, targets[place].shape)))
+        for index, values in zip(indices, fused, strict=True):
+            assigned.append(targets[index].assign(tf.reshape(values, targets[index].shape)))
     return assigned
 
 
@@ -167,18 +167,18 @@ def _chunks(targets: Sequence[Any], limit: int) -> list[list[int]]:
     """Splits variables into chunks of one dtype and at most `limit` bytes, unless a single variable is larger."""
     chunks: list[list[int]] = []
     open_chunk: dict[Any, tuple[list[int], int]] = {}
-    for place, target in enumerate(targets):
+    for index, target in enumerate(targets):
         size = int(target.shape.num_elements() or 0) * int(target.dtype.size)
         chunk, used = open_chunk.get(target.dtype, ([], 0))
         if not chunk or used + size > limit:
             chunk, used = [], 0
             chunks.append(chunk)
-        chunk.append(place)
+        chunk.append(index)
         open_chunk[target.dtype] = (chunk, used + size)
     return chunks
 
 
-@graphs.unconverted
+@graphs.without_autograph
 def broadcast_object(
     obj: ObjectT | None = None, root_rank: int = 0,
     session: object = None,  # noqa: ARG001 - Horovod's parameter
@@ -241,7 +241,7 @@ def broadcast_object_fn(
     return lambda obj: broadcast_object(obj, root_rank, session, name, process_set)
 
 
-@graphs.unconverted
+@graphs.without_autograph
 def allgather_object(
     obj: ObjectT, session: object = None, name: str | None = None,  # noqa: ARG001 - Horovod's parameter
     process_set: ProcessSet = global_process_set,
@@ -287,7 +287,7 @@ def _eagerly(action: Callable[[], Any]) -> Any:
     """Runs an action in eager mode, even while a graph for a TensorFlow 1 session is under construction."""
     if tf.executing_eagerly():
         return action()
-    if graphs.of_functions():
+    if graphs.from_function_graphs():
         raise UsageError(explain("Python objects are sent when Python runs, not when a graph does",
                                  "call this outside tf.function"))
     with ThreadPoolExecutor(1, "hvkeras-objects") as pool:  # a new thread has no default graph

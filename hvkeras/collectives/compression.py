@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import tensorflow as tf
 
-from hvkeras.autograph import exclude_from_autograph
+from hvkeras.job.autograph import exclude_from_autograph
 from hvkeras.typing import Tensor
 
 

@@ -1,6 +1,6 @@
 """Planned collectives without gradients: the layer between the public collectives and the backend.
 
-Each collective is described by a `hvkeras.plans.Plan`, so a mismatch between ranks raises an error.
+Each collective is described by a `hvkeras.job.plans.Plan`, so a mismatch between ranks raises an error.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ from typing import Any
 import tensorflow as tf
 
 from hvkeras.backends.interface import Reduction
-from hvkeras.collectives.mismatch import refusable
+from hvkeras.collectives.mismatch import compared, refusable
 from hvkeras.collectives.operations import plan_of, require_kernels, shaped
-from hvkeras.collectives.run_time_shapes import compared
+from hvkeras.diagnostics import spans
+from hvkeras.job.plans import Call, Plan
 from hvkeras.job.session import Session, current_session
-from hvkeras.plans import Call, Plan
-from hvkeras.profiling import spans
 
 
 def run(session: Session, plan: Plan, calls: Sequence[Call]) -> list[Any]:
@@ -47,13 +46,13 @@ def allreduce_raw(tensors: Sequence[Any], reduction: Reduction, ranks: Sequence[
     require_kernels(session.backend)
     plan = plan_of(operation, specs or tensors, ranks, name, label_of(operation, name), how=how or reduction.value)
     results: list[Any] = list(tensors)
-    kinds = [(tensor.dtype, factors[place] if factors else None) for place, tensor in enumerate(tensors)]
-    groups = {kind: [place for place, found in enumerate(kinds) if found == kind] for kind in dict.fromkeys(kinds)}
-    calls = [Call("allreduce", [tensors[place] for place in places], f"{plan.key}.{number}", reduction, tuple(ranks),
-                  *(kind[1] or ())) for number, (kind, places) in enumerate(groups.items())]
-    for combined, places in zip(run(session, plan, calls), groups.values(), strict=True):
-        for place, tensor in zip(places, combined, strict=True):
-            results[place] = shaped(tensor, tensors[place])
+    kinds = [(tensor.dtype, factors[index] if factors else None) for index, tensor in enumerate(tensors)]
+    groups = {kind: [index for index, found in enumerate(kinds) if found == kind] for kind in dict.fromkeys(kinds)}
+    calls = [Call("allreduce", [tensors[index] for index in indices], f"{plan.key}.{number}", reduction, tuple(ranks),
+                  *(kind[1] or ())) for number, (kind, indices) in enumerate(groups.items())]
+    for combined, indices in zip(run(session, plan, calls), groups.values(), strict=True):
+        for index, tensor in zip(indices, combined, strict=True):
+            results[index] = shaped(tensor, tensors[index])
     return results
 
 

@@ -5,7 +5,7 @@ ranks' collectives until all ranks have joined. In the second, ranks have entere
 (`hvkeras.collectives.mismatch`): each rank participates in the other's collective so that both complete, and then
 raises.
 
-From the counts of entered plans (`hvkeras.plans`), the control server knows which collective waits for which
+From the counts of entered plans (`hvkeras.job.plans`), the control server knows which collective waits for which
 rank. It tells a rank which plans to enter, and which calls they consist of. The rank makes the same calls with neutral
 values: zeros in a sum, no rows in a gather.
 """
@@ -25,8 +25,8 @@ from hvkeras.backends.interface import Reduction
 from hvkeras.compat import graphs
 from hvkeras.control.messages import AllJoined, CallDescriptions, Participate
 from hvkeras.errors import UnsupportedError, explain
+from hvkeras.job.plans import Plan
 from hvkeras.job.session import Session, current_session
-from hvkeras.plans import Plan
 
 TICK = 0.5  # seconds between checks for the end of the job
 

@@ -1,32 +1,35 @@
 """Mismatched collectives: how each rank raises `MismatchError`.
 
-The control server detects the mismatch (`hvkeras.control.deadlocks`), tells each rank that its plan is refused, and
-has all ranks participate in each other's collectives so that no engine is left waiting (`hvkeras.control.join`). Then
-every rank raises: in eager mode, this module raises; in a graph, an operation of the C++ library raises after the
-collectives. It raises only after it has participated for the others: what catches the exception may end the process,
-or enter their collectives itself.
+The control server detects the mismatch (`hvkeras.control.deadlocks`), refuses the plan of each rank, and has all ranks
+participate in each other's collectives, so that no engine is left waiting (`hvkeras.control.join`). Then every rank
+raises: this module in eager mode, an operation of the C++ library in a graph. It raises only after this rank has
+participated for the others: a handler of the exception may end the process, or enter their collectives itself.
+
+Static shapes are part of a plan. Shapes that are known only at run time are compared by some engines
+(`Backend.compares_shapes`); for all others, each rank gathers the shapes of all ranks before the collective.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import tensorflow as tf
 
+from hvkeras.backends import cpp_library
 from hvkeras.compat import graphs
 from hvkeras.compat.tensorflow_errors import MismatchError
-from hvkeras.cpp_library import loading
 from hvkeras.errors import MachineError
 from hvkeras.host.console import prints_at, say
+from hvkeras.job.plans import OUTSTANDING_WITHIN, Call, Plan
 from hvkeras.job.session import Session, current_session
-from hvkeras.plans import OWED_WITHIN
 
 if TYPE_CHECKING:
-    from hvkeras.plans import EntryCounts, Plan
-
+    from hvkeras.job.plans import EntryCounts, Plan
 
 class Refusals:
     """The plans of a session in which this rank waits, and that are refused."""
@@ -43,7 +46,7 @@ class Refusals:
             text: What differs.
         """
         self._texts[key] = text
-        library = loading.loaded()
+        library = cpp_library.loaded()
         if library is not None:  # graphs may raise
             entries = self._session.entries
             if not entries.settled(0):
@@ -53,15 +56,15 @@ class Refusals:
 
     def taken(self, key: str) -> str | None:
         """Returns what differs if a plan has been refused and nobody has raised that error yet."""
-        text, library = self._texts.pop(key, None), loading.loaded()
+        text, library = self._texts.pop(key, None), cpp_library.loaded()
         if text is not None and library is not None and not library.take_refusal(key):
             return None  # a graph has raised the error already
         return text
 
 
-def _release(library: loading.Library, entries: EntryCounts) -> None:
+def _release(library: cpp_library.Library, entries: EntryCounts) -> None:
     """Lets graphs raise once this rank has participated in what it owes to others."""
-    entries.settled(OWED_WITHIN)
+    entries.settled(OUTSTANDING_WITHIN)
     library.hold_refusals(-1)
 
 
@@ -103,7 +106,7 @@ def raise_if_refused(plan: Plan) -> None:
     """
     session = current_session()
     if (text := session.part(Refusals).taken(plan.key)) is not None:
-        session.entries.settled(OWED_WITHIN)
+        session.entries.settled(OUTSTANDING_WITHIN)
         raise MismatchError(text)
 
 
@@ -115,7 +118,7 @@ def refuse_in_graph(key: str, difference: Callable[[Any], str], found: Any) -> b
         difference: Returns a description of the difference, or "" if there is none.
         found: The argument of `difference`.
     """
-    text, library = difference(found), loading.loaded()
+    text, library = difference(found), cpp_library.loaded()
     if text and library is not None:
         library.refuse(key, text)
     return not text
@@ -140,13 +143,81 @@ def operations() -> Any:
 
 
 @functools.cache
-def _library() -> loading.Library | None:
+def _library() -> cpp_library.Library | None:
     """Loads the C++ library if it was built; warns once if it cannot be loaded."""
-    if loading.objection():
+    if cpp_library.objection():
         return None
     try:
-        return loading.library()
+        return cpp_library.library()
     except MachineError as error:
         if prints_at(current_session().settings, "WARNING"):
             say(f"mismatched collectives in graphs will end the job instead of raising: {error}")
         return None
+
+
+_ROWS_ARE_FREE = ("allgather", "alltoall")  # the first dimension may differ between ranks
+_MOST_DIMENSIONS = 8
+
+
+def compared(session: Session, plan: Plan, calls: Sequence[Call],
+             names: Sequence[str] | None = None) -> Sequence[Call]:
+    """Adds a check to a graph that fails, before the plan's calls, if the ranks' shapes do not match.
+
+    Args:
+        session: The session.
+        plan: The plan.
+        calls: Its calls.
+        names: The names of the calls' tensors; by default those of the plan, which must then be in the same order.
+
+    Returns:
+        The calls, on tensors that have been compared.
+    """
+    if tf.executing_eagerly() or session.backend.compares_shapes or all(map(_is_known, calls)):
+        return calls
+    rows = [_row(tensor, call.operation in _ROWS_ARE_FREE) for call in calls for tensor in call.tensors]
+    key = f"{plan.key} shapes"
+    table = session.backend.allgather(tf.concat(rows, 0)[None], key, plan.ranks)
+    raises = operations()
+    inputs = [tensor for call in calls for tensor in call.tensors]
+    differ = functools.partial(_difference, plan, names or plan.names,
+                               [tensor.dtype.name for tensor in inputs], [int(row.shape[0]) for row in rows])
+    compare = functools.partial(refuse_in_graph if raises else refuse_immediately, key, differ)
+    agreed = tf.numpy_function(compare, [table], tf.bool)
+    graphs.run_independently(agreed.op)
+    with tf.control_dependencies([agreed]):
+        checked = iter(raises.hvkeras_check_mismatch(inputs=inputs, key=key) if raises else map(tf.identity, inputs))
+    return [call.on([next(checked) for _ in call.tensors]) for call in calls]
+
+
+def _is_known(call: Call) -> bool:
+    first = int(call.operation in _ROWS_ARE_FREE)
+    return all(tensor.shape.rank is not None and tensor.shape[first:].is_fully_defined() for tensor in call.tensors)
+
+
+def _row(tensor: Any, rows_are_free: bool) -> Any:
+    """Returns the number of dimensions, then the dimensions; -1 for those that may differ or do not exist."""
+    shape = tf.shape(tensor, tf.int64)
+    if rows_are_free:
+        shape = tf.concat([[-1], shape[1:]], 0)
+    known = tensor.shape.rank
+    row = tf.concat([tf.cast(tf.rank(tensor), tf.int64)[None], shape], 0)
+    if known is None:
+        row = tf.pad(row, [[0, 1 + _MOST_DIMENSIONS - tf.size(row)]], constant_values=-1)
+    return tf.ensure_shape(row, [1 + (_MOST_DIMENSIONS if known is None else known)])
+
+
+def _difference(plan: Plan, names: Sequence[str], dtypes: Sequence[str], lengths: Sequence[int], table: Any) -> str:
+    """Describes the first difference in the table of all ranks' shapes; "" if there is none."""
+    starts = np.cumsum([0, *lengths])
+    for index, (start, end) in enumerate(itertools.pairwise(starts)):
+        other = next((row for row in range(1, len(table)) if (table[row, start:end] != table[0, start:end]).any()), 0)
+        if other:
+            one, two = (f"{names[index]} {dtypes[index]}{_in_words(table[row, start:end])} on rank"
+                        f" {plan.ranks[row]}" for row in (0, other))
+            return (f"ranks {plan.ranks[0]} and {plan.ranks[other]} communicate different things: in {plan.label},"
+                    f" tensor {index + 1} is {one} and {two}")
+    return ""
+
+
+def _in_words(row: Any) -> str:
+    return str([None if size < 0 else int(size) for size in row[1 : 1 + int(row[0])]])

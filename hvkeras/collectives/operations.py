@@ -10,7 +10,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvkeras import as_horovod
 from hvkeras.backends import ONE_PROCESS, backend_class, importable_backends
 from hvkeras.backends.capabilities import objection_to_xla
 from hvkeras.backends.interface import Backend, Reduction
@@ -18,9 +17,10 @@ from hvkeras.collectives.compression import Compression
 from hvkeras.compat import graphs
 from hvkeras.compat.tensorflow_errors import ArgumentError
 from hvkeras.errors import UnsupportedError, UsageError, explain
+from hvkeras.horovod import as_horovod
+from hvkeras.job.plans import Plan
 from hvkeras.job.process_sets import ProcessSet
 from hvkeras.job.session import current_session
-from hvkeras.plans import Plan
 
 Average: int = 0
 Sum: int = 1
@@ -38,7 +38,7 @@ _ONE_RANK = backend_class(ONE_PROCESS)()
 
 def require_kernels(backend: Backend) -> None:
     """Raises UnsupportedError when a backend has no collectives for the graph under construction."""
-    if backend.objection_to_sessions and not tf.executing_eagerly() and not graphs.of_functions():
+    if backend.objection_to_sessions and not tf.executing_eagerly() and not graphs.from_function_graphs():
         others = [name for name, other in importable_backends().items()
                   if name != ONE_PROCESS and not other.objection_to_sessions]
         raise UnsupportedError(explain(f"The backend {backend.name!r} has no collectives for sessions of TensorFlow 1:"

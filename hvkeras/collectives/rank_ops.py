@@ -13,7 +13,7 @@ from hvkeras.job.process_sets import process_set_of
 from hvkeras.typing import Tensor
 
 
-@graphs.unconverted
+@graphs.without_autograph
 def rank_op(name: str | None = None) -> Tensor:
     """Returns the rank of this process as a tensor.
 
@@ -35,7 +35,7 @@ def rank_op(name: str | None = None) -> Tensor:
     return _when_run(queries.rank, name)
 
 
-@graphs.unconverted
+@graphs.without_autograph
 def local_rank_op(name: str | None = None) -> Tensor:
     """Returns the local rank of this process on its host as a tensor; see `rank_op`.
 
@@ -54,7 +54,7 @@ def local_rank_op(name: str | None = None) -> Tensor:
     return _when_run(queries.local_rank, name)
 
 
-@graphs.unconverted
+@graphs.without_autograph
 def local_size_op(name: str | None = None) -> Tensor:
     """Returns the number of processes on this host as a tensor; see `rank_op`.
 
@@ -73,7 +73,7 @@ def local_size_op(name: str | None = None) -> Tensor:
     return _when_run(queries.local_size, name)
 
 
-@graphs.unconverted
+@graphs.without_autograph
 def size_op(process_set_id: int = 0, name: str | None = None) -> Tensor:
     """Returns the number of processes in a process set as a tensor; see `rank_op`.
 
@@ -94,7 +94,7 @@ def size_op(process_set_id: int = 0, name: str | None = None) -> Tensor:
     return _when_run(lambda: len(process_set_of(process_set_id).members()), name)
 
 
-@graphs.unconverted
+@graphs.without_autograph
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> Tensor:
     """Returns whether this process is in a process set as a tensor; see `rank_op`.
 

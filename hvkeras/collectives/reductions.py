@@ -33,7 +33,7 @@ from hvkeras.job.session import current_session
 from hvkeras.typing import CompressorLike, Operation, Tensor, TensorLike
 
 
-@graphs.unconverted
+@graphs.without_autograph
 def allreduce(
     tensor: TensorLike, average: bool | None = None, device_dense: str = "", device_sparse: str = "",
     compression: CompressorLike = Compression.none, op: int | None = None, prescale_factor: float = 1.0,
@@ -82,7 +82,7 @@ def allreduce(
         return _allreduce_all([tensor], scaled, name, process_set, "allreduce")[0]
 
 
-@graphs.unconverted
+@graphs.without_autograph
 def grouped_allreduce(
     tensors: Sequence[TensorLike], average: bool | None = None, device_dense: str = "", device_sparse: str = "",
     compression: CompressorLike = Compression.none, op: int | None = None, prescale_factor: float = 1.0,
@@ -121,20 +121,20 @@ def grouped_allreduce(
         raise UsageError(explain("A group must contain at least one tensor", tensors=tensors))
     scaled = Scaling(_chosen(average, op), compression, prescale_factor, postscale_factor)
     results: list[Any] = list(tensors)
-    dense = [place for place, tensor in enumerate(tensors) if not isinstance(tensor, tf.IndexedSlices)]
+    dense = [index for index, tensor in enumerate(tensors) if not isinstance(tensor, tf.IndexedSlices)]
     if dense:
         with on_device(device_dense):
-            combined = _allreduce_all([tensors[place] for place in dense], scaled, name, process_set,
+            combined = _allreduce_all([tensors[index] for index in dense], scaled, name, process_set,
                                       "grouped allreduce")
-        for place, tensor in zip(dense, combined, strict=True):
-            results[place] = tensor
-    for place in sorted(set(range(len(tensors))) - set(dense)):
+        for index, tensor in zip(dense, combined, strict=True):
+            results[index] = tensor
+    for index in sorted(set(range(len(tensors))) - set(dense)):
         with on_device(device_sparse):
-            results[place] = _allreduce_slices(tensors[place], scaled, derived(name, str(place)), process_set)
+            results[index] = _allreduce_slices(tensors[index], scaled, derived(name, str(index)), process_set)
     return results
 
 
-@graphs.unconverted
+@graphs.without_autograph
 def allgather(
     tensor: TensorLike, name: str | None = None, ignore_name_scope: bool = False,  # noqa: ARG001 - Horovod's parameter
     process_set: ProcessSet = global_process_set,
@@ -172,7 +172,7 @@ def allgather(
     return result
 
 
-@graphs.unconverted
+@graphs.without_autograph
 def grouped_allgather(
     tensors: Sequence[TensorLike], name: str | None = None,
     ignore_name_scope: bool = False,  # noqa: ARG001 - Horovod's parameter
@@ -200,7 +200,7 @@ def grouped_allgather(
             for number, tensor in enumerate(tensors)]
 
 
-@graphs.unconverted
+@graphs.without_autograph
 def broadcast(
     tensor: TensorLike, root_rank: int, name: str | None = None,
     ignore_name_scope: bool = False,  # noqa: ARG001 - Horovod's parameter
@@ -245,7 +245,7 @@ def broadcast(
     return sent
 
 
-@graphs.unconverted
+@graphs.without_autograph
 def barrier(process_set: ProcessSet = global_process_set, name: str | None = None) -> Operation | None:
     """Waits until every rank has reached the barrier.
 

@@ -7,7 +7,6 @@ from typing import Any, overload
 
 import tensorflow as tf
 
-from hvkeras import as_horovod
 from hvkeras.collectives.compression import Compression
 from hvkeras.collectives.differentiable import gathered
 from hvkeras.collectives.dispatch import alltoall_raw, derived, reducescatter_raw
@@ -25,6 +24,7 @@ from hvkeras.collectives.operations import (
 from hvkeras.compat import graphs
 from hvkeras.compat.tensorflow_errors import ArgumentError
 from hvkeras.errors import UsageError, explain
+from hvkeras.horovod import as_horovod
 from hvkeras.job.process_sets import ProcessSet, global_process_set
 from hvkeras.typing import CompressorLike, Tensor, TensorLike
 
@@ -39,7 +39,7 @@ def alltoall(
     tensor: TensorLike, splits: TensorLike, name: str | None = None, ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> tuple[Tensor, Tensor]: ...
-@graphs.unconverted
+@graphs.without_autograph
 def alltoall(
     tensor: TensorLike, splits: TensorLike | None = None, name: str | None = None,
     ignore_name_scope: bool = False,  # noqa: ARG001 - Horovod's parameter
@@ -79,7 +79,7 @@ def alltoall(
     return received if given_splits is None else (received, tf.cast(counts, given_splits.dtype))
 
 
-@graphs.unconverted
+@graphs.without_autograph
 def reducescatter(
     tensor: TensorLike, device_dense: str = "", compression: CompressorLike = Compression.none, op: int = Average,
     name: str | None = None, process_set: ProcessSet = global_process_set,
@@ -139,7 +139,7 @@ def reducescatter(
         return part
 
 
-@graphs.unconverted
+@graphs.without_autograph
 def grouped_reducescatter(
     tensors: Sequence[TensorLike], device_dense: str = "", compression: CompressorLike = Compression.none,
     op: int = Average, process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from hvkeras.collectives import operations
+from hvkeras.diagnostics import timeline
 from hvkeras.job import queries
 from hvkeras.job.process_sets import add_process_set, process_set_of, registered_process_sets, remove_process_set
 from hvkeras.job.session import is_initialized
-from hvkeras.profiling import timeline
 from hvkeras.startup import init, shutdown
 
 __all__ = ["HorovodBasics"]

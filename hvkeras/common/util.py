@@ -9,7 +9,7 @@ from typing import Any
 from packaging import version
 
 from hvkeras.errors import UsageError, explain
-from hvkeras.host.environment import env
+from hvkeras.host.program import env
 from hvkeras.job.queries import ccl_built, ddl_built, gloo_built, gpu_available, mpi_built, nccl_built
 
 __all__ = ["ccl_built", "check_extension", "ddl_built", "env", "extension_available", "gloo_built", "gpu_available",

@@ -19,22 +19,18 @@ from rich.console import Console
 
 from hvkeras.backends import backend_class, backend_names
 from hvkeras.comparison import report, results_file
-from hvkeras.comparison.progress_display import ProgressDisplay
-from hvkeras.comparison.result import SHARED, backend_of
+from hvkeras.comparison.result import ONE_PROCESS, SHARED, backend_of
 from hvkeras.comparison.rows import Comparison, rows_of
-from hvkeras.comparison.runs import Job, Runs, records_of, trials_of
-from hvkeras.comparison.table import explanations, projection_table, scaling_table, table
-from hvkeras.comparison.trial import Trial
+from hvkeras.comparison.runs import Job, Runs, trials_of
+from hvkeras.comparison.table import explanations, scaling_table, table
+from hvkeras.comparison.trial import ProgressDisplay, Trial
+from hvkeras.control.launch_environments import Launch, Rendezvous
+from hvkeras.diagnostics.charts import missing
+from hvkeras.diagnostics.check_build import why_not
 from hvkeras.errors import MachineError, UsageError, explain
-from hvkeras.host.cores import fair_share, operation_threads, usable_cores
-from hvkeras.host.machine import facts
-from hvkeras.launch_environments import Launch, Rendezvous
-from hvkeras.launcher.check_build import why_not
-from hvkeras.launcher.placement import HostRanks, place
+from hvkeras.host.machine import fair_share, machine_facts, operation_threads, usable_cores
+from hvkeras.launcher.placement import HostRanks, place_ranks
 from hvkeras.launcher.run_arguments import Parser, flags_and_command, require_command, seconds
-from hvkeras.projection import arguments as projection
-from hvkeras.projection.rows import ONE_PROCESS
-from hvkeras.report.charts import missing
 from hvkeras.settings import Settings
 
 PROG = "hvkeras compare"
@@ -67,7 +63,6 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--out", metavar="FOLDER", help="Where the report, its charts, results.json and the output of all"
                       " ranks go; by default a new folder for temporary files.")
     made.add_argument("--verbose", action="store_true", help="Shows the output of all ranks as well.")
-    projection.add_arguments(made)
     made.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     made.set_defaults(trial=Trial)  # what a run is made of
     return made
@@ -117,7 +112,6 @@ def compare(arguments: Sequence[str]) -> int:
                                  f"write them before {flags.command[0]}, or put -- before it if the command should get"
                                  " them",
                                  behind_the_command=" ".join(flags.after_command)))
-    projection.check_flags(flags)
     made = comparison_of(flags, ProgressDisplay(), shlex.join(flags.command))
     print_table(made, Console(highlight=False, soft_wrap=True, width=WIDEST))
     print(f"output of all ranks: {made.folder}")
@@ -145,7 +139,7 @@ def comparison_of(flags: argparse.Namespace, display: ProgressDisplay, title: st
         raise UsageError(explain("1 in -np is the baseline", "leave out one of -np 1 and --no-baseline",
                                  np=",".join(map(str, flags.np))))
     several = tuple(size for size in flags.np if size > 1)
-    hosts = {size: place(size, flags.hosts, None) for size in several}
+    hosts = {size: place_ranks(size, flags.hosts, None) for size in several}
     Settings()  # reports an invalid variable before anything starts
     names = _backends(flags, hosts[several[-1]])
     if flags.shard_update:
@@ -156,13 +150,11 @@ def comparison_of(flags: argparse.Namespace, display: ProgressDisplay, title: st
     jobs: list[Job] = [*problems, *([(ONE_PROCESS, 1)] if flags.baseline else [])]
     fewer = {job: environment for job in jobs if job[1] < several[-1]}
     trials = trials_of(jobs, flags, folder, fewer)
-    began, machine = time.time(), facts(usable_cores())
+    began, machine = time.time(), machine_facts(usable_cores())
     with exiting_on_signals():
         results = Runs(trials, problems, flags, display).results()
-    rows = rows_of(results)
-    jobs_with_records = [(row, records_of(row, trials)) for row in rows] if flags.project else []
-    made = Comparison(title, several, flags.repeat, rows, cores, folder, began, time.time() - began, machine,
-                      projection.projected_by(flags, jobs_with_records))
+    made = Comparison(title, several, flags.repeat, rows_of(results), cores, folder, began, time.time() - began,
+                      machine)
     results_file.write(made, folder)
     report.write(made, folder)
     return made
@@ -247,9 +239,6 @@ def print_table(made: Comparison, console: Console) -> None:
     console.print()
     if len(made.sizes) > 1:
         console.print(scaling_table(made))
-        console.print()
-    if made.projected is not None and made.projected.rows:
-        console.print(projection_table(made.projected))
         console.print()
     for line in [*notes, *([""] if notes else []), *explanations(made), *filter(None, [missing()])]:
         console.print(line, markup=False)

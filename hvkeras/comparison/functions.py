@@ -13,15 +13,14 @@ from rich.console import Console
 
 from hvkeras.comparison import report, results_file
 from hvkeras.comparison.command import TIMEOUT, WIDEST, comparison_of, print_table
-from hvkeras.comparison.progress_display import progress_display
 from hvkeras.comparison.rows import Comparison
-from hvkeras.comparison.sentences import sentences
-from hvkeras.comparison.trial import Trial
+from hvkeras.comparison.table import sentences
+from hvkeras.comparison.trial import Trial, progress_display
+from hvkeras.diagnostics.charts import missing
+from hvkeras.diagnostics.page import fragment
 from hvkeras.errors import UsageError, explain
 from hvkeras.launcher.functions import command_of
-from hvkeras.launcher.placement import place
-from hvkeras.report.charts import missing
-from hvkeras.report.page import fragment
+from hvkeras.launcher.placement import place_ranks
 
 
 class ComparisonResult:
@@ -98,7 +97,7 @@ def compare(
         MachineError: No backend works here.
     """
     flags = flags_of(np, backends, repeat, baseline, timeout, hosts, out, verbose)
-    remote = not all(host.local for host in place(max(flags.np, default=1), hosts, None))
+    remote = not all(host.local for host in place_ranks(max(flags.np, default=1), hosts, None))
     with tempfile.TemporaryDirectory(prefix=".hvkeras-compare-", dir="." if remote else None) as folder:
         flags.command = command_of(func, args, kwargs, Path(folder).absolute())
         return compared(func, flags)
@@ -131,7 +130,7 @@ def flags_of(
     return argparse.Namespace(
         np=tuple(sorted(set(sizes))), baseline=baseline, repeat=repeat, timeout=timeout, hosts=hosts, shard_update=(),
         backends=backends if backends is None or isinstance(backends, str) else ",".join(backends),
-        out=None if out is None else str(out), verbose=verbose, project=(), trial=trial, command=())
+        out=None if out is None else str(out), verbose=verbose, trial=trial, command=())
 
 
 def compared(func: Callable[..., Any], flags: argparse.Namespace) -> ComparisonResult:

@@ -10,18 +10,17 @@ from pathlib import Path
 
 from hvkeras.comparison.result import WARM_UP
 from hvkeras.comparison.rows import Comparison, Row
-from hvkeras.comparison.sentences import sentences
 from hvkeras.comparison.table import (
     NOT_HERE,
     cells,
     explanations,
     milliseconds,
-    projection_cells,
     scaling_cells,
+    sentences,
 )
-from hvkeras.host.durable_files import write_durably
-from hvkeras.report.charts import IDEAL, PROJECTION, Chart, Line, curves, distribution, missing, scaling, stacked
-from hvkeras.report.page import Section, page, table_html
+from hvkeras.diagnostics.charts import IDEAL, Chart, Line, curves, distribution, missing, scaling, stacked
+from hvkeras.diagnostics.page import Section, page, table_html
+from hvkeras.host.files import write_durably
 
 NAME = "report.html"
 CHARTS = ("step_times", "time_split", "scaling", "loss")
@@ -83,23 +82,10 @@ def _scaling_lines(comparison: Comparison) -> Iterator[Line]:
                          [low for low, _ in ends], [high for _, high in ends])
             rates.setdefault(int(drawn.x[0]), drawn.y[0])
             yield drawn
-    projected = list(_projected_lines(comparison))
-    yield from projected
     if rates:
         first = min(rates)
-        known = {*comparison.sizes, *(int(x) for line in projected for x in line.x)}
-        sizes = [first, *sorted(size for size in known if size > first)]
+        sizes = [first, *(size for size in comparison.sizes if size > first)]
         yield Line(IDEAL, sizes, [rates[first] * size / first for size in sizes], dashed=True)
-
-
-def _projected_lines(comparison: Comparison) -> Iterator[Line]:
-    """The projected rates of the backends on numbers of ranks that were not measured."""
-    rows = [row for row in (comparison.projected.rows if comparison.projected else ()) if row.samples_range]
-    for name in dict.fromkeys(row.backend for row in rows):
-        own = [row for row in rows if row.backend == name]
-        ends = [row.samples_range or (0.0, 0.0) for row in own]
-        yield Line(name + PROJECTION, [row.ranks for row in own], [row.samples or 0.0 for row in own],
-                   [low for low, _ in ends], [high for _, high in ends], dashed=True)
 
 
 def sections(comparison: Comparison, drawn: dict[str, Chart]) -> list[Section]:
@@ -121,10 +107,6 @@ def sections(comparison: Comparison, drawn: dict[str, Chart]) -> list[Section]:
     several = len(comparison.sizes) > 1
     bands = " Bands are from the slowest to the fastest run." if comparison.repeat > 1 else ""
     tables = table_html(*scaling_cells(comparison)) if several else ""
-    if comparison.projected is not None and comparison.projected.rows:
-        tables += table_html(*projection_cells(comparison.projected))
-        bands += (" Hollow points on dotted lines are a projection by a cost model, not measured; their bands are its"
-                  " error.")
     add("scaling", "Scaling", "Samples of all ranks per second; ideal is as many times the first point's rate as there"
         f" are processes.{bands}", tables)
     add("loss", "Loss against time", "fit's loss by the time since training began, of the first run: the faster"

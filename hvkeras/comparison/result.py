@@ -10,11 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-from hvkeras.projection.rows import ONE_PROCESS
-from hvkeras.records.record import WEIGHTS, Array, Record
-from hvkeras.records.time_split import TimeSplit, time_splits
-from hvkeras.report.findings import Finding, findings
-from hvkeras.report.run_summary import Summary
+from hvkeras.diagnostics.findings import Finding, findings
+from hvkeras.diagnostics.record import WEIGHTS, Array, Record
+from hvkeras.diagnostics.run_summary import Summary
+from hvkeras.diagnostics.time_split import TimeSplit, time_splits
 
 WARM_UP = 5  # first steps to skip (at most half of all): TensorFlow traces graphs and fills caches in them
 FEW = 10  # with fewer steps than this, a median is unreliable
@@ -24,6 +23,7 @@ _NUMBER = r"(?P<number>[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:e[-+]?\d+)?|nan|inf)(?P<pe
 _PRINTED = {"accuracy": re.compile(rf"(?:\b|_)acc(?:uracy)?{_GAP}{_NUMBER}", re.IGNORECASE),
             "loss": re.compile(rf"(?:\b|_)loss{_GAP}{_NUMBER}", re.IGNORECASE)}
 _LOGGED = {"accuracy": re.compile(r"(?:.*_)?acc(?:uracy)?"), "loss": re.compile(r"loss")}
+ONE_PROCESS = "one process"  # the name of the run without a backend
 SHARED = ", shared update"  # follows the name of a backend that runs with HVKERAS_SHARD_UPDATE=1
 
 

@@ -13,8 +13,8 @@ from typing import Any
 from hvkeras import __version__
 from hvkeras.comparison.result import WARM_UP, Result
 from hvkeras.comparison.rows import Comparison, Row, mean_split, reference_of
-from hvkeras.comparison.sentences import sentences
-from hvkeras.host.durable_files import write_durably
+from hvkeras.comparison.table import sentences
+from hvkeras.host.files import write_durably
 
 SCHEMA = 1  # incremented when something is removed or changes its meaning, but not for additions
 NAME = "results.json"
@@ -41,7 +41,6 @@ def document(comparison: Comparison) -> dict[str, Any]:
         "machine": dict(comparison.machine),
         "one_process": comparison.cores,
         "sentences": sentences(comparison),
-        "projection": None if comparison.projected is None else _known(comparison.projected.to_json()),
         "rows": rows(comparison),
         "runs": [_known(_run(run)) for row in comparison.rows for run in row.runs],
     }

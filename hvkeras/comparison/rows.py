@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from hvkeras.comparison.result import Number, Result, quartiles
-from hvkeras.projection.rows import ONE_PROCESS, Projected
-from hvkeras.records.time_split import TimeSplit
+from hvkeras.comparison.result import ONE_PROCESS, Number, Result, quartiles
+from hvkeras.diagnostics.time_split import TimeSplit
 
 
 @dataclass(frozen=True)
@@ -156,7 +155,6 @@ class Comparison:
         began: When it began, in seconds since the epoch.
         seconds: Its duration.
         machine: A description of this machine, taken when it began.
-        projected: The projection to more ranks, if requested.
     """
 
     command: str
@@ -168,7 +166,6 @@ class Comparison:
     began: float
     seconds: float
     machine: Mapping[str, Any] = field(default_factory=dict)
-    projected: Projected | None = None
 
     @property
     def processes(self) -> int:

@@ -1,4 +1,4 @@
-"""The runs of a comparison: lists them, runs them one after the other, and collects their results."""
+"""Runs of a comparison: their list, their order, and their results."""
 
 from __future__ import annotations
 
@@ -9,13 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from hvkeras.comparison.progress_display import ProgressDisplay
-from hvkeras.comparison.result import SHARED, Result, backend_of, result, weight_difference
-from hvkeras.comparison.rows import Row
-from hvkeras.comparison.trial import Trial
+from hvkeras.comparison.result import ONE_PROCESS, SHARED, Result, backend_of, result, weight_difference
+from hvkeras.comparison.trial import ProgressDisplay, Trial
+from hvkeras.diagnostics.record import WEIGHTS, Record
 from hvkeras.launcher.exit_report import TAIL_LINES
-from hvkeras.projection.rows import ONE_PROCESS
-from hvkeras.records.record import WEIGHTS, Record
 
 Job = tuple[str, int]  # a backend, or ONE_PROCESS, and its number of processes
 
@@ -50,18 +47,6 @@ def _trial(job: Job, number: int, flags: argparse.Namespace, folder: Path, envir
 def _several(flags: argparse.Namespace) -> bool:
     """Whether the backends run on more than one number of processes."""
     return len({size for size in flags.np if size > 1}) > 1
-
-
-def records_of(row: Row, trials: Sequence[Trial]) -> list[Record | None]:
-    """The records of a row's first successful run, in rank order; empty if no run succeeded.
-
-    Args:
-        row: The row.
-        trials: All runs.
-    """
-    runs = {(trial.name, trial.processes, trial.round): trial for trial in trials}
-    first = next((runs[row.name, row.processes, run.round] for run in row.good), None)
-    return [] if first is None else [Record.read(first.records, rank) for rank in range(row.processes)]
 
 
 class Runs:

@@ -1,15 +1,19 @@
-"""The table of `hvkeras compare`, and the notes below it."""
+"""Table of `hvkeras compare`, the notes below it, and its summary in three sentences.
+
+The sentences name the fastest backend, whether the results agree, and what limits the job.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from rich import box
 from rich.table import Table
 
-from hvkeras.comparison.result import SHARED, WARM_UP, Number
+from hvkeras.comparison.result import ONE_PROCESS, SHARED, WARM_UP, Number
 from hvkeras.comparison.rows import Comparison, Row, reference_of
-from hvkeras.projection.rows import ONE_PROCESS, Projected
+from hvkeras.diagnostics.findings import COMPARE, limit
 
 UNKNOWN, NOT_HERE = "?", "-"
 
@@ -56,8 +60,8 @@ def table(comparison: Comparison) -> tuple[Table, list[str]]:
 
 def _laid_out(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     made = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, show_edge=False)
-    for place, header in enumerate(headers):
-        made.add_column(header, justify="right" if place else "left", no_wrap=True, vertical="bottom")
+    for index, header in enumerate(headers):
+        made.add_column(header, justify="right" if index else "left", no_wrap=True, vertical="bottom")
     for row in rows:
         made.add_row(*row)
     return made
@@ -81,21 +85,6 @@ def _scaling_cell(comparison: Comparison, row: Row) -> str:
 def scaling_table(comparison: Comparison) -> Table:
     """Builds the table of the backends' rates on each number of processes."""
     return _laid_out(*scaling_cells(comparison))
-
-
-def projection_cells(projected: Projected) -> tuple[list[str], list[list[str]]]:
-    """Formats the projection to more ranks: the headers, and the rows."""
-    headers = ["projection,\nnot measured", "ranks", "hosts", "step, ms\n(range)", "samples\nper s",
-               "share of\nranks x one\nprocess"]
-    return headers, [
-        [row.backend, f"{row.ranks:,}", f"{row.hosts:,}",
-         f"{milliseconds(row.step)} ({milliseconds(row.low)}-{milliseconds(row.high)})", rate(row.samples),
-         UNKNOWN if row.share is None else f"{row.share:.0%}"] for row in projected.rows]
-
-
-def projection_table(projected: Projected) -> Table:
-    """Builds the table of the projection to more ranks."""
-    return _laid_out(*projection_cells(projected))
 
 
 def _cells(comparison: Comparison, row: Row, is_reference: bool, marks: str) -> list[str]:
@@ -168,8 +157,6 @@ def explanations(comparison: Comparison) -> list[str]:
     if "load_before" in comparison.machine:
         lines.append(f"machine: {comparison.machine['cpu']}, {len(comparison.machine['cores'])} cores, load before the"
                      f" first run: {comparison.machine['load_before'][0]:.1f}")
-    if comparison.projected is not None:
-        lines += filter(None, [comparison.projected.explanation, *comparison.projected.reasons])
     return lines
 
 
@@ -178,3 +165,135 @@ def _compiling(rows: Sequence[Row]) -> list[str]:
     seconds = {row.name: max((run.compiling for run in row.good), default=0.0) for row in rows}
     known = [f"{name} {longest:.1f} s" for name, longest in seconds.items() if longest]
     return [f"compiling of the optimizer's update, not a part of any step: {', '.join(known)}"] if known else []
+
+
+# Sums in a different order differ in their last bits, and training amplifies that. A difference up to this fraction of
+# the largest weight counts as rounding, not as a different result.
+TOLERANCE = 1e-3
+LOSS_TOLERANCE = 0.01  # of the loss
+
+
+def sentences(comparison: Comparison) -> list[str]:
+    """The three sentences at the beginning of a report.
+
+    Args:
+        comparison: The comparison.
+    """
+    return [speed(comparison), agreement(comparison), bottleneck(comparison)]
+
+
+def speed(comparison: Comparison) -> str:
+    """Which backend was the fastest, and by how much."""
+    timed = sorted((row for row in comparison.compared if row.step is not None), key=_median)
+    on = f"on {comparison.processes} processes"
+    if not timed:
+        if reference_of(comparison.compared):
+            return f"How fast the backends are {on} is not known, as no step was timed: the table gives the reason."
+        return f"No backend ran {on}: the table gives the reason."
+    fastest, *others = timed
+    if not others:
+        alone = "no other backend ran" if len(comparison.compared) > 1 else "no other backend was asked for"
+        return f"{fastest.name} took {_step_of(fastest)} {on}; {alone}."
+    similar = [row for row in others if _overlap(fastest, row)]
+    slower = [row for row in others if row not in similar]
+    if similar:
+        names = " and ".join(_with_step(row) for row in [fastest, *similar])
+        sentence = f"There is no clear difference {on} between {names}: their spreads overlap"
+        return sentence + "".join(f"; {_times(fastest, row)}" for row in slower) + "."
+    return (f"{fastest.name} was the fastest {on}, with {_step_of(fastest)}: "
+            + ", and ".join(_times(fastest, row) for row in slower) + ".")
+
+
+def _median(row: Row) -> float:
+    return math.inf if row.step is None else row.step[1]
+
+
+def _with_step(row: Row) -> str:
+    return f"{row.name} ({_step_of(row)})"
+
+
+def _step_of(row: Row) -> str:
+    """A row's step time and its spread."""
+    if row.range is None:
+        return "a step time that is not known"
+    low, high = row.range
+    over = f"in {len(row.medians)} runs" if len(row.medians) > 1 else "in half of the steps"
+    return f"{milliseconds(_median(row))} ms per step, {milliseconds(low)} to {milliseconds(high)} {over}"
+
+
+def _times(fastest: Row, row: Row) -> str:
+    return f"{row.name} took {_median(row) / _median(fastest):.2g} times as long ({_step_of(row)})"
+
+
+def _overlap(one: Row, other: Row) -> bool:
+    if one.range is None or other.range is None:
+        return False
+    return one.range[0] <= other.range[1] and other.range[0] <= one.range[1]
+
+
+def agreement(comparison: Comparison) -> str:
+    """Whether the backends produced the same weights and the same loss."""
+    ran = [row for row in comparison.compared if not row.reason]
+    reference = reference_of(ran)
+    others = [row for row in ran if row.name != reference]
+    if not others:
+        return "Whether the results agree cannot be determined with fewer than two backends that ran."
+    text = [f"{row.name}'s are {row.difference}" for row in others if isinstance(row.difference, str)]
+    if text:
+        return f"The results do not agree: the weights cannot be compared with {reference}'s ({', '.join(text)})."
+    known = [row.difference for row in others if isinstance(row.difference, float)]
+    similar, losses = _losses(ran)
+    if not known:
+        return f"Whether the weights agree is not known, as none were recorded{losses}."
+    largest = max(known)
+    own = next((row.difference for row in ran if row.name == reference), None)
+    noise = own if isinstance(own, float) else 0.0
+    if largest <= TOLERANCE and similar:
+        if largest == 0:
+            return f"The results agree: all backends end with the same weights, to the last bit{losses}."
+        return (f"The results agree: final weights differ by at most {largest:.1e} of the largest one, as sums in"
+                f" another order do{losses}.")
+    if largest <= TOLERANCE:
+        return f"The final weights agree (to {largest:.1e} of the largest one){losses}."
+    if largest <= 2 * noise:
+        return (f"Whether the results agree cannot be determined, as the script is not reproducible: {reference}'s own"
+                f" runs end with weights that differ by {noise:.1e} of the largest one, and the backends differ no"
+                f" more ({largest:.1e}){losses}; set seeds to find out.")
+    furthest = next(row.name for row in others if row.difference == largest)
+    return (f"The results do not agree: {furthest}'s final weights differ from {reference}'s by {largest:.1e} of the"
+            f" largest one{losses}; unless the script sets no seeds, do not trust its speed.")
+
+
+def _losses(rows: list[Row]) -> tuple[bool, str]:
+    """Whether the final losses agree or are unknown; and their values, as the end of a sentence."""
+    values = [row.loss.value for row in rows if row.loss is not None]
+    if len(values) < 2:
+        return True, ""
+    if not all(map(math.isfinite, values)):
+        return False, ", but not all losses are finite"
+    low, high = min(values), max(values)
+    text = f"{low:.4g}" if f"{low:.4g}" == f"{high:.4g}" else f"{low:.4g} to {high:.4g}"
+    if high - low <= LOSS_TOLERANCE * max(abs(low), abs(high)):
+        return True, f", and the final loss is {text}"
+    return False, f", but the final losses are {text}"
+
+
+def bottleneck(comparison: Comparison) -> str:
+    """What limits the job on the fastest backend, and what to try."""
+    timed = sorted((row for row in comparison.compared if row.step is not None), key=_median)
+    if not timed:
+        return "What limits the job is not known, as no step was timed."
+    fastest = timed[0]
+    share = comparison.share(fastest)
+    size = comparison.processes
+    kept = "" if share is None else (f"With {fastest.name}, {size} processes do {share:.0%} of {size} times what"
+                                     f" {ONE_PROCESS} does{_slower(share * size)}. ")
+    first = fastest.good[0]
+    limits = sorted(first.limits, key=lambda finding: finding.what == "pauses")  # pauses lie between the steps
+    text = limit(first.splits, limits).replace(COMPARE, "")
+    return (kept + text).strip() or "What limits the job is not known, as the time of its steps could not be split."
+
+
+def _slower(speed: float) -> str:
+    """Says that several processes are slower than one if their speed, relative to one, is below 1; "" otherwise."""
+    return f": they are slower than one, with {speed:.2g} times its samples per second" if speed < 0.995 else ""

@@ -9,7 +9,7 @@ from typing import Any
 
 from hvkeras.compat.models import is_synchronized
 from hvkeras.compat.optimizers import reduces_elsewhere
-from hvkeras.compat.summing import summed
+from hvkeras.compat.strategies import summed
 
 # Takes what is there (None where a row adds it), the group's behaviour and the attribute's name; returns what replaces
 # it.

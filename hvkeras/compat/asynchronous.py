@@ -15,7 +15,7 @@ import keras
 import tensorflow as tf
 
 from hvkeras.compat.optimizers import inner_optimizer, step_counter_variable
-from hvkeras.compat.variables import native
+from hvkeras.compat.variables import as_tf_variable
 
 
 class OwnState(keras.StatelessScope):  # type: ignore[misc]  # Keras ships no types
@@ -42,9 +42,9 @@ class OwnState(keras.StatelessScope):  # type: ignore[misc]  # Keras ships no ty
         if id(variable) in self._own:
             super().add_update(update)
         elif id(variable) in self._counters:
-            native(variable).assign_add(tf.ones([], native(variable).dtype))
+            as_tf_variable(variable).assign_add(tf.ones([], as_tf_variable(variable).dtype))
         else:
-            native(variable).assign(tf.cast(value, native(variable).dtype))
+            as_tf_variable(variable).assign(tf.cast(value, as_tf_variable(variable).dtype))
 
     def values(self, variables: Sequence[Any]) -> list[Any]:
         """Returns the current values of local variables."""

@@ -18,7 +18,7 @@ from tensorflow.python.util import tf_stack
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def unconverted(function: Function) -> Function:
+def without_autograph(function: Function) -> Function:
     """Excludes one of our functions, and everything it calls, from conversion by AutoGraph.
 
     The function has no control flow that depends on tensors; converting it would add seconds to a user's first step.
@@ -31,7 +31,7 @@ def compiled_by_xla() -> bool:
     return not tf.executing_eagerly() and bool(control_flow_util.GraphOrParentsInXlaContext(ops.get_default_graph()))
 
 
-def of_functions() -> bool:
+def from_function_graphs() -> bool:
     """Whether eager code, rather than a TensorFlow 1 session, runs the graph under construction."""
     return bool(tf.compat.v1.executing_eagerly_outside_functions())
 

@@ -17,7 +17,7 @@ _STATISTICS = ("moving_mean", "moving_variance", "moving_stddev", "renorm_mean",
 
 
 @dataclass(frozen=True)
-class Kept:
+class UntrainedVariable:
     """A floating-point variable that no optimizer trains.
 
     Attributes:
@@ -38,7 +38,7 @@ class Kept:
         return variable_key(self.variable)
 
 
-def kept_variables(model: Any) -> list[Kept]:
+def kept_variables(model: Any) -> list[UntrainedVariable]:
     """Returns what the layers of a model keep by themselves, in the same order on all ranks.
 
     Metrics and the states of random generators and stateful RNNs, which Keras does not count among the weights, are
@@ -55,7 +55,7 @@ def kept_variables(model: Any) -> list[Kept]:
             if key not in trained and tf.as_dtype(variable.dtype).is_floating:
                 found[key] = variable
                 owners.setdefault(key, []).append(layer)
-    return [Kept(variable, owners[key][-1], owners[key], _is_statistic(owners[key][-1], key))
+    return [UntrainedVariable(variable, owners[key][-1], owners[key], _is_statistic(owners[key][-1], key))
             for key, variable in found.items()]
 
 

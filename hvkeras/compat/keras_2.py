@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from hvkeras.compat.optimizers import gradients_of
-from hvkeras.compat.variables import native
+from hvkeras.compat.variables import as_tf_variable
 
 FEATURES = ("variable.ref()", "optimizer.variables()", "optimizer.weights", "optimizer.minimize()", "optimizer.lr",
             "lr=", "compile(experimental_run_tf_function=...)", "fit(workers=...)", "fit_generator()",
@@ -35,7 +35,7 @@ def of_variables(original: Any, used: Used, _: str) -> Any:
     def ref(self: Any) -> Any:
         """Returns a hashable reference to a variable, for sets and dictionaries; `deref()` returns the variable."""
         used()
-        return type(native(self).ref())(self)
+        return type(as_tf_variable(self).ref())(self)
 
     return ref if original is None else original
 

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from hvkeras.compat.families import KERAS, TF_KERAS, default_keras, family_of, is_of_keras, loaded_families
-from hvkeras.compat.variables import native
+from hvkeras.compat.variables import as_tf_variable
 
 
 def model_weights(model: Any) -> list[Any]:
@@ -17,7 +17,7 @@ def model_weights(model: Any) -> list[Any]:
     The result excludes learned state that tf_keras layers keep in weights that are not variables or have no fixed
     shape: see `learned_state`.
     """
-    return [weight for weight in model.weights if _has_fixed_shape(native(weight))]
+    return [weight for weight in model.weights if _has_fixed_shape(as_tf_variable(weight))]
 
 
 def _has_fixed_shape(weight: Any) -> bool:
@@ -29,7 +29,7 @@ def is_synchronized(layer: Any) -> bool:
     return bool(getattr(layer, "synchronized", False)) and getattr(layer, "virtual_batch_size", None) is None
 
 
-def is_whole(model: Any) -> bool:
+def is_built(model: Any) -> bool:
     """Whether the model has all of its weights before its first step.
 
     A model that contains other models, calls them in its `train_step`, and is never called itself is never marked as

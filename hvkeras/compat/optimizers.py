@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from hvkeras.compat.families import KERAS, TF_KERAS_LEGACY, family_of, is_of_keras
-from hvkeras.compat.variables import native, value_of
+from hvkeras.compat.variables import as_tf_variable, value_of
 
 
 def inner_optimizer(optimizer: Any) -> Any:
@@ -98,10 +98,10 @@ def with_slots(optimizer: Any, variable: Any) -> list[Any]:
     Returns:
         TensorFlow's variables; None where the variable has no such slot.
     """
-    place, count = optimizer._get_variable_index(variable), len(optimizer._trainable_variables)
-    slots = [each[place] for name, each in sorted(vars(optimizer).items())
+    index, count = optimizer._get_variable_index(variable), len(optimizer._trainable_variables)
+    slots = [each[index] for name, each in sorted(vars(optimizer).items())
              if isinstance(each, list) and len(each) == count and name not in ("_variables", "_trainable_variables")]
-    return [found if isinstance(found := native(one), tf.Variable) else None for one in (variable, *slots)]
+    return [found if isinstance(found := as_tf_variable(one), tf.Variable) else None for one in (variable, *slots)]
 
 
 def numbered_slots(optimizer: Any, count: int) -> Iterator[tuple[int, Any]]:
@@ -127,12 +127,12 @@ def _numbered(entries: Any, count: int) -> list[tuple[int, Any]]:
     if within or len(entries) != count:
         return within
     return [(number, slot) for number, entry in enumerate(entries) for slot in tf.nest.flatten(entry)
-            if isinstance(native(slot), tf.Variable)]
+            if isinstance(as_tf_variable(slot), tf.Variable)]
 
 
 def is_decayed(optimizer: Any, variable: Any) -> bool:
     """Whether an optimizer of Keras 3 decays a variable of its own accord, outside of its update."""
-    return bool(optimizer.weight_decay) and bool(optimizer._use_weight_decay(native(variable)))
+    return bool(optimizer.weight_decay) and bool(optimizer._use_weight_decay(as_tf_variable(variable)))
 
 
 def advance_iterations(optimizer: Any) -> None:
@@ -168,7 +168,7 @@ def learning_rate_source(optimizer: Any) -> Any:
 
 def learning_rate(optimizer: Any) -> float | None:
     """Returns an optimizer's learning rate; None if it is not a single number that can be set."""
-    source = native(learning_rate_source(optimizer))
+    source = as_tf_variable(learning_rate_source(optimizer))
     if isinstance(source, tf.Variable):
         return float(value_of(source))
     return float(source) if isinstance(source, (int, float)) else None
@@ -181,7 +181,7 @@ def set_learning_rate(optimizer: Any, value: float) -> None:
 
 def as_learning_rate(optimizer: Any, value: float) -> float:
     """Rounds a number to the precision of the optimizer's variable, which is lower than that of Python's floats."""
-    source = native(learning_rate_source(optimizer))
+    source = as_tf_variable(learning_rate_source(optimizer))
     return float(source.dtype.as_numpy_dtype(value)) if isinstance(source, tf.Variable) else float(value)
 
 
@@ -204,7 +204,7 @@ def velocities(optimizer: Any) -> list[tf.Variable]:
     known = [names[cls.__name__] for cls in type(optimizer).__mro__ if cls.__name__ in names]
     if not known or not optimizer.momentum:
         return []
-    return [native(slot) for slot in getattr(optimizer, known[0], ()) if slot is not None]
+    return [as_tf_variable(slot) for slot in getattr(optimizer, known[0], ()) if slot is not None]
 
 
 def gradients_of(loss: Any, variables: Sequence[Any], tape: Any) -> list[tuple[Any, Any]]:
@@ -219,7 +219,7 @@ def gradients_of(loss: Any, variables: Sequence[Any], tape: Any) -> list[tuple[A
     if callable(loss):
         with tape:
             loss = loss()
-    return list(zip(tape.gradient(loss, [native(one) for one in variables]), variables, strict=True))
+    return list(zip(tape.gradient(loss, [as_tf_variable(one) for one in variables]), variables, strict=True))
 
 
 def weighed_loss(loss: Any, grad_loss: Any, tape: Any) -> Any:
@@ -250,15 +250,15 @@ def forget_slots(optimizer: Any) -> None:
     Args:
         optimizer: An optimizer of Keras 3 or tf_keras, built, and not a legacy one.
     """
-    kept = {id(native(optimizer.__dict__.get(name))) for name in ("_iterations", "_learning_rate")}
-    slots = [each for each in optimizer._variables if id(native(each)) not in kept]
+    kept = {id(as_tf_variable(optimizer.__dict__.get(name))) for name in ("_iterations", "_learning_rate")}
+    slots = [each for each in optimizer._variables if id(as_tf_variable(each)) not in kept]
     if family_of(optimizer) == KERAS:
         for slot in slots:
             optimizer._untrack_variable(slot)
         optimizer._trainable_variables_indices.clear()
         optimizer.built = False
     else:
-        optimizer._variables[:] = [each for each in optimizer._variables if id(native(each)) in kept]
+        optimizer._variables[:] = [each for each in optimizer._variables if id(as_tf_variable(each)) in kept]
         optimizer._built = False
 
 

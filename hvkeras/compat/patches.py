@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from hvkeras.compat import keras_2, strategies, summing
+from hvkeras.compat import keras_2, strategies
 from hvkeras.compat.adapters import (
     Make,
     always,
@@ -450,11 +450,12 @@ TABLE = (
           "the model is built on a part of a batch, and that batch is lost", "keras-team/keras#20585",
           repaired(strategies.symbolic_build)),
     Patch(STRATEGIES, ("keras.src.backend.tensorflow.optimizer:TFOptimizer._all_reduce_sum_gradients",), _KERAS,
-          "gradients that are summed already must not be summed again", _OWN_OPTIMIZERS, repaired(summing.sum_last)),
+          "gradients that are summed already must not be summed again", _OWN_OPTIMIZERS, repaired(strategies.sum_last)),
     Patch(STRATEGIES, ("keras.src.backend.tensorflow.optimizer:TFOptimizer.apply",), _KERAS,
-          "Keras clips the gradients of each replica by themselves", _OWN_OPTIMIZERS, repaired(summing.apply_sums)),
+          "Keras clips the gradients of each replica by themselves", _OWN_OPTIMIZERS, repaired(strategies.apply_sums)),
     Patch(STRATEGIES, ("keras.src.optimizers.loss_scale_optimizer:LossScaleOptimizer.apply",), _KERAS,
-          "Keras checks one replica alone for finite gradients", _OWN_OPTIMIZERS, repaired(summing.apply_scaled_sums)),
+          "Keras checks one replica alone for finite gradients", _OWN_OPTIMIZERS,
+          repaired(strategies.apply_scaled_sums)),
     Patch(STRATEGIES, ("keras.src.random.seed_generator:SeedGenerator.next",), _KERAS,
           "all replicas draw the same numbers", "a Keras that draws by replica", repaired(strategies.next_seed)),
     Patch(STEPS, (f"{_TF_TRAINER}._make_function",), _NEWER,

@@ -1,4 +1,4 @@
-"""Functions of TensorFlow that are traced again once the ranks of an elastic job have changed."""
+"""Functions of TensorFlow that are retraced after a membership change of an elastic job."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import tensorflow as tf
 from tensorflow.python.eager.polymorphic_function import concrete_function
 
 from hvkeras.compat import patches
-from hvkeras.compat.classes import adopt_class
+from hvkeras.compat.families import adopt_class
 
 
 class Traces:

@@ -11,7 +11,7 @@ import tensorflow as tf
 from hvkeras.compat.families import default_keras
 
 
-def native(variable: Any) -> Any:
+def as_tf_variable(variable: Any) -> Any:
     """Returns the `tf.Variable` of a Keras 3 variable, or any other variable unchanged."""
     value = getattr(variable, "value", None)
     return variable if value is None or callable(value) else value
@@ -27,7 +27,7 @@ def as_array(tensor: Any) -> Any:
 
 def local_parts(variable: Any) -> tuple[Any, ...]:
     """Returns this process's own variables behind a strategy's variable; for any other variable, itself alone."""
-    variable = native(variable)
+    variable = as_tf_variable(variable)
     return tuple(variable.values) if isinstance(variable, tf.distribute.DistributedValues) else (variable,)
 
 
@@ -39,7 +39,7 @@ def assign_locally(variable: Any, value: Any) -> None:
 
 def variable_key(variable: Any) -> Any:
     """Returns a unique key of a variable, which is the same for a Keras 3 variable and its `tf.Variable`."""
-    return native(variable)._unique_id
+    return as_tf_variable(variable)._unique_id
 
 
 def variable_name(variable: Any) -> str:
@@ -56,7 +56,7 @@ def variable_like(variable: Any, shape: Sequence[int], name: str = "") -> Any:
         name: Its name, if that is to be another.
     """
     with tf.init_scope():
-        if native(variable) is variable:
+        if as_tf_variable(variable) is variable:
             known = name or str(variable.name).split(":")[0]
             return tf.Variable(tf.zeros(shape, variable.dtype), name=known, trainable=True)
         made = type(variable)(np.zeros(shape, tf.as_dtype(variable.dtype).as_numpy_dtype), dtype=variable.dtype,
@@ -83,7 +83,7 @@ def aggregation_of(variable: Any) -> str:
 
 def value_of(variable: Any) -> Any:
     """Returns a variable's value as a NumPy value; uses tf_keras's session where eager execution was disabled."""
-    variable = native(variable)
+    variable = as_tf_variable(variable)
     if tf.executing_eagerly() or not isinstance(variable, tf.Variable):
         return variable.numpy() if isinstance(variable, tf.Variable) else variable
     return default_keras().backend.get_value(variable)

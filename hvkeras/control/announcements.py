@@ -8,7 +8,9 @@ import socket
 import tempfile
 from pathlib import Path
 
+from hvkeras.control.launch_environments import Launch
 from hvkeras.errors import MachineError, explain
+from hvkeras.host.files import create_private, why_not_private
 from hvkeras.host.network import (
     LOOPBACK,
     address_towards,
@@ -19,8 +21,6 @@ from hvkeras.host.network import (
     shared_address,
     split_address,
 )
-from hvkeras.host.private_files import create_private, why_not_private
-from hvkeras.launch_environments import Launch
 from hvkeras.settings import Settings
 
 

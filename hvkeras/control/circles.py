@@ -71,14 +71,14 @@ class Graph:
         order: dict[int, int] = {}  # the number of each node that was visited
         lowest: dict[int, float] = {}  # the lowest number that it is known to reach; infinite once in a component
         open_nodes: list[int] = []  # those that are in no component yet
-        place: dict[int, int] = {}  # where each of them is in that list
+        index: dict[int, int] = {}  # where each of them is in that list
         for root in self._waits_in:
             path = [] if root in order else [(root, iter(self._following(root)))]
             while path:
                 node, following = path[-1]
                 if node not in order:
                     order[node] = lowest[node] = len(order)
-                    place[node] = len(open_nodes)
+                    index[node] = len(open_nodes)
                     open_nodes.append(node)
                 for other in following:
                     if other not in order:
@@ -90,8 +90,8 @@ class Graph:
                     if path:
                         lowest[path[-1][0]] = min(lowest[path[-1][0]], lowest[node])
                     if lowest[node] == order[node]:
-                        closed = open_nodes[place[node]:]
-                        del open_nodes[place[node]:]
+                        closed = open_nodes[index[node]:]
+                        del open_nodes[index[node]:]
                         lowest.update(dict.fromkeys(closed, math.inf))
                         if len(closed) > 1:  # one of several nodes has several ranks, as none waits for itself
                             yield Component({other for other in closed if other >= 0},

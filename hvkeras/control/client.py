@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hvkeras.control import wire
+from hvkeras.control import location, wire
 from hvkeras.control.cause import ENDED, Cause, CauseKind, silent_for
 from hvkeras.control.clock import Clock
 from hvkeras.control.connection import Connection, Introduction
@@ -54,10 +54,8 @@ from hvkeras.control.messages import (
 from hvkeras.control.process_exit import ExitWatch
 from hvkeras.control.relayed import as_runs, from_runs
 from hvkeras.control.stop_agreement import Stop
-from hvkeras.host.console import say
-from hvkeras.host.error_text import summary
+from hvkeras.host.console import say, summary
 from hvkeras.host.network import host_identity, local_peer
-from hvkeras.progress import location
 
 BEAT = 0.5  # seconds between two heartbeats
 BEAT_BEHIND_RELAY = 0.9  # the same where a relay passes them on once a second: each time it has one of every rank
@@ -77,7 +75,7 @@ class ControlClient:
         still: See `Connection`.
 
     Raises:
-        ProofError: The server does not know the secret.
+        AuthenticationError: The server does not know the secret.
         UsageError: The server refuses this rank; the message gives the reason.
     """
 
@@ -100,7 +98,7 @@ class ControlClient:
         self.on_refusal: Callable[[str, str], None] | None = None  # see `Refusals` in `hvkeras.collectives.mismatch`
         self.on_terminate: Callable[[Cause], None] = self.fail  # called when the launcher is told to end the job
         self._on_end = on_end
-        self._starter: int | None = None
+        self._launcher: int | None = None
         self._exit_watch: ExitWatch | None = None
         self._has_failed = False
         self._may_exit = threading.Event()
@@ -172,13 +170,13 @@ class ControlClient:
                 self._exit_watch.others_have_ended()
             self._connection.send(ScriptEnded())
 
-    def watch_starter(self, descriptor: int) -> None:
+    def watch_launcher(self, descriptor: int) -> None:
         """Ends the job when the process that started this rank is gone.
 
         Args:
             descriptor: A file descriptor that becomes readable when that happens.
         """
-        self._starter = descriptor
+        self._launcher = descriptor
 
     def join(self, entries: Entries) -> None:
         """Registers with the job (again): from now on, heartbeats carry the counts of entered plans."""
@@ -265,7 +263,7 @@ class ControlClient:
                 except Exception as error:  # noqa: BLE001 - a fault of hvkeras, which nobody else would report
                     self._fail_with(f"at a message ({type(message).__name__})", error)
                 del message  # it may be large
-        except (OSError, wire.ProofError, ValueError):
+        except (OSError, wire.AuthenticationError, ValueError):
             if not self._connection.closed.is_set() and not self.detached:
                 self._connection_lost(ENDED, CauseKind.LOST)
 
@@ -311,7 +309,7 @@ class ControlClient:
         """Makes this rank raise in a plan that it waits in, and reports whether it can: compiled functions cannot."""
         can_raise, entries = False, self._heartbeats.entries
         if entries is not None and self.on_refusal is not None:
-            entries.set_owed(message.outstanding)
+            entries.set_outstanding(message.outstanding)
             can_raise = entries.can_raise(message.key)
             if can_raise:
                 self.on_refusal(message.key, message.text)
@@ -369,9 +367,9 @@ class ControlClient:
             beat_at = now if is_due else beat_at
             self._heartbeats.send(only_news=not is_due)
             self._check_exit(now)
-            if self._starter is not None and select.select([self._starter], [], [], 0)[0]:
-                os.close(self._starter)
-                self._starter = None
+            if self._launcher is not None and select.select([self._launcher], [], [], 0)[0]:
+                os.close(self._launcher)
+                self._launcher = None
                 host = self.introduction.host
                 self.fail(Cause(CauseKind.LOST, None, host, None, f"the launcher on {host} ended unexpectedly (killed,"
                                 " crashed, or out of memory)"))

@@ -42,7 +42,7 @@ class Connection:
         closed: Set once this end gives up the connection.
 
     Raises:
-        ProofError: The server does not know the secret.
+        AuthenticationError: The server does not know the secret.
         UsageError: The server rejects this peer; the message gives the reason.
     """
 
@@ -56,7 +56,7 @@ class Connection:
         detach_in_children(self)
         if connected.family != socket.AF_UNIX:  # two small messages in a row would else wait for an acknowledgement
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._seal = wire.prove_to_server(connected, secret, still)
+        self._seal = wire.authenticate_to_server(connected, secret, still)
         self.send(Hello(introduction.rank, introduction.size, introduction.host, os.getpid(), next(_attempts)))
         answer = self.read(still)
         if isinstance(answer, Rejected):
@@ -88,7 +88,7 @@ class Connection:
 
         Raises:
             OSError: The connection has ended.
-            ProofError: A frame is not the server's.
+            AuthenticationError: A frame is not the server's.
         """
         return decode(self.receive(still).decode())  # a large message is not kept in bytes as well
 

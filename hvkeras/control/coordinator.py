@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from hvkeras.control.cause import Cause, CauseKind
-from hvkeras.control.deadlocks import Finding, Waits
+from hvkeras.control.deadlocks import Problem, Waits
 from hvkeras.control.exchange import Gathers
 from hvkeras.control.join import Participation
 from hvkeras.control.messages import (
@@ -100,7 +100,7 @@ class Coordinator:
             self._ranks.end_with(CauseKind.LEFT, rank.member, "left the job normally while rank"
                                  f" {self._participation.joined[0]} waits for it in join()")
 
-    def check(self, now: float) -> Iterator[Finding]:
+    def check(self, now: float) -> Iterator[Problem]:
         """Finds problems that time brings to light, the worst first; starts to refuse plans that do not match.
 
         Args:

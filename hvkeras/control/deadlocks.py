@@ -1,6 +1,6 @@
 """Detects deadlocks and stalls from the ranks' counts of entered plans.
 
-A rank enters a plan just before the collective runs (`hvkeras.plans`), and leaves it only when all other ranks
+A rank enters a plan just before the collective runs (`hvkeras.job.plans`), and leaves it only when all other ranks
 have entered it equally often. A rank with a higher count of a plan than another rank is therefore waiting for that
 rank. So is a rank that waits in an exchange over this channel. Ranks that wait for each other, two of them or several
 in a circle, would wait forever: that is a mismatch. A rank that waits for one that has left is stuck as well. A rank
@@ -33,7 +33,7 @@ _UNLIKE_MODELS = (" (the models themselves differ: build the same model on every
 
 
 @dataclass(frozen=True)
-class Finding:
+class Problem:
     """A problem.
 
     Attributes:
@@ -200,17 +200,17 @@ class Waits:
         return {rank for _, meeting in self._waited_in()
                 for ranks in (meeting.missing, *meeting.waiting.values()) for rank in ranks}
 
-    def check(self, now: float, place: Callable[[int], str] = lambda _: "") -> list[Finding]:
+    def check(self, now: float, index: Callable[[int], str] = lambda _: "") -> list[Problem]:
         """Finds problems, the worst first.
 
         Args:
             now: The time, in seconds.
-            place: Returns what a late rank was doing, or "".
+            index: Returns what a late rank was doing, or "".
         """
         self._take_in()
         self._next.at = now
         self._next = Moment()
-        return [*self._mismatches(now), *self._departures(now), *self._stalls(now, place)]
+        return [*self._mismatches(now), *self._departures(now), *self._stalls(now, index)]
 
     def waited_for_in(self, waiter: int | None, missing: int) -> str:
         """Names the plan in which one rank waits for another; "" if it is not known."""
@@ -234,7 +234,7 @@ class Waits:
                 found += [Group(key, frozenset().union(*waiting), frozenset(meeting.missing))] if waiting else []
         return found
 
-    def _mismatches(self, now: float) -> list[Finding]:
+    def _mismatches(self, now: float) -> list[Problem]:
         groups = self._groups(now - self.limits[0])
         old = Graph(groups if len(groups) > 1 else [])
         if not old.components:
@@ -246,27 +246,27 @@ class Waits:
             keys = component_of[circle[0].waiter].keys
             waiting = {rank for key in keys for ranks in self._meeting(key).waiting.values() for rank in ranks}
             if keys.isdisjoint(self._exchanges) and all(waiting.issuperset(self._plans[key].counts) for key in keys):
-                return [Finding(CauseKind.MISMATCH, None, self._difference(circle), tuple(sorted(keys)))]
+                return [Problem(CauseKind.MISMATCH, None, self._difference(circle), tuple(sorted(keys)))]
             # Some rank is late: it would arrive at a collective that the others have given up.
             patient = now - PATIENCE * self.limits[0]
             if all(self._began(wait) <= patient for wait in circle) or not keys.isdisjoint(self._exchanges):
-                return [Finding(CauseKind.MISMATCH, None, self._difference(circle))]
+                return [Problem(CauseKind.MISMATCH, None, self._difference(circle))]
         return []
 
     def _began(self, wait: Wait) -> float:
         meeting = self._meeting(wait.key)
         return max(meeting.since.at, *(since.at for since, ranks in meeting.waiting.items() if wait.waiter in ranks))
 
-    def _departures(self, now: float) -> list[Finding]:
+    def _departures(self, now: float) -> list[Problem]:
         for group in self._groups(now - self.limits[0]) if self._left else ():
             missing, waiting = group.missing & self._left, group.waiting - self._left
             if missing and waiting and group.key in self._plans:
                 waiter, plan = min(waiting), self._plans[group.key]
-                return [Finding(CauseKind.LEFT, min(missing), f"left the job normally while rank {waiter} is still"
+                return [Problem(CauseKind.LEFT, min(missing), f"left the job normally while rank {waiter} is still"
                                 f" waiting for it in {_named(plan, waiter)}{_hint(plan)}")]
         return []
 
-    def _stalls(self, now: float, place: Callable[[int], str]) -> list[Finding]:
+    def _stalls(self, now: float, index: Callable[[int], str]) -> list[Problem]:
         _, warn_after, stall_after = self.limits
         soonest = min((limit for limit in (warn_after, stall_after) if limit), default=math.inf)
         findings = []
@@ -282,16 +282,16 @@ class Waits:
             waiter = min(rank for moment, ranks in plan.waiting.items() if moment.at <= since for rank in ranks)
             late, label = sorted(plan.missing), _named(plan, waiter)
             if ends:
-                seen = place(late[0])
+                seen = index(late[0])
                 text = (f"has not entered {label}, in which rank {waiter} has waited {waited:.0f} s for it"
                         " (HVKERAS_STALL_SHUTDOWN sets the limit)" + (f"; last seen: {seen}" if seen else ""))
-                return [Finding(CauseKind.STALLED, late[0], text + _hint(plan))]
+                return [Problem(CauseKind.STALLED, late[0], text + _hint(plan))]
             plan.warned_at = now
             have = "have" if len(late) > 1 else "has"
             end = f"; the job ends after {stall_after:.0f} s" if stall_after else ""
             text = (f"rank {waiter} has waited {waited:.0f} s in {label} for {in_words(late)}, which {have} not entered"
                     f" it{end}{_hint(plan)}")
-            findings += [Finding(None, rank, "" if rank > late[0] else text) for rank in late[:MAX_WARNINGS]]
+            findings += [Problem(None, rank, "" if rank > late[0] else text) for rank in late[:MAX_WARNINGS]]
         return findings
 
     def _meeting(self, key: str) -> Meeting:
@@ -302,9 +302,9 @@ class Waits:
         meetings = [self._meeting(wait.key) for wait in circle]
         hints = [hint for meeting in meetings if (hint := _hint(meeting))]
         if len(circle) > 2 or any(wait.key in self._exchanges for wait in circle):
-            places = some_of([f"rank {wait.waiter} in {_named(meeting, wait.waiter)} for rank {wait.missing}"
+            indices = some_of([f"rank {wait.waiter} in {_named(meeting, wait.waiter)} for rank {wait.missing}"
                               for wait, meeting in zip(circle, meetings, strict=True)])
-            return f"{in_words([wait.waiter for wait in circle])} wait for each other: {places}{''.join(hints[:1])}"
+            return f"{in_words([wait.waiter for wait in circle])} wait for each other: {indices}{''.join(hints[:1])}"
         sites = [f"rank {wait.waiter} at {site}" for wait, meeting in zip(circle, meetings, strict=True)
                  if (site := meeting.site(wait.waiter))]
         end = "; " + ", ".join(sites) if sites else ""

@@ -15,14 +15,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hvkeras.control import wire
+from hvkeras.control import activity, wire
 from hvkeras.control.cause import Cause
 from hvkeras.control.messages import AllValues, Message, MissingRanks, Value, ValueDigest, ValueWanted
 from hvkeras.control.relayed import as_runs, from_runs
 from hvkeras.errors import PeerError, UsageError, explain
 from hvkeras.host.console import in_words
 from hvkeras.host.forks import detach_in_children
-from hvkeras.progress import activity
 
 LARGE = 512  # bytes of a value from which its digest is sent first
 LOOK_EVERY, LOOK_OFTEN = 0.5, 0.1  # seconds between two looks at what nobody tells
@@ -225,18 +224,18 @@ def packed(values: Sequence[Any]) -> dict[str, Any]:
     Args:
         values: Values that can be written as JSON.
     """
-    places: dict[str, int] = {}
+    indices: dict[str, int] = {}
     distinct: list[Any] = []
     runs: list[int] = []  # a place among the distinct values, and how often in a row
     for value in values:
         text = json.dumps(value)
-        place = places.setdefault(text, len(places))
-        if place == len(distinct):
+        index = indices.setdefault(text, len(indices))
+        if index == len(distinct):
             distinct.append(value)
-        if runs and runs[-2] == place:
+        if runs and runs[-2] == index:
             runs[-1] += 1
         else:
-            runs += [place, 1]
+            runs += [index, 1]
     first = distinct[0] if distinct else None
     if len(distinct) > 1 and isinstance(first, dict) and all(
             isinstance(each, dict) and list(each) == list(first) for each in distinct):
@@ -251,7 +250,7 @@ def unpacked(data: Mapping[str, Any]) -> list[Any]:
         columns = {name: unpacked(column) for name, column in data["fields"].items()}
         distinct = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     runs = data["runs"]
-    return [distinct[place] for place, count in zip(runs[::2], runs[1::2], strict=True) for _ in range(count)]
+    return [distinct[index] for index, count in zip(runs[::2], runs[1::2], strict=True) for _ in range(count)]
 
 
 def _digest(text: str) -> str:

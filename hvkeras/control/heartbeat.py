@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from hvkeras.control import activity, location
 from hvkeras.control.messages import (
     CallDescriptions,
     Heartbeat,
@@ -16,15 +17,14 @@ from hvkeras.control.messages import (
     PlansForgotten,
     Standstill,
 )
-from hvkeras.progress import activity, location
-from hvkeras.records.record import GRADIENTS
 
+GRADIENTS = "gradients"  # the operation of plans that reduce gradients: their counts are the steps of training
 _NOTHING_NEW = Heartbeat()
 CHECK_INTERVAL = 0.4  # minimum seconds between two checks of whether this rank makes progress
 
 
 class PlanLike(Protocol):
-    """A plan; see `hvkeras.plans`."""
+    """A plan; see `hvkeras.job.plans`."""
 
     @property
     def operation(self) -> str:
@@ -39,7 +39,7 @@ class PlanLike(Protocol):
 
 
 class Entries(Protocol):
-    """How often this rank has entered each plan; see `hvkeras.plans`."""
+    """How often this rank has entered each plan; see `hvkeras.job.plans`."""
 
     def snapshot(self) -> Mapping[str, tuple[int, PlanLike]]:
         """Reads every count."""
@@ -53,7 +53,7 @@ class Entries(Protocol):
     def forget(self, counts: Mapping[str, int]) -> list[str]:
         """Forgets plans that this rank has entered exactly as often as given."""
 
-    def set_owed(self, keys: Sequence[str]) -> None:
+    def set_outstanding(self, keys: Sequence[str]) -> None:
         """Records in which plans this rank participates for others before it may enter them itself."""
 
     def can_raise(self, key: str) -> bool:
@@ -72,7 +72,7 @@ class Watch:
     """
 
     def __init__(self, *limits: float, on_move: Callable[[float], None] | None = None) -> None:
-        self._notice = min((limit for limit in limits if limit), default=0.0)
+        self._preemption = min((limit for limit in limits if limit), default=0.0)
         self._moves = -1
         self._batches: int | None = None
         self._standing: Any = None
@@ -95,7 +95,7 @@ class Watch:
             What the server must know about a rank without progress: for how many seconds, where, and whether that may
             end the job; None for a rank that makes progress.
         """
-        if not self._notice or (now - self._checked_at < CHECK_INTERVAL and not entered):
+        if not self._preemption or (now - self._checked_at < CHECK_INTERVAL and not entered):
             return self._report
         self._checked_at = now
         if self._has_moved(entered):
@@ -108,7 +108,7 @@ class Watch:
             self._standing, self._standing_since = standing, now
         still = now - self._moved_at
         self._report = None
-        if still >= self._notice:
+        if still >= self._preemption:
             doing, text = location.here(steps())
             if doing.within or self._outside:
                 self._report = Standstill(still, now - self._standing_since, text, doing.phase, doing.within,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from hvkeras.control.deadlocks import Finding, Waits
+from hvkeras.control.deadlocks import Problem, Waits
 from hvkeras.control.messages import CallDescriptions, Message, Participate, PlanRefused
 
 REFUSED_WITHIN = 20.0  # seconds for a refusal to complete
@@ -94,7 +94,7 @@ class Participation:
             for kept in (self._calls, self._asked, self._joined_in):
                 kept.pop(key, None)
 
-    def refuse(self, finding: Finding, now: float) -> bool:
+    def refuse(self, finding: Problem, now: float) -> bool:
         """Starts to refuse plans that do not match, unless their refusal has already started.
 
         Args:

@@ -96,7 +96,7 @@ class MembershipClient:
 
     Raises:
         OSError: The launcher cannot be reached.
-        ProofError: Another program listens there.
+        AuthenticationError: Another program listens there.
     """
 
     def __init__(self, address: tuple[str, int], secret: bytes, worker: int, alive: float) -> None:
@@ -174,7 +174,7 @@ class MembershipClient:
                         case Assignment() | FunctionDone():
                             self._answer = message
                     self._changed.notify_all()
-        except (OSError, wire.ProofError):
+        except (OSError, wire.AuthenticationError):
             pass
         finally:  # whatever it was: who waits must not wait for ever
             with self._changed:

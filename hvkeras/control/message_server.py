@@ -64,7 +64,7 @@ class MessageServer:
         self._alive = alive
         self._secret = secret
         self._on_note = on_note
-        self._unproven = UnprovenConnections(size)
+        self._unproven = UnauthenticatedConnections(size)
         self._stopping: asyncio.Event | None = None
         self._listening: asyncio.Server | None = None
         self._peers: set[_Peer] = set()
@@ -187,18 +187,18 @@ class MessageServer:
             keep_alive(transport.get_extra_info("socket"), self._alive)
         if not self._unproven.arrives():
             next(iter(self._waiting)).close()  # who has the secret proves it at once
-        self._waiting[peer] = self._ticks + int(wire.PROOF_DEADLINE / TICK)
+        self._waiting[peer] = self._ticks + int(wire.AUTHENTICATION_DEADLINE / TICK)
 
     def proves(self, peer: _Peer) -> None:
         """Gives a peer that has proved the secret the time to introduce itself."""
         self._unproven.proves()
         del self._waiting[peer]
-        self._waiting[peer] = self._ticks + int(wire.PROOF_DEADLINE / TICK)
+        self._waiting[peer] = self._ticks + int(wire.AUTHENTICATION_DEADLINE / TICK)
 
     def leaves(self, peer: _Peer) -> None:
         """Handles the end of a connection."""
         self._peers.discard(peer)
-        if self._waiting.pop(peer, None) is not None and not peer.is_proven:
+        if self._waiting.pop(peer, None) is not None and not peer.is_authenticated:
             self._unproven.fails(peer.address)
         if peer.member is not None:
             self._lose(peer.member)
@@ -269,13 +269,13 @@ class _Peer(asyncio.Protocol):
 
     Attributes:
         member: What has become of it, once it was admitted.
-        is_proven: Whether it has proved the secret.
+        is_authenticated: Whether it has proved the secret.
         address: Its peer address, as the socket reports it.
     """
 
     def __init__(self, server: MessageServer) -> None:
         self.member: Member | None = None
-        self.is_proven: bool = False
+        self.is_authenticated: bool = False
         self.address: object = None
         self._server = server
         self._challenge = wire.nonce()
@@ -297,7 +297,7 @@ class _Peer(asyncio.Protocol):
         """Takes what has come, and handles what is complete."""
         self._received += data
         try:
-            if not self.is_proven:
+            if not self.is_authenticated:
                 self._prove()
             while self._transport is not None and (message := self._next()) is not None:
                 if self.member is not None:
@@ -306,7 +306,7 @@ class _Peer(asyncio.Protocol):
                     self.member = self._server.admit(self, message)
                     if self.member is None:
                         self.close()
-        except wire.ProofError:
+        except wire.AuthenticationError:
             self.close()
         except Exception as error:  # noqa: BLE001 - a fault of hvkeras, which nobody else would report
             self._server.report_fault(error)
@@ -361,12 +361,12 @@ class _Peer(asyncio.Protocol):
             return
         other, shown = self._take(wire.NONCE_BYTES), self._take(wire.CODE_BYTES)
         secret, challenge = self._server.secret, self._challenge
-        wire.check_proof(shown, wire.proof(secret, b"client", challenge, other))
+        wire.verify_proof(shown, wire.proof(secret, b"client", challenge, other))
         assert self._transport is not None
         self._transport.write(wire.proof(secret, b"server", challenge, other))
         key = wire.session_key(self.socket, secret, challenge, other)
         self._seal = wire.Seal(key, b"server", b"client")
-        self.is_proven = True
+        self.is_authenticated = True
         self._server.proves(self)
 
     def _next(self) -> bytes | None:
@@ -388,7 +388,7 @@ class _Peer(asyncio.Protocol):
         return taken
 
 
-class UnprovenConnections:
+class UnauthenticatedConnections:
     """Counts connections that have not proved the job's secret.
 
     Args:

@@ -18,8 +18,8 @@ from typing import Any
 from hvkeras.control.cause import Cause
 from hvkeras.settings import Settings
 
-PlanDescription = Mapping[str, Any]  # see `hvkeras.plans.Plan.describe`
-CallDescriptions = Sequence[Mapping[str, Any]]  # see `hvkeras.plans.Call.describe`
+PlanDescription = Mapping[str, Any]  # see `hvkeras.job.plans.Plan.describe`
+CallDescriptions = Sequence[Mapping[str, Any]]  # see `hvkeras.job.plans.Call.describe`
 
 
 @dataclass(frozen=True)
@@ -404,7 +404,7 @@ class Ready(Message):
 
 @dataclass(frozen=True)
 class RanksChanged(Message):
-    """How training goes on after a change; see `hvkeras.job.changes.Change`."""
+    """How training goes on after a change; see `hvkeras.job.session.Change`."""
 
     change: Mapping[str, Any]
 
@@ -424,10 +424,10 @@ class ChangeAhead(Message):
 
 @dataclass(frozen=True)
 class Assignment(Message):
-    """The worker's place in the next generation, as environment variables, and the commit that it begins with."""
+    """The worker's rank in the next generation, as environment variables, and the commit that it begins with."""
 
     commit: int
-    place: Mapping[str, str]
+    variables: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -446,7 +446,7 @@ class Machine(Message):
 
 
 @dataclass(frozen=True)
-class Line(Message):
+class AgentLine(Message):
     """A line to the host's agent, or from it."""
 
     text: str

@@ -12,8 +12,8 @@ import signal
 import sys
 import time
 
+from hvkeras.control import location, stalls
 from hvkeras.host.console import say
-from hvkeras.progress import location, stall_listeners
 
 LAST_RESORT = 5.0  # seconds from when the server should have ended a process until the kernel ends it
 BACKOFF = 2.0  # the next report is due after this multiple of the time waited so far
@@ -32,20 +32,20 @@ class ExitWatch:
     def __init__(self, who: str, warn_after: float, end_after: float, liveness: float) -> None:
         self._who, self._liveness = who, liveness
         self._warn_after, self._end_after = warn_after, end_after
-        self._script_over: float | None = None
-        self._others_over: float | None = None
+        self._script_done: float | None = None
+        self._others_done: float | None = None
 
     def begin(self) -> None:
         """Records that this rank's script has ended."""
-        self._script_over = time.monotonic()
+        self._script_done = time.monotonic()
 
     def others_have_ended(self) -> None:
         """Records that the scripts of all ranks have ended, or that nobody is left to ask whether they have."""
-        self._others_over = self._others_over or time.monotonic()
+        self._others_done = self._others_done or time.monotonic()
 
     def excuse(self) -> None:
         """Records that this rank waits for others to exit, and so is not the one that keeps the job alive."""
-        self._script_over = None
+        self._script_done = None
 
     def check(self, now: float, moved: float) -> str:
         """Reports a process that does not exit.
@@ -57,18 +57,18 @@ class ExitWatch:
         Returns:
             Why the job must end; "" if it continues.
         """
-        if self._script_over is None or self._others_over is None:
+        if self._script_done is None or self._others_done is None:
             return ""
-        waited = now - max(self._script_over, self._others_over, moved)
+        waited = now - max(self._script_done, self._others_done, moved)
         if self._end_after and waited >= self._end_after:
             return (f"has not ended, {waited:.0f} s after its script did: {location.blocking_exit()[0]}"
                     " (HVKERAS_STALL_SHUTDOWN sets the limit)")
         if self._warn_after and waited >= self._warn_after:
             self._warn_after = BACKOFF * waited
-            place, stacks = location.blocking_exit()
-            text = f"{self._who} has not ended, {waited:.0f} s after its script did: {place}"
+            index, stacks = location.blocking_exit()
+            text = f"{self._who} has not ended, {waited:.0f} s after its script did: {index}"
             say(f"{text}; the innermost call last:\n" + "\n".join(stacks))
-            stall_listeners.note(text)
+            stalls.note(text)
         return ""
 
     def arm_last_resort(self) -> None:

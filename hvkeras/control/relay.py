@@ -1,20 +1,30 @@
-"""The relay of one host: a process between its ranks and the server, to which it has one connection.
+"""Relay of one host: a process between its ranks and the control server, to which it has one connection.
 
-Upwards, it puts together what ranks send: what is equal travels once, heartbeats once a second, all else at once.
-Downwards, it passes on what is for its ranks. It reads none of that, except the names of a few messages. A rank proves
-the secret to the relay, and the relay to the server. How it is started: `hvkeras.control.relay_start`.
+Upwards, it combines what ranks send: equal messages travel once, heartbeats once a second, and everything else at once.
+Downwards, it passes on what is for its ranks. It reads only the names of a few messages. A rank authenticates to the
+relay, and the relay to the server.
+
+The relay is a separate process because the Python of a rank may be blocked, and a rank may leave the job before others.
+It listens on an abstract Unix socket, whose name is derived from the job's secret and the server's address, so nothing
+has to be announced or removed. The rank that first binds a second such name starts the relay. If that rank ends, the
+kernel frees the name, and another rank takes over.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import hmac
 import json
 import os
 import secrets
 import socket
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from hvkeras.control.cause import ENDED, silent_for
 from hvkeras.control.connection import Connection, Introduction
@@ -32,11 +42,80 @@ from hvkeras.control.messages import (
     encode,
     name_of,
 )
-from hvkeras.control.relay_start import READY, STARTED_WITHIN
 from hvkeras.control.relayed import FIRST_RELAY, Batch, from_runs
-from hvkeras.control.wire import ProofError
+from hvkeras.control.wire import AuthenticationError
 from hvkeras.errors import HvkerasError
-from hvkeras.host.error_text import summary
+from hvkeras.host.console import summary
+
+STARTED_WITHIN = 30.0  # seconds
+_CODE = ("import sys; sys.path[:] = {path!r}\n"
+         "from hvkeras.control.relay import main; main()")
+
+
+def relay_name(server: tuple[str, int], secret: bytes) -> str:
+    """Returns the name of the socket of this host's relay to a server."""
+    shown = f"{os.getuid()} relay {server[0]} {server[1]}"
+    return f"\0hvkeras-{hmac.new(secret, shown.encode(), hashlib.sha256).hexdigest()[:32]}"
+
+
+def connect_to_relay(name: str, timeout: float) -> socket.socket:
+    """Connects to a relay.
+
+    Raises:
+        OSError: There is none, or it does not accept the connection in time.
+    """
+    connected = socket.socket(socket.AF_UNIX)
+    try:
+        connected.settimeout(timeout)
+        connected.connect(name)
+    except BaseException:
+        connected.close()
+        raise
+    return connected
+
+
+@contextlib.contextmanager
+def relay_lock(name: str) -> Iterator[None]:
+    """Makes this rank the only one of its host that starts the relay.
+
+    Args:
+        name: The name of the relay's socket.
+
+    Raises:
+        OSError: Another rank is starting it.
+    """
+    with socket.socket(socket.AF_UNIX) as claim:
+        claim.bind(f"{name}-starter")
+        yield
+
+
+def start_relay(name: str, server: socket.socket, secret: bytes, size: int, liveness: float) -> str:
+    """Starts the relay of this host.
+
+    Args:
+        name: The name of its socket.
+        server: A new connection to the server, which the relay takes over.
+        secret: The job's secret.
+        size: The number of ranks of the job.
+        liveness: Seconds without a message from the server after which it counts as lost.
+
+    Returns:
+        "" once it listens; else why it does not.
+    """
+    path = [str(Path(__file__).parents[2]), *sys.path]
+    order = {"name": name, "server": server.fileno(), "secret": secret.hex(), "size": size, "liveness": liveness}
+    try:
+        with subprocess.Popen([sys.executable, "-I", "-S", "-c", _CODE.format(path=path)], stdin=subprocess.PIPE,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True, cwd="/",
+                              pass_fds=[server.fileno()]) as starter:
+            said = starter.communicate(json.dumps(order).encode(), STARTED_WITHIN)[0].decode(errors="replace").strip()
+    except (OSError, subprocess.SubprocessError) as error:
+        return str(error)
+    return "" if said == READY else (said.splitlines() or ["it ended without a word"])[-1]
+
+
+READY = "ready"
+
 
 BEAT = 1.0  # seconds between two heartbeats to the server
 LINGER = 5.0  # seconds for which a relay without ranks waits for others
@@ -195,7 +274,7 @@ def _read(server: Connection, serving: MessageServer, handler: RelayHandler) -> 
     try:
         while True:
             serving.call(handler.on_server_message, decode(server.receive()))
-    except (OSError, ProofError, ValueError):
+    except (OSError, AuthenticationError, ValueError):
         serving.call(handler.on_server_lost, False)
 
 

@@ -18,6 +18,7 @@ import urllib.request
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+from hvkeras.control import stalls
 from hvkeras.control.announcements import (
     announcement_path,
     is_one_host,
@@ -28,12 +29,14 @@ from hvkeras.control.announcements import (
 from hvkeras.control.cause import Cause
 from hvkeras.control.client import ControlClient
 from hvkeras.control.connection import Introduction
+from hvkeras.control.launch_environments import Launch
 from hvkeras.control.messages import Deadlines
-from hvkeras.control.relay_start import connect_to_relay, relay_name, sole_starter, start_relay
+from hvkeras.control.relay import connect_to_relay, relay_lock, relay_name, start_relay
 from hvkeras.control.server import ControlServer
-from hvkeras.control.wire import ProofError
+from hvkeras.control.wire import AuthenticationError
 from hvkeras.errors import MachineError, PeerError, UsageError, explain
 from hvkeras.host.console import say
+from hvkeras.host.files import read_private
 from hvkeras.host.mpi import mpi_world, wait_for
 from hvkeras.host.network import (
     LOOPBACK,
@@ -45,9 +48,6 @@ from hvkeras.host.network import (
     own_networks,
     split_address,
 )
-from hvkeras.host.private_files import read_private
-from hvkeras.launch_environments import Launch
-from hvkeras.progress import stall_listeners
 from hvkeras.settings import Settings
 
 RECORD_BYTES = 1024  # size of what each rank sends over MPI: its host name and addresses, as JSON
@@ -129,7 +129,7 @@ def _serve(launch: Launch, settings: Settings, secret: bytes, host: str, port: i
 def _warn(text: str) -> None:
     """Prints a warning about a long wait, and adds it to the record."""
     say(text)
-    stall_listeners.note(text)
+    stalls.note(text)
 
 
 def serve_parameter_servers(launch: Launch, settings: Settings, serve: Serve) -> None:
@@ -234,8 +234,8 @@ def _connect_client(
         else:
             try:
                 return _client_on(connection, launch, settings, on_end, address, secret, still)
-            except (OSError, ProofError) as error:
-                if refresh is None and isinstance(error, ProofError):
+            except (OSError, AuthenticationError) as error:
+                if refresh is None and isinstance(error, AuthenticationError):
                     raise
                 waiting.check(whom, str(error))
         waiting.pause()
@@ -289,7 +289,7 @@ def _reach(launch: Launch, settings: Settings, waiting: Waiting, address: Addres
     why = ""
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(sole_starter(name))
+            stack.enter_context(relay_lock(name))
         except OSError:
             raise ConnectionRefusedError(0, "another rank of this host is starting the relay to it") from None
         with contextlib.suppress(ConnectionRefusedError):  # it may have just ended its start

@@ -38,8 +38,7 @@ from hvkeras.control.messages import (
 )
 from hvkeras.control.ranks import Ranks, RankState
 from hvkeras.control.relayed import FIRST_RELAY, Relay, from_runs
-from hvkeras.host.console import in_words, some_of
-from hvkeras.host.error_text import summary
+from hvkeras.host.console import in_words, some_of, summary
 from hvkeras.host.network import host_identity
 
 BEAT = 1.0  # seconds between two heartbeats to ranks
@@ -267,12 +266,12 @@ class ControlHandler(Handler):
         late = [rank for rank in others if rank.outside] or others
         waited = (f"not entered a collective in which rank {cause.rank} has waited longer than HVKERAS_STALL_SHUTDOWN"
                   f" allows ({self.deadlines.stall_shutdown:g} s)")
-        places = some_of([f"rank {rank.member.number} at {rank.outside or 'a call of TensorFlow'}" for rank in late])
+        indices = some_of([f"rank {rank.member.number} at {rank.outside or 'a call of TensorFlow'}" for rank in late])
         if len(late) == 1:
             where = f": it is at {late[0].outside}" if late[0].outside else ""
             self.ranks.end_with(CauseKind.STALLED, late[0].member, f"has {waited}{where}")
         else:
-            several = Cause(CauseKind.STALLED, None, "", None, f"ranks have {waited}: {places}")
+            several = Cause(CauseKind.STALLED, None, "", None, f"ranks have {waited}: {indices}")
             self.ranks.end(several if late else cause)
 
     # What time decides.

@@ -1,17 +1,31 @@
 """Ranks that make no progress though they wait for no other rank, due to a dead data source or a hung callback.
 
 Each rank measures how long it has made no progress, and where (`hvkeras.control.heartbeat.Watch`).
-`hvkeras.control.deadlocks` handles ranks that wait for others or that others wait for.
+`hvkeras.control.deadlocks` handles ranks that wait for others or that others wait for. `listeners` are notified of
+stalls in addition to the console, such as the record of this rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from hvkeras.control.cause import CauseKind
-from hvkeras.control.deadlocks import MAX_WARNINGS, Finding
+from hvkeras.control.deadlocks import MAX_WARNINGS, Problem
 from hvkeras.control.messages import Standstill
 from hvkeras.host.console import in_words, numbers_in_words
+
+listeners: list[Callable[[str], None]] = []
+
+
+def note(stall: str) -> None:
+    """Notifies all listeners of a stall.
+
+    Args:
+        stall: Which rank makes no progress, and where.
+    """
+    for listener in listeners:
+        listener(stall)
+
 
 BACKOFF = 2.0  # the next report of the same stall is due after this multiple of its duration so far
 
@@ -42,7 +56,7 @@ class Stalls:
         """Whether any rank reports that it makes no progress."""
         return bool(self._still)
 
-    def check(self, waiting: Collection[int]) -> list[Finding]:
+    def check(self, waiting: Collection[int]) -> list[Problem]:
         """Finds the stalls that must be reported now.
 
         Args:
@@ -61,14 +75,14 @@ class Stalls:
                and report.seconds >= self._next.get(rank, warn_after)]
         for rank in due:  # nobody knows how long a custom loop may take, so it is reported only once
             self._next[rank] = BACKOFF * still[rank].seconds if still[rank].in_loop else float("inf")
-        return [Finding(None, rank, "" if rank > due[0] else self._more(due)) for rank in due[:MAX_WARNINGS]]
+        return [Problem(None, rank, "" if rank > due[0] else self._more(due)) for rank in due[:MAX_WARNINGS]]
 
-    def _end(self, over: list[int], still: dict[int, Standstill]) -> Finding:
+    def _end(self, over: list[int], still: dict[int, Standstill]) -> Problem:
         # A step function without progress may be in a collective that nobody counts, waiting for a rank elsewhere.
         rank = min(over, key=lambda rank: (still[rank].phase in ("train", "validation"), rank))
         others = [other for other in still if other != rank]
         also = f"; {in_words(others)} {'have' if len(others) > 1 else 'has'} not moved either" if others else ""
-        return Finding(CauseKind.STALLED, rank, f"has not moved for {still[rank].seconds:.0f} s:"
+        return Problem(CauseKind.STALLED, rank, f"has not moved for {still[rank].seconds:.0f} s:"
                        f" {still[rank].text}{also} (HVKERAS_STALL_SHUTDOWN sets the limit)")
 
     @staticmethod

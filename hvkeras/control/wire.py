@@ -32,12 +32,12 @@ HEADER = struct.Struct(">?I")  # whether more frames of the message follow; byte
 MAX_PAYLOAD = 4 * 1024 * 1024  # bytes of a frame
 MAX_MESSAGE = 64 * MAX_PAYLOAD
 COPIED = 64 * 1024  # bytes of a message up to which it is put behind its header; two calls of the kernel cost more
-PROOF_DEADLINE = 10.0  # seconds a new connection has to prove the secret
+AUTHENTICATION_DEADLINE = 10.0  # seconds a new connection has to prove the secret
 MAX_UNPROVEN = 64  # connections that may try at the same time, where one is waited for
 _TICK = 0.1  # seconds between two looks at who has proved it
 
 
-class ProofError(PeerError):
+class AuthenticationError(PeerError):
     """A peer did not prove that it knows the job's secret, or a frame was tampered with."""
 
 
@@ -62,14 +62,14 @@ def session_key(connected: Any, secret: bytes, server_nonce: bytes, client_nonce
     return proof(secret, b"session", server_nonce, client_nonce)
 
 
-def check_proof(shown: bytes, wanted: bytes) -> None:
+def verify_proof(shown: bytes, wanted: bytes) -> None:
     """Compares two codes in constant time.
 
     Raises:
-        ProofError: They differ.
+        AuthenticationError: They differ.
     """
     if not hmac.compare_digest(shown, wanted):
-        raise ProofError(explain("A peer on the control channel must prove the job's secret",
+        raise AuthenticationError(explain("A peer on the control channel must prove the job's secret",
                                  "another job or program uses this address; restart this job"))
 
 
@@ -126,13 +126,13 @@ class Seal:
             The encoded message that it completes; None if more frames follow.
 
         Raises:
-            ProofError: The frame is not the peer's next one, or the message is too large.
+            AuthenticationError: The frame is not the peer's next one, or the message is too large.
         """
-        check_proof(code, self._code(self._labels[1], self._received, header, payload))
+        verify_proof(code, self._code(self._labels[1], self._received, header, payload))
         self._received += 1
         self._parts.append(payload)
         if sum(map(len, self._parts)) > MAX_MESSAGE:
-            raise ProofError(explain(f"A control message must be under {MAX_MESSAGE} bytes"))
+            raise AuthenticationError(explain(f"A control message must be under {MAX_MESSAGE} bytes"))
         if HEADER.unpack(header)[0]:
             return None
         parts, self._parts = self._parts, []
@@ -143,11 +143,12 @@ def payload_length(header: bytes) -> int:
     """Reads a frame's length, and rejects one that is too large.
 
     Raises:
-        ProofError: The length is over the limit.
+        AuthenticationError: The length is over the limit.
     """
     length: int = HEADER.unpack(header)[1]
     if length > MAX_PAYLOAD:
-        raise ProofError(explain(f"A frame on the control channel must be under {MAX_PAYLOAD} bytes", length=length))
+        raise AuthenticationError(explain(f"A frame on the control channel must be under {MAX_PAYLOAD} bytes",
+                                          length=length))
     return length
 
 
@@ -182,7 +183,7 @@ def exactly(connected: socket.socket, count: int, until: float | None = None,
     return data
 
 
-def prove_to_server(connected: socket.socket, secret: bytes, still: Callable[[], None] | None = None) -> Seal:
+def authenticate_to_server(connected: socket.socket, secret: bytes, still: Callable[[], None] | None = None) -> Seal:
     """Proves the secret to the side that has accepted the connection.
 
     Args:
@@ -191,35 +192,35 @@ def prove_to_server(connected: socket.socket, secret: bytes, still: Callable[[],
         still: See `exactly`.
 
     Raises:
-        ProofError: The other side does not know the secret.
+        AuthenticationError: The other side does not know the secret.
         OSError: The connection has ended, or the other side does not answer.
     """
     challenge = bytes(exactly(connected, len(MAGIC) + NONCE_BYTES, still=still))
     if not challenge.startswith(MAGIC):
-        raise ProofError(explain("The address must be hvkeras's own", "another program listens there",
+        raise AuthenticationError(explain("The address must be hvkeras's own", "another program listens there",
                                       first_bytes=challenge[:8]))
     theirs, own = challenge[len(MAGIC) :], nonce()
     connected.sendall(own + proof(secret, b"client", theirs, own))
-    check_proof(bytes(exactly(connected, CODE_BYTES, still=still)), proof(secret, b"server", theirs, own))
+    verify_proof(bytes(exactly(connected, CODE_BYTES, still=still)), proof(secret, b"server", theirs, own))
     return Seal(session_key(connected, secret, theirs, own), b"client", b"server")
 
 
-def prove_to_client(connected: socket.socket, secret: bytes) -> None:
-    """Proves the secret to the side that has connected, within `PROOF_DEADLINE`.
+def authenticate_to_client(connected: socket.socket, secret: bytes) -> None:
+    """Proves the secret to the side that has connected, within `AUTHENTICATION_DEADLINE`.
 
     Raises:
-        ProofError: The other side does not know the secret.
+        AuthenticationError: The other side does not know the secret.
         OSError: The connection has ended, or the other side does not answer.
     """
-    until, own = time.monotonic() + PROOF_DEADLINE, nonce()
+    until, own = time.monotonic() + AUTHENTICATION_DEADLINE, nonce()
     connected.sendall(MAGIC + own)
     answer = bytes(exactly(connected, NONCE_BYTES + CODE_BYTES, until))
     theirs, shown = answer[: NONCE_BYTES], answer[NONCE_BYTES :]
-    check_proof(shown, proof(secret, b"client", own, theirs))
+    verify_proof(shown, proof(secret, b"client", own, theirs))
     connected.sendall(proof(secret, b"server", own, theirs))
 
 
-def accept_proven(listening: socket.socket, secret: bytes, timeout: float) -> socket.socket:
+def accept_authenticated(listening: socket.socket, secret: bytes, timeout: float) -> socket.socket:
     """Accepts the first connection whose other side proves the secret; all others are closed.
 
     Args:
@@ -235,9 +236,9 @@ def accept_proven(listening: socket.socket, secret: bytes, timeout: float) -> so
 
     def prove(connected: socket.socket) -> None:
         try:
-            prove_to_client(connected, secret)
+            authenticate_to_client(connected, secret)
             proven.append(connected)
-        except (OSError, ProofError):
+        except (OSError, AuthenticationError):
             connected.close()
         finally:
             room.release()

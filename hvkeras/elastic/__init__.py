@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hvkeras.requirements import require_tensorflow
+from hvkeras.errors import require_tensorflow
 
 require_tensorflow()
 
@@ -24,14 +24,18 @@ __all__ = ["CommitStateCallback", "ElasticCallback", "HorovodInternalError", "Ho
 
 
 if TYPE_CHECKING:
-    from hvkeras.elastic.callbacks import CommitStateCallback, UpdateBatchStateCallback, UpdateEpochStateCallback
-    from hvkeras.elastic.fit_callback import ElasticCallback
+    from hvkeras.elastic.callbacks import (
+        CommitStateCallback,
+        ElasticCallback,
+        UpdateBatchStateCallback,
+        UpdateEpochStateCallback,
+    )
 else:
 
     def __getattr__(name: str) -> Any:
         if name in __all__:
             # They belong to one Keras, loaded on their first use.
-            from hvkeras.elastic import callbacks, fit_callback  # noqa: PLC0415
+            from hvkeras.elastic import callbacks  # noqa: PLC0415
 
-            return getattr(fit_callback if name == "ElasticCallback" else callbacks, name)
+            return getattr(callbacks, name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,15 +8,15 @@ from typing import Any
 
 import tensorflow as tf
 
+from hvkeras.data.accounts import keeps_accounts
+from hvkeras.data.resharding import accounted
+from hvkeras.data.sequences import Share
 from hvkeras.errors import UsageError, explain
-from hvkeras.sharding.accounts import keeps_accounts
-from hvkeras.sharding.redealing import accounted
-from hvkeras.sharding.sequences import Share
 
 
 def batches(x: Any, y: Any = None, sample_weight: Any = None, *, batch_size: int = 32,
             shuffle: bool = True) -> Iterator[Any]:
-    """Yields the batches of one epoch of data that `hvd.shard` has dealt, or those that are left of it.
+    """Yields the batches of one epoch of data that `hvd.shard` has assigned, or those that are left of it.
 
     After a change of ranks, the next call yields what no rank had trained on by the commit. Commit after a step, not
     between a batch and its step. In jobs whose ranks do not change, every call yields a whole epoch.
@@ -47,7 +47,7 @@ def batches(x: Any, y: Any = None, sample_weight: Any = None, *, batch_size: int
         Tensors: `x`, `(x, y)` or `(x, y, sample_weight)`; of a dataset, its elements.
 
     Raises:
-        UsageError: The ranks may change, and it is not known how the data were dealt.
+        UsageError: The ranks may change, and it is not known how the data were assigned.
     """
     if not keeps_accounts():
         yield from _plain(x, y, sample_weight, batch_size, shuffle)

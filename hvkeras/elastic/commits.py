@@ -1,22 +1,31 @@
-"""Commits that outlive the process: rank 0 writes the last two of each state to files."""
+"""Commits that outlive the process: rank 0 writes the last two of each state to files, and removes them at the end."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hvkeras.data.accounts import Positions
 from hvkeras.elastic.encoding import decode, encode
-from hvkeras.errors import CommitError, HvkerasError, MachineError, UsageError, explain
-from hvkeras.host.commit_files import commit_path
-from hvkeras.host.disk_space import room_left
-from hvkeras.host.durable_files import replace_durably
-from hvkeras.host.private_files import create_private, read_private, why_not_private
-from hvkeras.sharding.accounts import Positions
+from hvkeras.errors import CommitError, HvkerasError, MachineError, PeerError, UsageError, explain
+from hvkeras.host.console import in_words, prints_at, say
+from hvkeras.host.files import (
+    commit_path,
+    create_private,
+    read_private,
+    remove_commits,
+    replace_durably,
+    room_left,
+    why_not_private,
+)
+from hvkeras.host.forks import at_exit
+from hvkeras.job.session import Session, current_session
 
 SHARE = 0.02  # of the time, at most, for writing commits while training goes on
 LOOK_EVERY = 0.1  # seconds between two looks whether the script is over
@@ -37,7 +46,7 @@ class Commit:
         over: Whether the training function had finished and returned None.
         note: Describes what is wrong with the commit after this one; "" if this is the last commit.
         ranks: How many ranks trained; 0 if that is not known.
-        positions: The positions in the data that `hvd.shard` has dealt.
+        positions: The positions in the data that `hvd.shard` has assigned.
     """
 
     saved: Any
@@ -66,7 +75,7 @@ class CommitFile:
         self._writing = _writing(self._path)
         self._changed = threading.Condition()
         self._not_before = 0.0  # when the next one may be written
-        self._hurry = False
+        self._write_now = False
         self._writer: threading.Thread | None = None
         self._next: tuple[Any, Positions] | None = None
         self._error: Exception | None = None
@@ -102,11 +111,11 @@ class CommitFile:
             HvkerasError: One could not be written; as for `write`.
         """
         with self._changed:
-            writer, self._hurry = self._writer, True
+            writer, self._write_now = self._writer, True
             self._changed.notify_all()
         if writer is not None:
             writer.join()
-        self._hurry = False
+        self._write_now = False
         self._raise_error()
 
     def abandon(self) -> None:
@@ -123,7 +132,7 @@ class CommitFile:
     def _write_all(self) -> None:
         while True:
             with self._changed:
-                while self._next is not None and not self._hurry and threading.main_thread().is_alive() and (
+                while self._next is not None and not self._write_now and threading.main_thread().is_alive() and (
                         left := self._not_before - time.monotonic()) > 0:
                     self._changed.wait(min(left, LOOK_EVERY))
                 if self._next is None:
@@ -217,3 +226,59 @@ class CommitFile:
             raise CommitError(explain(f"Only you must be able to write to the folder of commits, but {reason}",
                                       f"chmod go-w {folder}, or set HVKERAS_ELASTIC_DIR to a folder of yours",
                                       folder=str(folder)))
+
+
+def commit_file(number: int) -> CommitFile | None:
+    """Returns the file in which rank 0 keeps its commits for a restart of the job, if any.
+
+    Args:
+        number: The index of the elastic function.
+    """
+    session = current_session()
+    if session.topology.rank:
+        return None
+    if session.settings.elastic_dir:
+        return CommitFile(Path(session.settings.elastic_dir).absolute(), number, session.topology.size)
+    if session.topology.size > 1 and number == 0:
+        say_on_rank_0("keeps commits in memory only, where they are lost if a rank is lost. HINT: start the script"
+                      " with hvkeras run --reset-limit 3")
+    return None
+
+
+def remove_commits_at_exit(session: Session) -> None:
+    """Makes the ranks remove the commits once all of them have ended successfully.
+
+    A failed job may be restarted from them. Under `hvkeras run`, the launcher removes them if it can.
+    """
+    at_exit(_remove_commits, session, Path(session.settings.elastic_dir).absolute())
+
+
+def say_on_rank_0(text: str) -> None:
+    """Prints a line about elastic training, on rank 0."""
+    session = current_session()
+    if session.topology.rank == 0 and prints_at(session.settings, "WARNING"):
+        say(f"hvd.elastic.run {text}")
+
+
+def _remove_commits(session: Session, folder: Path) -> None:
+    if session.control is None:
+        if not hasattr(sys, "last_type"):  # Python sets it when it prints a traceback
+            remove_commits(folder)
+        return
+    control, hooks = session.control, session.hooks
+    if control.cause is not None or control.detached or hooks is None or hooks.exits_with_failure:
+        return
+    warned = False
+
+    def on_missing(ranks: list[int], waited: float) -> None:
+        nonlocal warned
+        if waited > session.settings.stall_warning > 0 and not warned and session.topology.rank == 0:
+            warned = True
+            say(f"rank 0 removes the commits of hvd.elastic when all ranks have ended, and waits for {in_words(ranks)}")
+
+    try:
+        control.gather("the end of an elastic job", None, session.settings.stall_shutdown or float("inf"), on_missing)
+    except PeerError:
+        return
+    if session.topology.rank == 0:
+        remove_commits(folder)

@@ -1,14 +1,18 @@
 """Encoding of values as bytes: JSON for their structure, raw bytes for array elements, pickles for other objects.
 
 Decoding tensors, numbers, text and containers of them executes no code. Only other objects are pickled.
+
+A backend that cannot start again in a process, such as `tfdist`, restarts the program in the same process. The commits
+are handed over in a file that has no name and no disk (memfd_create), which only this process can open.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -141,3 +145,30 @@ def _value(tree: Any, parts: list[memoryview]) -> Any:
         array = array.reshape(tree["shape"]).copy() if len(raw) else np.zeros(tree["shape"], dtype)
         return array[()] if tree["scalar"] else array
     return pickle.loads(raw)
+
+
+Commits = dict[int, dict[str, Any]]  # of each elastic function, by its index
+
+
+def written(commits: Mapping[int, Mapping[str, Any]]) -> int:
+    """Writes commits to memory.
+
+    Args:
+        commits: The last commit of each elastic function.
+
+    Returns:
+        The descriptor of the file.
+    """
+    descriptor = os.memfd_create("hvkeras-commits", os.MFD_CLOEXEC)
+    with os.fdopen(os.dup(descriptor), "wb") as file:
+        for piece in encode({number: dict(commit) for number, commit in commits.items()}):
+            file.write(piece)
+    return descriptor
+
+
+def read(descriptor: int) -> Commits:
+    """Reads what `written` has written; the file stays open."""
+    with os.fdopen(os.dup(descriptor), "rb") as file:
+        file.seek(0)
+        found: Commits = decode(file.read())
+    return found

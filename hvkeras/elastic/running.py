@@ -15,17 +15,15 @@ from hvkeras.collectives.operations import Max
 from hvkeras.collectives.reductions import allreduce
 from hvkeras.compat import graphs
 from hvkeras.control.cause import Cause
-from hvkeras.elastic.commit_folder import commit_file, remove_commits_at_exit, say_on_rank_0
-from hvkeras.elastic.commits import CommitFile
+from hvkeras.data.accounts import accounts, keeps_accounts
+from hvkeras.elastic.commits import CommitFile, commit_file, remove_commits_at_exit, say_on_rank_0
 from hvkeras.elastic.shared_slots import LostPartsError
 from hvkeras.elastic.state import State
-from hvkeras.elastic.worker_membership import Membership, membership
+from hvkeras.elastic.worker_membership import WorkerMembership, membership
 from hvkeras.errors import HorovodInternalError, HostsUpdatedInterrupt, UsageError, explain
-from hvkeras.job.changes import Change, changes
 from hvkeras.job.failure import STUCK_AFTER
-from hvkeras.job.notice import Notice
-from hvkeras.job.session import current_session
-from hvkeras.sharding.accounts import accounts, keeps_accounts
+from hvkeras.job.preemption import PreemptionSignal
+from hvkeras.job.session import Change, changes, current_session
 from hvkeras.training.session_services import restart_with_services
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -115,7 +113,7 @@ class _Call:
     def __init__(self, state: State, number: int, reset: Callable[[], Any]) -> None:
         self._state, self._number, self._reset = state, number, reset
         self._commits: CommitFile | None = None
-        self._notice: Notice | None = None
+        self._preemption: PreemptionSignal | None = None
         self._is_over = False  # whether the function has returned None by the last commit
         self._is_synchronized = False
         self._is_rebuilt = False  # since the state was reset
@@ -129,15 +127,16 @@ class _Call:
             return self._run(function)
         finally:
             self._state.commit_on(None)
-            if self._notice is not None:
-                self._notice.forget()
+            if self._preemption is not None:
+                self._preemption.forget()
 
     def _listen(self) -> None:
         """Makes SIGTERM commit before the job ends, if a commit outlives it."""
         if current_session().settings.elastic_dir:
-            self._notice = Notice(f"elastic function {self._number}", range(current_session().topology.size))
-            self._notice.listen()
-            self._state.commit_on(self._notice)
+            self._preemption = PreemptionSignal(f"elastic function {self._number}",
+                                                range(current_session().topology.size))
+            self._preemption.listen()
+            self._state.commit_on(self._preemption)
 
     def _run(self, function: Callable[[], Any]) -> Any:
         rebuild = False
@@ -208,7 +207,7 @@ class _Call:
         if not is_there:
             raise error
         before = self._state.steps_made() or 0
-        self._state.deal_again()
+        self._state.reshard()
         if self._commits is not None:
             self._is_over = _resume_from(self._state, self._commits)
         further = before - (self._state.steps_made() or 0)
@@ -242,11 +241,11 @@ class _Call:
 class _CallThatSurvives(_Call):
     """A call in a job whose survivors go on when a rank is lost."""
 
-    def __init__(self, state: State, number: int, reset: Callable[[], Any], members: Membership) -> None:
+    def __init__(self, state: State, number: int, reset: Callable[[], Any], members: WorkerMembership) -> None:
         super().__init__(state, number, reset)
         self._members = members
         self._why, self._since = "", 0.0
-        self._has_told_memory = False
+        self._has_logged_memory = False
         self._repeated: int | None = None
 
     def run(self, function: Callable[[], Any]) -> Any:
@@ -259,14 +258,15 @@ class _CallThatSurvives(_Call):
             self._state.check_hosts_with(None)
 
     def _listen(self) -> None:
-        """Makes the commit that lets workers leave come at the next step; see `Membership` for SIGTERM."""
+        """Makes the commit that lets workers leave come at the next step; see `WorkerMembership` for SIGTERM."""
         members = self._members
-        self._state.commit_on(Notice(f"elastic function {self._number}", range(current_session().topology.size),
+        self._state.commit_on(PreemptionSignal(f"elastic function {self._number}",
+                                               range(current_session().topology.size),
                                      lambda: members.must_leave_soon))
 
     def _begin(self) -> bool:
         if self._members.is_waiting:
-            begins = self._join(self._state.commit_number if self._takes_what_was_handed_over() else -1)
+            begins = self._join(self._state.commit_number if self._receives_handover() else -1)
         else:
             begins = super()._begin()
         if begins and self._members.has_joined_others:
@@ -274,20 +274,20 @@ class _CallThatSurvives(_Call):
         self._members.begun(self._restart_when_stuck)
         return begins
 
-    def _tell_memory(self) -> None:
+    def _log_memory(self) -> None:
         """Says once how much memory commits take of an optimizer whose update the ranks share."""
         own, others = self._state.memory_of_parts()
-        if others and not self._has_told_memory and not self._members.handed_over(self._number):
-            self._has_told_memory = True
+        if others and not self._has_logged_memory and not self._members.handed_over(self._number):
+            self._has_logged_memory = True
             say_on_rank_0(f"keeps parts of the optimizer's state in memory with each commit: {own / MIB:,.3g} MiB of"
                           f" this rank, and {others / MIB:,.3g} MiB of others that may be lost")
 
     def _resume(self) -> bool:
-        if not self._takes_what_was_handed_over():
+        if not self._receives_handover():
             return not self._members.has_joined_at_start and super()._resume()
         return self._is_over
 
-    def _takes_what_was_handed_over(self) -> bool:
+    def _receives_handover(self) -> bool:
         """Restores the commit that this process has kept while its program restarted; False if there is none."""
         handed = self._members.handed_over(self._number)
         if handed is None:
@@ -307,7 +307,7 @@ class _CallThatSurvives(_Call):
                                                               name="the last commit")
         state.steps_at_commit = state.steps_made()
         state.newest_commit = state.saved(), state.data_positions, state.commit_number
-        self._tell_memory()
+        self._log_memory()
 
     def _finish(self, result: Any) -> None:
         session = current_session()
@@ -346,7 +346,7 @@ class _CallThatSurvives(_Call):
     def _go_on(self) -> None:
         super()._go_on()
         if self._since:
-            self._tell_that_it_goes_on()
+            self._log_resumption()
 
     def _hand_over(self) -> None:
         """Keeps the commit for the time when this process has restarted its program."""
@@ -374,12 +374,12 @@ class _CallThatSurvives(_Call):
             session.control.gather("all ranks restart", None, session.settings.start_timeout)
         self._members.restart(self._state.commit_number, is_stuck=bool(self._why))
 
-    def _tell_that_it_goes_on(self) -> None:
+    def _log_resumption(self) -> None:
         size, seconds = current_session().topology.size, time.monotonic() - self._since
         change = Change(size, self._members.commit, self._repeated if self._why else 0, seconds, self._why)
         changes().append(change)
         if current_session().topology.rank == 0:
-            self._members.tell_change(change)
+            self._members.notify_change(change)
             say_on_rank_0(change.sentence())
         self._why, self._since, self._repeated = "", 0.0, None
 

@@ -1,7 +1,7 @@
 """The part of a commit that no rank has alone: an optimizer's state whose update the ranks share (`shard_update=True`).
 
 Each rank keeps its own part, by reference, and a copy of that of another rank, on another host where there is one. When
-ranks are lost, the parts come from whoever has them; when their number changes, all is dealt anew.
+ranks are lost, the parts come from whoever has them; when their number changes, all is assigned anew.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hvkeras.collectives.broadcasts import allgather_object
 from hvkeras.collectives.reductions import allreduce
 from hvkeras.collectives.scattering import alltoall
 from hvkeras.compat import graphs
-from hvkeras.elastic.snapshot import Reader, Snapshot
+from hvkeras.elastic.snapshot import Snapshot, SnapshotReader
 from hvkeras.errors import CommitError, explain
 from hvkeras.gradients.distributed_part import DistributedPart
 from hvkeras.job.session import current_session
@@ -42,18 +42,18 @@ class LostPartsError(CommitError):
 
 
 @dataclass(frozen=True)
-class Deal:
+class SlotAssignment:
     """How the ranks share an optimizer's state; lists have an entry for each variable that they share.
 
     Attributes:
         ranks: The number of ranks.
-        places: The places in the optimizer's list of variables.
+        indices: The indices in the optimizer's list of variables.
         dtypes: The names of the dtypes.
         bounds: Rank r has the elements `[bounds[r], bounds[r + 1])`.
     """
 
     ranks: int
-    places: list[int] = field(default_factory=list)
+    indices: list[int] = field(default_factory=list)
     dtypes: list[str] = field(default_factory=list)
     bounds: list[tuple[int, ...]] = field(default_factory=list)
 
@@ -66,8 +66,8 @@ class Deal:
                 yield range(start, each)
                 start, size = each, 0
             size += own
-        if start < len(self.places):
-            yield range(start, len(self.places))
+        if start < len(self.indices):
+            yield range(start, len(self.indices))
 
     def range_of(self, rank: int, each: int) -> Range:
         """The elements of a variable that a rank has."""
@@ -75,36 +75,36 @@ class Deal:
 
     def has_part(self, rank: int) -> bool:
         """Whether a rank has anything."""
-        return any(start < stop for _, start, stop in (self.range_of(rank, each) for each in range(len(self.places))))
+        return any(start < stop for _, start, stop in (self.range_of(rank, each) for each in range(len(self.indices))))
 
     def bytes_of(self, rank: int) -> int:
         """The bytes that a rank has."""
-        ranges = [self.range_of(rank, each) for each in range(len(self.places))]
+        ranges = [self.range_of(rank, each) for each in range(len(self.indices))]
         return sum((stop - start) * int(tf.as_dtype(dtype).size)
                    for (_, start, stop), dtype in zip(ranges, self.dtypes, strict=True))
 
 
 @dataclass
-class Kept:
+class KeptSlots:
     """What this rank keeps of a commit.
 
     Attributes:
         number: Counts what was kept; the same on all ranks for the same commit; -1 before the first time.
         rank: This rank's number then.
-        deal: How the state was shared.
+        assignment: How the state was shared.
         own: The values of this rank's slots.
-        guarded: The parts of other ranks, by rank: flat arrays, one for each variable of the deal.
+        guarded: The parts of other ranks, by rank: flat arrays, one for each variable of the assignment.
     """
 
     number: int
     rank: int
-    deal: Deal
+    assignment: SlotAssignment
     own: Snapshot
     guarded: dict[int, list[Any]] = field(default_factory=dict)
 
     def ranks(self) -> list[int]:
         """The ranks whose parts it has."""
-        return sorted({self.rank, *self.guarded}) if self.deal.places else []
+        return sorted({self.rank, *self.guarded}) if self.assignment.indices else []
 
     def part(self, rank: int) -> list[Any]:
         """The part of a rank: flat tensors or arrays."""
@@ -147,10 +147,10 @@ class SharedSlots:
     def __init__(self, optimizer: Any, part: DistributedPart) -> None:
         self.optimizer: Any = optimizer
         self._part = part
-        self._reader = Reader([])
+        self._reader = SnapshotReader([])
         self._number = -1  # of what the ranks have kept last
-        self._pending: Kept | None = None  # what this rank does not know yet that all have
-        self.kept: Kept = Kept(-1, current_session().topology.rank, Deal(1), Snapshot([]))
+        self._pending: KeptSlots | None = None  # what this rank does not know yet that all have
+        self.kept: KeptSlots = KeptSlots(-1, current_session().topology.rank, SlotAssignment(1), Snapshot([]))
 
     def plain(self) -> list[Any]:
         """The variables of the optimizer that each rank has for itself."""
@@ -168,9 +168,9 @@ class SharedSlots:
             staying: The ranks that may keep the parts of others; all by default.
         """
         topology = current_session().topology
-        deal, slots = self._deal()
-        new = Kept(self._number + 1, topology.rank, deal, self._snapshot(slots))
-        if for_others and topology.size > 1 and deal.places:
+        assignment, slots = self._assignment()
+        new = KeptSlots(self._number + 1, topology.rank, assignment, self._snapshot(slots))
+        if for_others and topology.size > 1 and assignment.indices:
             chosen = guards(topology.host_numbers, staying)
             new.guarded = self._exchanged(new, chosen)
             self._pending = new
@@ -187,32 +187,33 @@ class SharedSlots:
     def memory(self) -> tuple[int, int]:
         """The bytes of this rank's part, and of those of other ranks that it keeps."""
         kept = self.kept
-        if not kept.deal.places:
+        if not kept.assignment.indices:
             return 0, 0
-        return kept.deal.bytes_of(kept.rank), sum(kept.deal.bytes_of(rank) for rank in kept.guarded)
+        return kept.assignment.bytes_of(kept.rank), sum(kept.assignment.bytes_of(rank) for rank in kept.guarded)
 
     def _snapshot(self, slots: Sequence[Any]) -> Snapshot:
         if not self._reader.reads(slots):
-            self._reader = Reader(slots)
+            self._reader = SnapshotReader(slots)
         return self._reader.snapshot() if slots else Snapshot([])
 
-    def _deal(self) -> tuple[Deal, list[Any]]:
+    def _assignment(self) -> tuple[SlotAssignment, list[Any]]:
         """How the state is shared now, and this rank's slots."""
         state = self._part.sharded_state
         if state is None:
-            return Deal(1), []
+            return SlotAssignment(1), []
         pieces = state.shared_slots(compat.optimizer_variables(self.optimizer))
-        deal = Deal(len(pieces[0].bounds) - 1 if pieces else 1, [piece.index for piece in pieces],
+        assignment = SlotAssignment(len(pieces[0].bounds) - 1 if pieces else 1, [piece.index for piece in pieces],
                     [tf.as_dtype(piece.slot.dtype).name for piece in pieces], [piece.bounds for piece in pieces])
-        return deal, [piece.slot for piece in pieces]
+        return assignment, [piece.slot for piece in pieces]
 
-    def _exchanged(self, new: Kept, chosen: Mapping[int, int]) -> dict[int, list[Any]]:
+    def _exchanged(self, new: KeptSlots, chosen: Mapping[int, int]) -> dict[int, list[Any]]:
         """Sends this rank's part to the one that guards it; returns those that this rank guards."""
-        deal, me = new.deal, new.rank
-        found = {rank: [_empty(dtype) for dtype in deal.dtypes] for rank, guard in chosen.items()
-                 if guard == me and deal.has_part(rank)}
+        assignment, me = new.assignment, new.rank
+        found = {rank: [_empty(dtype) for dtype in assignment.dtypes] for rank, guard in chosen.items()
+                 if guard == me and assignment.has_part(rank)}
         pairs = {rank: {guard} for rank, guard in chosen.items()}
-        moved = _moved(deal, {me: new.part(me)}, pairs, lambda sender, _, each: [deal.range_of(sender, each)],
+        moved = _moved(assignment, {me: new.part(me)}, pairs, lambda sender, _,
+                       each: [assignment.range_of(sender, each)],
                        "parts of a commit")
         for each, (rank, _, _), values in moved:
             found[rank][each] = values
@@ -233,14 +234,14 @@ class SharedSlots:
         state.forget()
 
     def _own_slots(self) -> tuple[list[int], list[Any]]:
-        shared = [(place, one) for place, one in enumerate(compat.optimizer_variables(self.optimizer))
+        shared = [(index, one) for index, one in enumerate(compat.optimizer_variables(self.optimizer))
                   if _is_shared(one)]
-        return [place for place, _ in shared], [one.slot for _, one in shared]
+        return [index for index, _ in shared], [one.slot for _, one in shared]
 
     def _fits(self) -> bool:
         """Whether this rank has the part now that it had when it kept the state."""
         topology, kept = current_session().topology, self.kept
-        is_same = kept.number < 0 or (kept.rank == topology.rank and kept.deal.ranks == topology.size)
+        is_same = kept.number < 0 or (kept.rank == topology.rank and kept.assignment.ranks == topology.size)
         return is_same and self._is_for_present_ranks()
 
     def _is_for_present_ranks(self) -> bool:
@@ -248,7 +249,7 @@ class SharedSlots:
         topology, sharding = current_session().topology, self._part.sharding
         return sharding is None or sharding.is_for(topology.size, topology.rank)
 
-    def deal_again(self, variables: Sequence[Any]) -> None:
+    def reshard(self, variables: Sequence[Any]) -> None:
         """Deals the variables to the ranks that there are now, and forgets what was kept.
 
         Args:
@@ -257,7 +258,7 @@ class SharedSlots:
         topology = current_session().topology
         if not self._is_for_present_ranks():
             self._part.reshard(variables)
-        self.kept, self._number = Kept(-1, topology.rank, Deal(1), Snapshot([])), -1
+        self.kept, self._number = KeptSlots(-1, topology.rank, SlotAssignment(1), Snapshot([])), -1
 
     def sync(self, variables: Sequence[Any]) -> bool:
         """Gives each rank its part of what was kept last, among the ranks that there are now; all call this together.
@@ -272,8 +273,8 @@ class SharedSlots:
             LostPartsError: Nobody has some part.
         """
         topology, own = current_session().topology, self.kept
-        said = allgather_object((own.number, own.deal), name="how the state was shared")
-        number, deal = max(said, key=lambda one: one[0])
+        said = allgather_object((own.number, own.assignment), name="how the state was shared")
+        number, assignment = max(said, key=lambda one: one[0])
         self._number = number
         mine = next((kept for kept in (own, self._pending) if kept is not None and kept.number == number), None)
         has = mine.ranks() if mine is not None else []
@@ -282,44 +283,45 @@ class SharedSlots:
             return False
         if not self._is_for_present_ranks():
             self._part.reshard(variables)
-        if not deal.places:  # rank 0 had all of it, and has now assigned it to the parts
+        if not assignment.indices:  # rank 0 had all of it, and has now assigned it to the parts
             return False
-        servers = _servers(deal, [ranks for ranks, _ in told])
+        servers = _servers(assignment, [ranks for ranks, _ in told])
         parts = {} if mine is None else {rank: mine.part(rank) for rank in mine.ranks()
                                          if servers.get(rank) == topology.rank}
-        self._deliver(deal, parts, servers)
+        self._deliver(assignment, parts, servers)
         return True
 
-    def _deliver(self, deal: Deal, parts: dict[int, list[Any]], servers: Mapping[int, int]) -> None:
+    def _deliver(self, assignment: SlotAssignment, parts: dict[int, list[Any]], servers: Mapping[int, int]) -> None:
         """Sends each rank what belongs to its part now."""
         topology = current_session().topology
-        now, slots = self._deal()
-        of_place = {place: each for each, place in enumerate(now.places)}
+        now, slots = self._assignment()
+        of_index = {index: each for each, index in enumerate(now.indices)}
         everything = compat.optimizer_variables(self.optimizer)
 
         def wanted(rank: int, each: int) -> tuple[int, int]:
-            dealt = of_place.get(deal.places[each])
-            return (0, deal.bounds[each][-1]) if dealt is None else now.range_of(rank, dealt)[1:]
+            assigned = of_index.get(assignment.indices[each])
+            return (0, assignment.bounds[each][-1]) if assigned is None else now.range_of(rank, assigned)[1:]
 
         def ranges(sender: int, receiver: int, each: int) -> list[Range]:
             start, stop = wanted(receiver, each)
             found = [(rank, max(start, first), min(stop, last)) for rank, first, last in
-                     (deal.range_of(rank, each) for rank, server in servers.items() if server == sender)]
+                     (assignment.range_of(rank, each) for rank, server in servers.items() if server == sender)]
             return [one for one in found if one[1] < one[2]]
 
         buffers: dict[int, Any] = {}
-        for each, dtype in enumerate(deal.dtypes):
+        for each, dtype in enumerate(assignment.dtypes):
             start, stop = wanted(topology.rank, each)
             if start < stop:
                 buffers[each] = np.empty(stop - start, tf.as_dtype(dtype).as_numpy_dtype)
         pairs = {server: range(topology.size) for server in servers.values()}
-        for each, (_, first, last), values in _moved(deal, parts, pairs, ranges, "parts dealt again"):
+        for each, (_, first, last), values in _moved(assignment, parts, pairs, ranges, "parts assigned again"):
             start, _ = wanted(topology.rank, each)
             buffers[each][first - start : last - start] = values
         with graphs.eagerly():
             for each, values in buffers.items():
-                dealt = of_place.get(deal.places[each])
-                target = compat.native(everything[deal.places[each]]) if dealt is None else slots[dealt]
+                assigned = of_index.get(assignment.indices[each])
+                target = (compat.as_tf_variable(everything[assignment.indices[each]]) if assigned is None
+                          else slots[assigned])
                 target.assign(values.reshape(tuple(target.shape)))
         if (state := self._part.sharded_state) is not None:
             state.forget()
@@ -329,13 +331,14 @@ class SharedSlots:
     def saved(self) -> dict[str, Any]:
         """Returns what was kept last, as plain objects and arrays."""
         kept = self.kept
-        return {"number": kept.number, "rank": kept.rank, "deal": asdict(kept.deal), "own": kept.own,
+        return {"number": kept.number, "rank": kept.rank, "assignment": asdict(kept.assignment), "own": kept.own,
                 "guarded": kept.guarded}
 
     def take(self, saved: Mapping[str, Any]) -> None:
         """Takes over what `saved` returned in another process."""
         own = saved["own"] if isinstance(saved["own"], Snapshot) else Snapshot(saved["own"])
-        self.kept = Kept(saved["number"], saved["rank"], Deal(**saved["deal"]), own, dict(saved["guarded"]))
+        self.kept = KeptSlots(saved["number"], saved["rank"], SlotAssignment(**saved["assignment"]), own,
+                              dict(saved["guarded"]))
 
     def whole(self, plain: Sequence[Any]) -> list[Any] | None:
         """Gathers the state on rank 0, as it is now; all ranks call this together.
@@ -362,18 +365,18 @@ class SharedSlots:
 
 
 def _is_shared(variable: Any) -> bool:
-    return bool(getattr(variable, "is_whole_of_parts", False))
+    return bool(getattr(variable, "is_whole_of_shards", False))
 
 
 def _empty(dtype: str) -> Any:
     return np.empty(0, tf.as_dtype(dtype).as_numpy_dtype)
 
 
-def _servers(deal: Deal, offered: Sequence[Collection[int]]) -> dict[int, int]:
+def _servers(assignment: SlotAssignment, offered: Sequence[Collection[int]]) -> dict[int, int]:
     """Chooses who sends which part, so that all send about as much.
 
     Args:
-        deal: How the state was shared.
+        assignment: How the state was shared.
         offered: Whose parts each rank has.
 
     Raises:
@@ -382,8 +385,8 @@ def _servers(deal: Deal, offered: Sequence[Collection[int]]) -> dict[int, int]:
     loads = [0] * len(offered)
     servers: dict[int, int] = {}
     lost = []
-    for rank in range(deal.ranks):
-        if not deal.has_part(rank):
+    for rank in range(assignment.ranks):
+        if not assignment.has_part(rank):
             continue
         having = [other for other, ranks in enumerate(offered) if rank in ranks]
         if not having:
@@ -396,15 +399,15 @@ def _servers(deal: Deal, offered: Sequence[Collection[int]]) -> dict[int, int]:
     return servers
 
 
-def _moved(deal: Deal, parts: Mapping[int, Sequence[Any]], pairs: Mapping[int, Collection[int]],
+def _moved(assignment: SlotAssignment, parts: Mapping[int, Sequence[Any]], pairs: Mapping[int, Collection[int]],
            ranges: Callable[[int, int, int], Sequence[Range]], name: str) -> Iterator[tuple[int, Range, Any]]:
     """Sends ranges of parts between ranks, a few megabytes at a time.
 
     Args:
-        deal: How the parts were dealt.
-        parts: The parts that this rank has, by the rank that they were dealt to.
+        assignment: How the parts were assigned.
+        parts: The parts that this rank has, by the rank that they were assigned to.
         pairs: To whom each rank sends.
-        ranges: What a rank sends to another one of a variable of the deal.
+        ranges: What a rank sends to another one of a variable of the assignment.
         name: Names the collectives.
 
     Yields:
@@ -412,16 +415,16 @@ def _moved(deal: Deal, parts: Mapping[int, Sequence[Any]], pairs: Mapping[int, C
     """
     session = current_session()
     me, size = session.topology.rank, session.topology.size
-    for number, chunk in enumerate(deal.chunks(session.settings.bucket_size)):
+    for number, chunk in enumerate(assignment.chunks(session.settings.bucket_size)):
         sent, splits = [], [0] * size
         for receiver in sorted(pairs.get(me, ())):
             for each in chunk:
                 for rank, start, stop in ranges(me, receiver, each):
-                    first = deal.bounds[each][rank]
+                    first = assignment.bounds[each][rank]
                     sent.append(parts[rank][each][start - first : stop - first])
                     splits[receiver] += stop - start
         with graphs.eagerly(), tf.device("CPU:0"):
-            packed = tf.concat(sent, 0) if sent else tf.zeros([0], deal.dtypes[chunk.start])
+            packed = tf.concat(sent, 0) if sent else tf.zeros([0], assignment.dtypes[chunk.start])
             received, _ = alltoall(packed, splits=tf.constant(splits, tf.int64), name=f"{name} {number}")
         values, at = received.numpy(), 0
         for sender in range(size):

@@ -43,12 +43,12 @@ class Snapshot:
         return [value if isinstance(value, np.ndarray) else compat.as_array(value) for value in self.values()]
 
     def _copy(self) -> None:
-        for place, value in enumerate(self._values):
+        for index, value in enumerate(self._values):
             if _is_elsewhere(value):
-                self._values[place] = value.numpy()
+                self._values[index] = value.numpy()
 
 
-class Reader:
+class SnapshotReader:
     """Takes snapshots of variables, all of which it reads in one call of TensorFlow.
 
     Args:
@@ -57,7 +57,7 @@ class Reader:
 
     def __init__(self, variables: Sequence[Any]) -> None:
         self._variables = list(variables)
-        self._read = tf.function(lambda: [compat.native(variable).read_value() for variable in self._variables],
+        self._read = tf.function(lambda: [compat.as_tf_variable(variable).read_value() for variable in self._variables],
                                  autograph=False)
 
     def reads(self, variables: Sequence[Any]) -> bool:

@@ -6,10 +6,10 @@ import copy
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from hvkeras.data.accounts import Positions, accounts
 from hvkeras.elastic.commits import CommitFile
 from hvkeras.errors import HostsUpdatedInterrupt, UsageError, explain
-from hvkeras.job.notice import Notice
-from hvkeras.sharding.accounts import Positions, accounts
+from hvkeras.job.preemption import PreemptionSignal
 
 
 class State:
@@ -45,7 +45,7 @@ class State:
         self._commits: CommitFile | None = None
         self._hosts_have_changed: Callable[[], bool] | None = None
         self._leaves: Callable[[], bool] = lambda: False
-        self._notice: Notice | None = None
+        self._preemption: PreemptionSignal | None = None
         self.commit_number: int = 0  # of the last commit, the same on all ranks
         self.newest_commit: tuple[object, Positions, int] | None = None  # all of it, for another thread
         self.steps_at_commit: int | None = None  # what `steps_made` returned at the last commit
@@ -78,24 +78,24 @@ class State:
         """
         ends = self._hosts_have_changed is None and self.must_commit()
         self.note_commit()
-        waits = self._hosts_have_changed is None or (self._notice is not None and self._notice.is_given)
+        waits = self._hosts_have_changed is None or (self._preemption is not None and self._preemption.is_pending)
         commits = self._commits
         is_written = commits is not None and (waits or not self.is_shared or commits.is_idle)
         whole = self.whole(is_written)
         if commits is not None and is_written:
             write = commits.write if waits else commits.write_soon
             write(whole, positions=self.data_positions)
-        if ends and self._notice is not None:
+        if ends and self._preemption is not None:
             self._bcast_object(None)  # rank 0 has written
-            self._notice.end(f"the state was saved as commit {self.commit_number}")
+            self._preemption.end(f"the state was saved as commit {self.commit_number}")
         self.check_host_updates()
 
     def must_commit(self) -> bool:
         """Whether all ranks should commit now, as a machine is being taken away; all call it after the same steps."""
-        return self._notice is not None and self._notice.is_due()
+        return self._preemption is not None and self._preemption.is_due()
 
     def note_commit(self) -> None:
-        """Saves the state, and the position in the data that `hvd.shard` has dealt."""
+        """Saves the state, and the position in the data that `hvd.shard` has assigned."""
         self.save()
         self.steps_at_commit = self.steps_made()
         self.commit_number += 1
@@ -184,7 +184,7 @@ class State:
             leaves: Whether this rank leaves.
         """
 
-    def deal_again(self) -> None:
+    def reshard(self) -> None:
         """Gives up what ranks have kept for each other, before a whole commit is restored."""
 
     def memory_of_parts(self) -> tuple[int, int]:
@@ -206,13 +206,13 @@ class State:
         """Whether ranks go on when others are lost, with what they have in memory."""
         return self._hosts_have_changed is not None
 
-    def commit_on(self, notice: Notice | None) -> None:
+    def commit_on(self, notice: PreemptionSignal | None) -> None:
         """Sets what tells `must_commit` that a machine is being taken away.
 
         Args:
             notice: The notice, or None for none.
         """
-        self._notice = notice
+        self._preemption = notice
 
     def keep_commits_in(self, commits: CommitFile | None) -> None:
         """Makes `commit` also write to a file from now on.

@@ -12,7 +12,7 @@ from hvkeras.collectives.broadcasts import allgather_object, broadcast_object, b
 from hvkeras.collectives.operations import Max
 from hvkeras.collectives.reductions import allreduce
 from hvkeras.elastic.shared_slots import SharedSlots
-from hvkeras.elastic.snapshot import Reader, Snapshot
+from hvkeras.elastic.snapshot import Snapshot, SnapshotReader
 from hvkeras.elastic.state import ObjectState
 from hvkeras.errors import UnsupportedError, UsageError, explain
 from hvkeras.gradients.optimizer_classes import distributed_part
@@ -30,7 +30,7 @@ class _VariableState(ObjectState):
     def __init__(self, **kwargs: Any) -> None:
         self._from_root: Any = None
         self._values = Snapshot([])
-        self._reader = Reader([])
+        self._reader = SnapshotReader([])
         super().__init__(broadcast_object, rank, **kwargs)
         self._save_values()
 
@@ -45,7 +45,7 @@ class _VariableState(ObjectState):
             self._values = Snapshot(self._session.run(variables))
             return
         if not self._reader.reads(variables):
-            self._reader = Reader(variables)
+            self._reader = SnapshotReader(variables)
         self._values = self._reader.snapshot()
 
     def restore(self) -> None:
@@ -54,7 +54,7 @@ class _VariableState(ObjectState):
             if self._session is not None:
                 variable.load(value, self._session)
             else:
-                compat.native(variable).assign(value)
+                compat.as_tf_variable(variable).assign(value)
         super().restore()
 
     def sync(self) -> None:
@@ -168,7 +168,7 @@ class TensorFlowKerasState(_VariableState):
                                      " first", model=getattr(model, "name", model)))
         self._learned: list[Any] = []
         self._slots: SharedSlots | None = None
-        self._shared_places: frozenset[int] = frozenset()  # in the optimizer's list of variables
+        self._shared_indices: frozenset[int] = frozenset()  # in the optimizer's list of variables
         self._staying: Sequence[int] = ()  # ranks, while others are about to leave
         self._shared_slots()  # refuses what it must before an optimizer is built
         super().__init__(**kwargs)
@@ -194,14 +194,14 @@ class TensorFlowKerasState(_VariableState):
 
     def _save_values(self) -> None:
         super()._save_values()
-        self._shared_places = frozenset(
-            place for place, one in enumerate(self._optimizer_variables()) if _is_shared(one))
+        self._shared_indices = frozenset(
+            index for index, one in enumerate(self._optimizer_variables()) if _is_shared(one))
         self._learned = [compat.learned_state(layer) for layer in compat.learned_layers(self.model)]
 
     def restore(self) -> None:
         """Restores the model, optimizer and attributes that were saved last."""
         super().restore()
-        if (slots := self._shared_slots()) is not None and self._shared_places:
+        if (slots := self._shared_slots()) is not None and self._shared_indices:
             slots.restore()
         layers = compat.learned_layers(self.model)
         if len(layers) != len(self._learned):
@@ -232,17 +232,17 @@ class TensorFlowKerasState(_VariableState):
         """
         broadcast_learned(self.model, 0)
         slots = self._shared_slots()
-        is_dealt = slots is not None and slots.sync(self.model.trainable_variables)
-        if slots is not None and not is_dealt:
+        is_assigned = slots is not None and slots.sync(self.model.trainable_variables)
+        if slots is not None and not is_assigned:
             broadcast_variables([one for one in self._optimizer_variables() if _is_shared(one)], 0)
         super().sync()
         if slots is not None:
             slots.save(self._survives)
 
-    def deal_again(self) -> None:
+    def reshard(self) -> None:
         """Gives up what ranks have kept of an optimizer whose update they share, before a whole commit is restored."""
         if (slots := self._shared_slots()) is not None:
-            slots.deal_again(self.model.trainable_variables)
+            slots.reshard(self.model.trainable_variables)
 
     def prepare_change(self, leaves: bool) -> None:
         """Makes those who stay have the whole state, before other ranks leave; all ranks call it together.
@@ -276,7 +276,7 @@ class TensorFlowKerasState(_VariableState):
             What `take` takes; None if this rank does not want it.
         """
         slots = self._shared_slots()
-        if slots is None or not self._shared_places:
+        if slots is None or not self._shared_indices:
             return super().whole(is_wanted)
         wanted = allreduce(tf.constant([int(is_wanted)]), op=Max, name="whether a commit is written")
         if not int(wanted[0]):
@@ -297,7 +297,7 @@ class TensorFlowKerasState(_VariableState):
 
     def saved(self) -> tuple[object, ...]:
         """Returns the values, attributes and learned state of layers that were saved last, and this rank's parts."""
-        parts = () if self._slots is None or not self._shared_places else (self._slots.saved(),)
+        parts = () if self._slots is None or not self._shared_indices else (self._slots.saved(),)
         return *super().saved(), self._learned, *parts
 
     def take(self, saved: Any) -> None:
@@ -311,11 +311,12 @@ class TensorFlowKerasState(_VariableState):
         """
         values, attributes, learned, *parts = saved
         slots = self._shared_slots()
-        before, self._shared_places = self._shared_places, frozenset(parts[0]["deal"]["places"] if parts else ())
+        before, self._shared_indices = self._shared_indices, frozenset(parts[0]["assignment"]["indices"] if parts
+                                                                       else ())
         try:
             super().take((values, attributes))
         except UsageError:
-            self._shared_places = before
+            self._shared_indices = before
             raise
         if slots is not None and parts:
             slots.take(parts[0])
@@ -326,7 +327,7 @@ class TensorFlowKerasState(_VariableState):
 
     def _saved_variables(self) -> list[Any]:
         return compat.model_weights(self.model) + [
-            one for place, one in enumerate(self._optimizer_variables()) if place not in self._shared_places]
+            one for index, one in enumerate(self._optimizer_variables()) if index not in self._shared_indices]
 
     def _optimizer_variables(self) -> list[Any]:
         optimizer = self.optimizer
@@ -360,7 +361,7 @@ def _weights(model: Any) -> list[Any]:
 
 
 def _is_shared(variable: Any) -> bool:
-    return bool(getattr(variable, "is_whole_of_parts", False))
+    return bool(getattr(variable, "is_whole_of_shards", False))
 
 
 class KerasState(TensorFlowKerasState):

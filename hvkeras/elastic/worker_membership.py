@@ -16,29 +16,28 @@ from typing import Any
 from hvkeras.backends import backend_class
 from hvkeras.backends.refusing import StandbyBackend
 from hvkeras.control.cause import Cause
+from hvkeras.control.launch_environments import Launch, detect_launch, hvkeras_run
+from hvkeras.control.launch_environments.hvkeras_run import JOINS_AT_COMMIT, JOINS_AT_START
 from hvkeras.control.membership_channel import ANY_FUNCTION, MembershipClient
 from hvkeras.control.messages import FunctionEntered, GenerationJoined, RanksChanged, WorkerLeaving
 from hvkeras.control.rendezvous import Waiting
-from hvkeras.elastic import handover
+from hvkeras.diagnostics.recorder import recording
+from hvkeras.elastic import encoding
 from hvkeras.errors import PeerError
-from hvkeras.host.cores import limit_threads, usable_cores
 from hvkeras.host.gpus import seen_gpus, take_gpus
+from hvkeras.host.machine import limit_threads, usable_cores
 from hvkeras.host.network import split_address
 from hvkeras.host.topology import Topology
-from hvkeras.job.changes import Change
 from hvkeras.job.failure import END_ALWAYS, FailurePolicy
-from hvkeras.job.session import Session, current_session, is_initialized, this_process
+from hvkeras.job.session import Change, Session, current_session, is_initialized, this_process
 from hvkeras.job.session_start import open_session
-from hvkeras.launch_environments import Launch, detect_launch, hvkeras_run
-from hvkeras.launch_environments.hvkeras_run import JOINS_AT_COMMIT, JOINS_AT_START
-from hvkeras.profiling.recorder import recording
 from hvkeras.settings import Settings
 from hvkeras.training.session_services import install_hooks, start_services
 
 RETRY = 0.1  # seconds between two attempts to reach an elastic job's launcher
 
 
-class Membership:
+class WorkerMembership:
     """This worker's membership, for the life of the process.
 
     Attributes:
@@ -53,7 +52,7 @@ class Membership:
         self._requested: str | None = None  # the backend that the script asks for
         self._must_restart = False
         self._descriptor = int(self._settings.run_handover.partition(":")[0]) if self._settings.run_handover else None
-        self._kept: handover.Commits = {} if self._descriptor is None else handover.read(self._descriptor)
+        self._kept: encoding.Commits = {} if self._descriptor is None else encoding.read(self._descriptor)
         self.commit: int = 0
         self.has_joined_at_start: bool = False
         self.has_joined_others: bool = bool(self._settings.run_standby)
@@ -122,7 +121,7 @@ class Membership:
         """Must be called when this worker leaves an elastic function; what fails from then on ends this process."""
         self._set_policy(END_ALWAYS)
 
-    def tell_change(self, change: Change) -> None:
+    def notify_change(self, change: Change) -> None:
         """Tells the launcher how training goes on after a change, for its report."""
         self._channel.send(RanksChanged(change.to_message()))
 
@@ -141,7 +140,7 @@ class Membership:
             number: The number of the last commit.
             is_stuck: Whether the ranks cannot be left in good order, as one has failed, or the main thread is stuck.
         """
-        descriptor, joins = handover.written(self._kept), JOINS_AT_START if self.restarts else JOINS_AT_COMMIT
+        descriptor, joins = encoding.written(self._kept), JOINS_AT_START if self.restarts else JOINS_AT_COMMIT
         if not is_stuck:
             self._leave_generation()
         self._restart_program(descriptor, number, joins)
@@ -162,7 +161,7 @@ class Membership:
         self.commit, self.has_joined_at_start, self.has_joined_others = answer.commit, True, True
         self._set_policy(FailurePolicy(True, restart=self._restart_program))
         try:
-            session = self._open_generation(answer.place)
+            session = self._open_generation(answer.variables)
         except PeerError:
             if not _has_outlived_failure():
                 raise
@@ -192,7 +191,7 @@ class Membership:
             if answer is None:
                 return False
             try:
-                session = self._open_generation(answer.place)
+                session = self._open_generation(answer.variables)
             except PeerError:
                 if not _has_outlived_failure():
                     raise
@@ -208,13 +207,13 @@ class Membership:
             recording().finish()
         this_process().disconnect()
 
-    def _open_generation(self, place: Mapping[str, str]) -> Session:
+    def _open_generation(self, assigned: Mapping[str, str]) -> Session:
         """Opens the session of a generation.
 
         Args:
-            place: The variables that a launcher gives to a rank in this place.
+            assigned: The variables that a launcher sets for this rank.
         """
-        variables = {**os.environ, hvkeras_run.STANDBY: "", **place}
+        variables = {**os.environ, hvkeras_run.STANDBY: "", **assigned}
         this_process().session = None
         return open_session(detect_launch(variables), Settings(variables), self._requested, self._policy)
 
@@ -239,9 +238,9 @@ class Membership:
         this_process().program.restart({hvkeras_run.STANDBY: joins, hvkeras_run.HANDOVER: kept}, file)
 
 
-def membership() -> Membership | None:
+def membership() -> WorkerMembership | None:
     """Returns this worker's membership; None if the job's survivors do not go on without a restart."""
-    return this_process().part(Membership) if current_session().settings.run_membership else None
+    return this_process().part(WorkerMembership) if current_session().settings.run_membership else None
 
 
 def join_running_job(launch: Launch, settings: Settings, backend: str | None, process_sets: Any) -> None:
@@ -258,7 +257,7 @@ def join_running_job(launch: Launch, settings: Settings, backend: str | None, pr
         this_process().session = session = _standby_session(launch, settings, backend)
         install_hooks(session)
     else:
-        this_process().part(Membership).join_at_start(backend, process_sets)
+        this_process().part(WorkerMembership).join_at_start(backend, process_sets)
 
 
 def _standby_session(launch: Launch, settings: Settings, requested: str | None) -> Session:

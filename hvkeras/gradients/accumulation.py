@@ -116,7 +116,7 @@ class Accumulation:
         key = compat.variable_key(variable)
         if key not in self._sums:
             with tf.init_scope():
-                reference = compat.native(variable)
+                reference = compat.as_tf_variable(variable)
                 self._sums[key] = tf.Variable(tf.zeros(reference.shape, reference.dtype), trainable=False,
                                               name="hvkeras_sum")
         return self._sums[key]

@@ -20,12 +20,12 @@ import tensorflow as tf
 from hvkeras import compat
 from hvkeras.compat import graphs
 from hvkeras.compat.compiling import CompiledFunction
-from hvkeras.gradients.options import Exchange, Options
+from hvkeras.diagnostics import recorder
+from hvkeras.gradients.options import Options, ReductionOptions
 from hvkeras.gradients.plain_update import DenseUpdate, PlainUpdate
 from hvkeras.host.console import prints_at, say
-from hvkeras.host.memory import available
+from hvkeras.host.machine import available_memory
 from hvkeras.job.session import current_session
-from hvkeras.profiling import recorder
 
 Specs = Mapping[int, Any]  # the `tf.TensorSpec` of each dense gradient, by its index
 UpdateOfOne = Callable[..., None]  # takes a gradient and its `variable`
@@ -35,12 +35,12 @@ UpdateOfOne = Callable[..., None]  # takes a gradient and its `variable`
 LEAST_TRAFFIC, LEAST_TRAFFIC_EACH = 32 * 1024**2, 512 * 1024
 LEAST_BYTES = 1024**2  # of dense gradients; for fewer, no optimizer is looked at
 SLOW = 2.0  # seconds of compiling after which a line says so
-MEMORY_SHARE = 0.25  # maximum share of the memory that is available, for compiling before the first step
+MEMORY_SHARE = 0.25  # maximum share of the memory that is available_memory, for compiling before the first step
 DTYPES = (tf.float32, tf.float64)
 
 
 @dataclass(frozen=True)
-class Piece:
+class CompiledPart:
     """A function, and its calls in a step.
 
     Attributes:
@@ -73,21 +73,21 @@ class CompiledUpdate:
         plain: Keras's own update.
         pieces: The functions.
         dense: The indices of the gradients that they apply.
-        is_whole: Whether these are all gradients.
+        is_built: Whether these are all gradients.
     """
 
     plain: PlainUpdate
-    pieces: Sequence[Piece]
+    pieces: Sequence[CompiledPart]
     dense: Sequence[int]
-    is_whole: bool
+    is_built: bool
     text: str = "compiled update"
     shares: None = None
 
-    @graphs.unconverted
+    @graphs.without_autograph
     def apply(self, reduced: Sequence[Any]) -> Any:
         """Applies reduced gradients."""
         plain, is_of_one = self.plain, self.pieces[0].is_of_one
-        if is_of_one or not self.is_whole:
+        if is_of_one or not self.is_built:
             keys = [compat.variable_key(plain.variables[index]) for index in self.dense]
             in_parts = replace(plain, dense=DenseUpdate(keys, self._update, is_of_one))
             with in_parts.applying(reduced):
@@ -118,7 +118,7 @@ class UpdateCompiler:
         self._settled: dict[Hashable, str] = {}  # by gradients: why it is not compiled, as found out by tracing it
         self._said: set[str] = set()
 
-    @graphs.unconverted
+    @graphs.without_autograph
     def compiled(self, plain: PlainUpdate, gradients: Sequence[Any]) -> CompiledUpdate | None:
         """Compiles the update for the step under construction, if it should be compiled.
 
@@ -137,11 +137,11 @@ class UpdateCompiler:
         specs = _specs_of_results(options.exchange, gradients, variables)
         dense = {index: spec for index, spec in enumerate(specs)
                  if isinstance(spec, tf.TensorSpec) and not compat.is_overwritten(variables[index])}
-        is_whole = len(dense) == sum(spec is not None for spec in specs)
+        is_built = len(dense) == sum(spec is not None for spec in specs)
         known = tuple(dense.items())  # not more: a rank that joins the job later must decide alike
-        update_dense = None if is_whole else _update_of_dense(plain)
-        if reason := (_objection_to_gradients(wanted, dense, [compat.native(one) for one in variables])
-                      or ("" if is_whole or update_dense else _SPARSE) or self._settled.get(known, "")):
+        update_dense = None if is_built else _update_of_dense(plain)
+        if reason := (_objection_to_gradients(wanted, dense, [compat.as_tf_variable(one) for one in variables])
+                      or ("" if is_built or update_dense else _SPARSE) or self._settled.get(known, "")):
             self._say_plain(options, reason, "WARNING" if wanted is True else "DEBUG")
             return None
         compat.build_optimizer(plain.outer, variables)
@@ -152,13 +152,14 @@ class UpdateCompiler:
                 if update_dense is None:
                     plain.finish([by_index.get(index) for index in range(len(specs))])
                 else:
-                    update_dense([(tensor, compat.native(variables[index])) for index, tensor in by_index.items()])
+                    update_dense([(tensor, compat.as_tf_variable(variables[index])) for index,
+                                  tensor in by_index.items()])
 
         of_one = _update_of_one(plain)
 
-        def trace() -> list[Piece]:
+        def trace() -> list[CompiledPart]:
             kinds = None if of_one is None else _by_kind(of_one, plain.optimizer, dense, variables)
-            return kinds or [Piece(CompiledFunction(update, list(dense.values())), [(list(dense), {})])]
+            return kinds or [CompiledPart(CompiledFunction(update, list(dense.values())), [(list(dense), {})])]
 
         pieces, reason, level = self._compiled(options, trace, len(dense), wanted)
         if not pieces:
@@ -166,11 +167,11 @@ class UpdateCompiler:
             self._say_plain(options, reason, level)
             return None
         self._say(options, "DEBUG", f"the update of {options.exchange.name} is compiled: {len(dense)} gradients,"
-                  f" {_size(pieces):,} operations{'' if is_whole else '; that of sparse gradients is not'}")
-        return CompiledUpdate(plain, pieces, list(dense), is_whole)
+                  f" {_size(pieces):,} operations{'' if is_built else '; that of sparse gradients is not'}")
+        return CompiledUpdate(plain, pieces, list(dense), is_built)
 
-    def _compiled(self, options: Options, trace: Callable[[], list[Piece]], gradients: int,
-                  wanted: bool | str) -> tuple[list[Piece], str, str]:
+    def _compiled(self, options: Options, trace: Callable[[], list[CompiledPart]], gradients: int,
+                  wanted: bool | str) -> tuple[list[CompiledPart], str, str]:
         """Returns the compiled pieces; or none, why there are none, and the level at which that is said."""
         try:
             pieces = trace()
@@ -184,7 +185,7 @@ class UpdateCompiler:
         known = [next(one for one in self._functions if one.equals(piece.function)) for piece in pieces]
         return [replace(piece, function=function) for piece, function in zip(pieces, known, strict=True)], "", ""
 
-    def _compile(self, options: Options, pieces: Sequence[Piece]) -> str:
+    def _compile(self, options: Options, pieces: Sequence[CompiledPart]) -> str:
         """Compiles the functions of an update that are not compiled already; returns why that failed, or ""."""
         functions = [piece.function for piece in pieces
                      if not any(one.equals(piece.function) for one in self._functions)]
@@ -235,7 +236,7 @@ def _objection_to_context(wanted: bool | str, options: Options) -> str:
     """Returns why nothing is compiled here, or ""."""
     if wanted is False:
         return "compile_update is off"
-    if tf.executing_eagerly() or not graphs.of_functions():
+    if tf.executing_eagerly() or not graphs.from_function_graphs():
         return "the step is not a function"
     if graphs.compiled_by_xla():
         return "XLA compiles the whole step"
@@ -270,11 +271,11 @@ def _objection_to_gradients(wanted: bool | str, dense: Specs, variables: Sequenc
 
 def _has_memory_for(function: CompiledFunction) -> bool:
     """Whether the ranks of this host can all compile a function before it runs."""
-    room = available()
+    room = available_memory()
     return room is None or function.memory_to_compile() * current_session().topology.local_size <= MEMORY_SHARE * room
 
 
-def _size(pieces: Sequence[Piece]) -> int:
+def _size(pieces: Sequence[CompiledPart]) -> int:
     return sum(piece.size for piece in pieces)
 
 
@@ -283,7 +284,7 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0]}"
 
 
-def _specs_of_results(exchange: Exchange, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+def _specs_of_results(exchange: ReductionOptions, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
     """Returns what the reduced gradients will be: a `tf.TensorSpec`, a `tf.IndexedSlicesSpec` or None for each."""
     process_set = exchange.process_set
     becomes_dense = exchange.sparse_as_dense and len(process_set.members()) > 1 and process_set.included()
@@ -331,7 +332,7 @@ def _update_of_one(plain: PlainUpdate) -> UpdateOfOne | None:
     return update_of_one
 
 
-def _by_kind(update: UpdateOfOne, optimizer: Any, specs: Specs, variables: Sequence[Any]) -> list[Piece] | None:
+def _by_kind(update: UpdateOfOne, optimizer: Any, specs: Specs, variables: Sequence[Any]) -> list[CompiledPart] | None:
     """Traces the update of one variable of each kind; variables of one shape and dtype are one kind.
 
     There are fewer functions to compile than variables, and a variable is updated as soon as its own gradient is
@@ -361,7 +362,7 @@ def _by_kind(update: UpdateOfOne, optimizer: Any, specs: Specs, variables: Seque
         function = CompiledFunction(functools.partial(update, variable=groups[first][0]), [spec])
         if any(owners.get(id(one), first) != first for one in function.captured):
             return None
-        pieces.append(Piece(function, [([index], _instead(groups[first], groups[index])) for index in indices],
+        pieces.append(CompiledPart(function, [([index], _instead(groups[first], groups[index])) for index in indices],
                             is_of_one=True))
     return pieces
 

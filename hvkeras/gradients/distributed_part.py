@@ -1,4 +1,4 @@
-"""What makes an optimizer a distributed one: options, and state that Keras does not see, under one name of it."""
+"""State of a distributed optimizer that Keras does not see, under one attribute."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hvkeras.compat import graphs
 from hvkeras.gradients import replicas
 from hvkeras.gradients.accumulation import Accumulation
 from hvkeras.gradients.compiled_update import UpdateCompiler
-from hvkeras.gradients.options import Exchange, Options
+from hvkeras.gradients.options import Options, ReductionOptions
 from hvkeras.gradients.reducer import GradientReducer
 from hvkeras.gradients.sharded_state import ShardedState
 from hvkeras.gradients.sharding import Sharding
@@ -84,7 +84,7 @@ class DistributedPart(compat.OptimizerState):
         return self._optimizer()
 
     @property
-    def exchange(self) -> Exchange:
+    def exchange(self) -> ReductionOptions:
         """How gradients are reduced."""
         return self.options.exchange
 

@@ -10,7 +10,7 @@ from hvkeras.collectives.compression import Compression
 from hvkeras.collectives.operations import Average
 from hvkeras.errors import UnsupportedError, UsageError, explain
 from hvkeras.gradients.optimizer_classes import distribute, distributed_part, state_of
-from hvkeras.gradients.options import Exchange, Options, checked_groups, checked_layers
+from hvkeras.gradients.options import Options, ReductionOptions, checked_groups, checked_layers
 from hvkeras.job.process_sets import ProcessSet, global_process_set
 from hvkeras.job.session import current_session
 from hvkeras.typing import CompressorLike, LayerLike, OptimizerT, VariableLike
@@ -90,7 +90,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's public name
     target = optimizer
     if kind and (inner := compat.inner_optimizer(optimizer)) is not None:
         target = inner  # which has the state; the outer one stays as it is
-    exchange = Exchange(
+    exchange = ReductionOptions(
         name or type(compat.inner_optimizer(optimizer) or optimizer).__name__, op, compression, sparse_as_dense,
         gradient_predivide_factor, checked_groups(num_groups, groups), process_set, scale_local_gradients,
         device_dense, device_sparse,

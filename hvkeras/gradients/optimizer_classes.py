@@ -194,7 +194,7 @@ class Sharded(Distributed):
         shards = _sharding_of(self).shards
         if shards is not None:
             whole = shards.variable_of(variable)
-            variable = compat.native(whole) if compat.native(variable) is variable else whole
+            variable = compat.as_tf_variable(whole) if compat.as_tf_variable(variable) is variable else whole
         return bool(super()._use_weight_decay(variable))  # type: ignore[misc]  # the optimizer's
 
     def _clip_gradients(self, grads: Any) -> Any:

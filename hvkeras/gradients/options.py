@@ -1,4 +1,4 @@
-"""What users choose about gradients: how optimizers and tapes reduce them, and how optimizers apply them."""
+"""Options of gradients: how optimizers and tapes reduce them, and how optimizers apply them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hvkeras.job.process_sets import ProcessSet, global_process_set
 
 
 @dataclass(frozen=True)
-class Exchange:
+class ReductionOptions:
     """How gradients are reduced.
 
     Attributes:
@@ -73,7 +73,7 @@ class Options:
         shard_kind: What ranks share the update by, "elements" or "variables"; "" if they do not share it.
     """
 
-    exchange: Exchange
+    exchange: ReductionOptions
     plain: type
     family: str = ""
     scales_loss: bool = False

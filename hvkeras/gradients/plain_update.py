@@ -1,4 +1,4 @@
-"""The interface of updates, which apply reduced gradients, and the update of Keras itself; see `step.choose_update`."""
+"""Interface of updates, which apply reduced gradients, and the update of Keras itself; see `step.choose_update`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from hvkeras import compat
+from hvkeras.diagnostics import spans
 from hvkeras.gradients.options import Options
-from hvkeras.gradients.reducer import Shares
-from hvkeras.profiling import spans
+from hvkeras.gradients.reducer import ShardAssignment
 
 Apply = Callable[..., Any]  # applies gradients to the variables that it was made for, or to those of a second argument
 
@@ -24,7 +24,7 @@ class Update(Protocol):
         ...
 
     @property
-    def shares(self) -> Shares | None:
+    def shares(self) -> ShardAssignment | None:
         """The parts of the gradients that this rank applies; None if it applies all."""
         ...
 

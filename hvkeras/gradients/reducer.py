@@ -1,4 +1,7 @@
-"""Gradients are reduced in buckets: fused into few collectives, in an order that is fixed when the step is traced."""
+"""Gradient reduction in buckets: gradients are fused into few collectives, in an order fixed when the step is traced.
+
+`HVKERAS_BUCKET_SIZE` limits the size of a bucket; see `hvkeras.settings`.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from hvkeras.backends.interface import Backend, Reduction
 from hvkeras.collectives.adasum import adasum_raw
 from hvkeras.collectives.compression import Compression
 from hvkeras.collectives.differentiable import combined, combined_slices, gathering_gradient
-from hvkeras.collectives.mismatch import raise_if_refused
+from hvkeras.collectives.mismatch import compared, raise_if_refused
 from hvkeras.collectives.operations import (
     Adasum,
     Max,
@@ -29,20 +32,55 @@ from hvkeras.collectives.operations import (
     shaped,
 )
 from hvkeras.collectives.reductions import grouped_allreduce
-from hvkeras.collectives.run_time_shapes import compared
 from hvkeras.compat import graphs
+from hvkeras.control.heartbeat import GRADIENTS
+from hvkeras.diagnostics import recorder, spans
 from hvkeras.errors import UnsupportedError, explain
 from hvkeras.gradients import sparse_rows
-from hvkeras.gradients.buckets import by_dtype, pack
-from hvkeras.gradients.options import Exchange
+from hvkeras.gradients.options import ReductionOptions
 from hvkeras.gradients.weighting import joining
+from hvkeras.job.plans import Call, Plan
 from hvkeras.job.session import current_session
-from hvkeras.plans import Call, Plan
-from hvkeras.profiling import recorder, spans
-from hvkeras.records.record import GRADIENTS
+
+# The first bucket is small, so that its collective starts while the backward pass is still running.
+FIRST_BUCKET = 1024**2
 
 
-class Shares(Protocol):
+def by_dtype(indices: Sequence[int], dtypes: dict[int, str]) -> list[list[int]]:
+    """Splits indices by dtype (and anything else that the tensors of a collective share), keeping their order."""
+    kinds = dict.fromkeys(dtypes[index] for index in indices)
+    return [[index for index in indices if dtypes[index] == kind] for kind in kinds]
+
+
+def pack(order: Sequence[int], dtypes: dict[int, str], sizes: dict[int, int | None], limit: int) -> list[list[int]]:
+    """Fills buckets in order: each has one dtype and at most `limit` bytes, unless a single tensor is larger.
+
+    Args:
+        order: The tensors' indices.
+        dtypes: Each tensor's dtype, with whatever else the tensors of a bucket must share.
+        sizes: Each tensor's size in bytes; a tensor of unknown size gets a separate bucket.
+        limit: The size limit of a bucket in bytes; the first bucket is smaller, see `FIRST_BUCKET`.
+
+    Returns:
+        The buckets, in the order in which they are completed.
+    """
+    done: list[list[int]] = []
+    filling: dict[str, tuple[list[int], int]] = {}
+    room = min(FIRST_BUCKET, limit)
+    for index in order:
+        size = sizes[index]
+        if size is None:
+            done.append([index])
+            continue
+        bucket, used = filling.pop(dtypes[index], ([], 0))
+        if bucket and used + size > room:
+            done.append(bucket)
+            bucket, used, room = [], 0, limit
+        filling[dtypes[index]] = ([*bucket, index], used + size)
+    return done + [bucket for bucket, _ in filling.values()]
+
+
+class ShardAssignment(Protocol):
     """Which part of each gradient this rank reduces, where ranks share the update."""
 
     @property
@@ -77,14 +115,14 @@ class GradientReducer:
         shares: If given, only this rank's parts of the gradients are reduced for it, and taken there.
     """
 
-    exchange: Exchange
+    exchange: ReductionOptions
     local: Collection[Any] = ()
     all_ranks_skip: bool = False
     differentiable: bool = False
     update: str = ""
-    shares: Shares | None = None
+    shares: ShardAssignment | None = None
 
-    @graphs.unconverted
+    @graphs.without_autograph
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """Reduces the gradients of a step.
 

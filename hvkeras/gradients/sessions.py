@@ -10,13 +10,13 @@ from hvkeras import compat
 from hvkeras.collectives.broadcasts import broadcast_global_variables
 from hvkeras.errors import UnsupportedError, UsageError, explain
 from hvkeras.gradients.distributed_part import Reducing, part_of
-from hvkeras.gradients.options import Exchange, Options
+from hvkeras.gradients.options import Options, ReductionOptions
 from hvkeras.gradients.reducer import GradientReducer
 from hvkeras.job.session import current_session
 from hvkeras.typing import Operation, OptimizerT
 
 
-def distribute_of_tensorflow_1(optimizer: OptimizerT, exchange: Exchange, passes: int = 1) -> OptimizerT:
+def distribute_of_tensorflow_1(optimizer: OptimizerT, exchange: ReductionOptions, passes: int = 1) -> OptimizerT:
     """Makes a `tf.compat.v1.train.Optimizer` reduce the gradients that it computes.
 
     Args:

@@ -49,7 +49,7 @@ class WholeVariable:
     """
 
     trainable = False
-    is_whole_of_parts = True  # for `broadcast_variables`
+    is_whole_of_shards = True  # for `broadcast_variables`
 
     def __init__(self, state: ShardedState, slot: Any, number: int) -> None:
         self._state = state
@@ -125,7 +125,7 @@ class ShardedState:
         self._optimizer, self._options, self._shards = optimizer, options, shards
         self._process_set = options.exchange.process_set
         self._numbers = self._numbers_of_slots()
-        self._wholes: dict[Any, WholeVariable] = {}
+        self._whole_variables: dict[Any, WholeVariable] = {}
         self._shapes: dict[Any, tuple[int, ...]] = {}  # of slots of other shapes than their variables
         # The steps at which a slot was gathered or assigned, and the other ranks' elements, or the whole value.
         self._values: dict[Any, tuple[int, Any]] = {}
@@ -159,7 +159,7 @@ class ShardedState:
                 found.append(variable)
             elif number != PLACEHOLDER:
                 key = compat.variable_key(variable)
-                found.append(self._wholes.setdefault(key, WholeVariable(self, variable, number)))
+                found.append(self._whole_variables.setdefault(key, WholeVariable(self, variable, number)))
         return found
 
     def shared_slots(self, variables: Sequence[Any]) -> list[SharedSlot]:
@@ -214,7 +214,7 @@ class ShardedState:
         key = compat.variable_key(slot)
         steps, value = self._values.get(key, (None, None))
         if self._shards.is_all_mine(number):
-            return compat.native(slot).numpy()
+            return compat.as_tf_variable(slot).numpy()
         if value is not None and steps == self._steps():
             return value if key in self._assigned else self._completed(slot, number, value)
         raise UsageError(explain(
@@ -229,7 +229,7 @@ class ShardedState:
         if not self._is_like_variable(slot, number) or not self._shards.is_mine(number):
             return others.reshape(shape)
         start, _ = self._shards.range_of(number)
-        own = compat.native(slot).numpy().reshape(-1)
+        own = compat.as_tf_variable(slot).numpy().reshape(-1)
         return np.concatenate([others[:start], own, others[start:]]).reshape(shape)
 
     def _steps(self) -> int:
@@ -257,7 +257,7 @@ class ShardedState:
             if is_like:
                 part = self._shards.cut(number, tf.convert_to_tensor(array))
                 if self._shards.is_mine(number):
-                    slot.assign(tf.cast(part, compat.native(slot).dtype))
+                    slot.assign(tf.cast(part, compat.as_tf_variable(slot).dtype))
             elif self._shards.is_all_mine(number):
                 slot.assign(array)
         key = compat.variable_key(slot)
@@ -293,7 +293,7 @@ class ShardedState:
             receivers = np.array([rank in to and rank != me for rank in shards.ranks], np.int64)
             for index, (slot, number) in enumerate(shared):
                 is_mine = shards.is_mine(number) if self._is_like_variable(slot, number) else shards.is_all_mine(number)
-                flat = tf.reshape(compat.native(slot).read_value(), [-1])
+                flat = tf.reshape(compat.as_tf_variable(slot).read_value(), [-1])
                 count = int(flat.shape[0]) if is_mine else 0
                 sent = tf.tile(flat[:count], [int(receivers.sum())])
                 received, _ = alltoall(sent, splits=receivers * count, name=f"optimizer state {index}",

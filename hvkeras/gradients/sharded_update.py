@@ -17,16 +17,16 @@ from hvkeras.backends.interface import Backend
 from hvkeras.collectives.operations import Sum, number_in_graph, shaped
 from hvkeras.collectives.reductions import allreduce
 from hvkeras.compat import graphs
+from hvkeras.diagnostics import spans
+from hvkeras.diagnostics.record import GATHER
 from hvkeras.errors import UsageError, explain
-from hvkeras.gradients.buckets import pack
 from hvkeras.gradients.compiled_update import UpdateCompiler
-from hvkeras.gradients.options import Exchange
+from hvkeras.gradients.options import ReductionOptions
 from hvkeras.gradients.plain_update import PlainUpdate
+from hvkeras.gradients.reducer import pack
 from hvkeras.gradients.shards import Bounds, Shards
+from hvkeras.job.plans import Call, Plan
 from hvkeras.job.session import current_session
-from hvkeras.plans import Call, Plan
-from hvkeras.profiling import spans
-from hvkeras.records.record import GATHER
 
 Gathered = Callable[[Any], list[tuple[int, Any]]]  # takes a collective's results; returns new values by number
 
@@ -112,7 +112,7 @@ class ShardedUpdate:
         return [None if gradient is None else self.shares.take(index, gradient, None)
                 for index, gradient in enumerate(gradients)]
 
-    @graphs.unconverted
+    @graphs.without_autograph
     def apply(self, reduced: Sequence[Any]) -> Any:
         """Applies this rank's parts of reduced gradients, and gathers the new values of all variables."""
         plain, shards = self._plain, self._shards
@@ -130,7 +130,7 @@ class ShardedUpdate:
 
         if any(gradient is not None for gradient in self._gradients):
             if plain.is_scaled or not updated():
-                dtype = compat.native(shards.placeholder).dtype
+                dtype = compat.as_tf_variable(shards.placeholder).dtype
                 flag = tf.cast(_unless_finite(plain.options.exchange, given), dtype) if plain.is_scaled else 0
                 given, over = [*given, tf.zeros([1], dtype) + flag], [*over, shards.placeholder]
             indices = updated()
@@ -220,7 +220,7 @@ def _overwrites(optimizer: Any) -> bool:
     return bool(getattr(optimizer, "use_ema", False) and getattr(optimizer, "ema_overwrite_frequency", None))
 
 
-def gather(exchange: Exchange, shards: Shards, numbers: Sequence[int], memory: dict[int, Any]) -> None:
+def gather(exchange: ReductionOptions, shards: Shards, numbers: Sequence[int], memory: dict[int, Any]) -> None:
     """Gives all ranks the variables that each has updated a part of.
 
     Args:
@@ -230,7 +230,7 @@ def gather(exchange: Exchange, shards: Shards, numbers: Sequence[int], memory: d
         memory: Tensors whose memory the new values may take, by number.
     """
     session = current_session()
-    variables = {number: compat.native(shards.variables[number]) for number in numbers}
+    variables = {number: compat.as_tf_variable(shards.variables[number]) for number in numbers}
     kinds = {number: f"{variable.dtype.name} {variable.device}" for number, variable in variables.items()}
     sizes: dict[int, int | None] = {number: variable.shape.num_elements() * variable.dtype.size
                                     for number, variable in variables.items()}
@@ -252,7 +252,7 @@ def gather(exchange: Exchange, shards: Shards, numbers: Sequence[int], memory: d
             for number, value in results(call.run(engine)):
                 variables[number].assign(shaped(value, variables[number]), read_value=False)
                 if shards.is_mine(number):
-                    compat.native(shards.parts[number]).assign(shards.cut(number, value), read_value=False)
+                    compat.as_tf_variable(shards.parts[number]).assign(shards.cut(number, value), read_value=False)
 
 
 def _gather_without_copies(shards: Shards, bucket: Sequence[int], variables: dict[int, Any], memory: dict[int, Any],
@@ -260,7 +260,8 @@ def _gather_without_copies(shards: Shards, bucket: Sequence[int], variables: dic
     wanted = [number for number in bucket if not shards.is_all_mine(number)]
     room = [memory[number] if number in memory and memory[number].dtype == variables[number].dtype
             else variables[number].read_value() for number in wanted]
-    own = [compat.native(shards.parts[number]).read_value() for number in bucket if _has_elements(shards, number)]
+    own = [compat.as_tf_variable(shards.parts[number]).read_value() for number in bucket if _has_elements(shards,
+                                                                                                          number)]
     bounds: tuple[Bounds, ...] = tuple(shards.bounds[number] or () for number in bucket)
     return (Call("gather_parts", [*room, *own], key, shards.ranks, bounds, len(wanted)),
             lambda results: list(zip(wanted, results, strict=True)))
@@ -269,7 +270,7 @@ def _gather_without_copies(shards: Shards, bucket: Sequence[int], variables: dic
 def _gather_packed(shards: Shards, bucket: Sequence[int], variables: dict[int, Any],
                    memory: dict[int, Any],  # noqa: ARG001 - for engines that can use it
                    key: str) -> tuple[Call, Gathered]:
-    own = [tf.reshape(compat.native(shards.parts[number]).read_value(), [-1]) for number in bucket
+    own = [tf.reshape(compat.as_tf_variable(shards.parts[number]).read_value(), [-1]) for number in bucket
            if _has_elements(shards, number)]
     packed = tf.concat(own, 0) if own else tf.zeros([0], variables[bucket[0]].dtype)
 
@@ -295,7 +296,7 @@ def _has_elements(shards: Shards, number: int) -> bool:
     return start < stop
 
 
-def _unless_finite(exchange: Exchange, given: Sequence[Any]) -> Any:
+def _unless_finite(exchange: ReductionOptions, given: Sequence[Any]) -> Any:
     """Returns 0, or NaN on all ranks if any rank's part of the gradients has an infinity or NaN.
 
     With that in the gradient of its placeholder, each rank's `LossScaleOptimizer` skips the same steps.

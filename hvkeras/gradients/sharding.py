@@ -70,7 +70,7 @@ class Sharding:
         ranks = process_set.members()
         if len(ranks) == 1 or not process_set.included():
             return None
-        if any(isinstance(compat.native(variable), tf.distribute.DistributedValues) for variable in variables):
+        if any(isinstance(compat.as_tf_variable(variable), tf.distribute.DistributedValues) for variable in variables):
             raise UnsupportedError(explain("shard_update=True needs variables that belong to one device of each rank",
                                            "leave it out where a strategy of tf.distribute keeps copies of the model"))
         local = self._local_keys()
@@ -96,7 +96,7 @@ class Sharding:
         if not self._is_assigned:
             with tf.init_scope():
                 self._share_built(variables)
-        if self.shards is not None and not tf.executing_eagerly() and not graphs.of_functions():
+        if self.shards is not None and not tf.executing_eagerly() and not graphs.from_function_graphs():
             raise UnsupportedError(explain("shard_update=True works in eager mode and in functions, not in sessions of"
                                            " TensorFlow 1", "leave it out"))
         return self.shards
@@ -109,7 +109,7 @@ class Sharding:
     def _share_built(self, variables: Sequence[Any]) -> None:
         """Keeps this rank's parts of the slots of an optimizer that was built before it was distributed."""
         optimizer = self._optimizer
-        values = [np.asarray(compat.native(variable)) for variable in optimizer.variables]
+        values = [np.asarray(compat.as_tf_variable(variable)) for variable in optimizer.variables]
         trained = list(optimizer.__dict__.get("_trainable_variables") or variables)
         compat.forget_slots(optimizer)
         optimizer.build(trained)
@@ -125,7 +125,7 @@ class Sharding:
             variables: The model's trainable variables, for an optimizer that does not know them.
         """
         optimizer = self._optimizer
-        values = [None if getattr(one, "is_whole_of_parts", False) else np.asarray(compat.native(one))
+        values = [None if getattr(one, "is_whole_of_shards", False) else np.asarray(compat.as_tf_variable(one))
                   for one in optimizer.variables]
         trained = (self.shards.variables if self.shards is not None
                    else optimizer.__dict__.get("_trainable_variables") or variables)
@@ -188,7 +188,7 @@ class Sharding:
 
     def _parts_and_averages(self) -> list[tuple[Any, Any]]:
         pairs = zip(*self._with_averages([] if self.shards is None else self.shards.variables), strict=True)
-        return [(compat.native(part), compat.native(average)) for part, average in pairs]
+        return [(compat.as_tf_variable(part), compat.as_tf_variable(average)) for part, average in pairs]
 
 
 def _is_built(optimizer: Any) -> bool:

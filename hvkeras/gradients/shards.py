@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from hvkeras import compat
 from hvkeras.compat import graphs
-from hvkeras.gradients.buckets import pack
+from hvkeras.gradients.reducer import pack
 
 Bounds = tuple[int, ...]  # the rank at index r of a process set has elements [bounds[r], bounds[r + 1])
 
@@ -209,8 +209,8 @@ class Shards:
         """Gives the parts of variables that lie across cuts the values that these have now."""
         for number in numbers:
             if self.is_mine(number) and not self.is_all_mine(number):
-                whole = compat.native(self.variables[number])
-                compat.native(self.parts[number]).assign(self.cut(number, whole.read_value()), read_value=False)
+                whole = compat.as_tf_variable(self.variables[number])
+                compat.as_tf_variable(self.parts[number]).assign(self.cut(number, whole.read_value()), read_value=False)
 
     def _part(self, number: int) -> Any:
         variable, (start, stop) = self.variables[number], self.range_of(number)
@@ -220,7 +220,7 @@ class Shards:
         part = compat.variable_like(variable, shape)
         if start < stop:
             with graphs.eagerly():
-                compat.native(part).assign(self._within(number, compat.native(variable).read_value()))
+                compat.as_tf_variable(part).assign(self._within(number, compat.as_tf_variable(variable).read_value()))
         return part
 
     def _within(self, number: int, whole: Any) -> Any:
@@ -244,7 +244,7 @@ def extent_of(variable: Any, may_be_cut: bool) -> Extent:
 
 
 def _count(variable: Any) -> int:
-    return int(compat.native(variable).shape.num_elements())
+    return int(compat.as_tf_variable(variable).shape.num_elements())
 
 
 def _row(variable: Any) -> int:

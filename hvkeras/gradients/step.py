@@ -1,4 +1,4 @@
-"""One step of a distributed optimizer, of any Keras: it reduces gradients over all ranks, and applies the results.
+"""One step of a distributed optimizer: it reduces gradients over all ranks, and applies the results by an update.
 
 `choose_update` decides whether the update is plain, compiled or shared between ranks.
 """
@@ -91,7 +91,7 @@ def _already_reduced(update: Update, gradients: Sequence[Any]) -> list[Any]:
     return update.take(gradients) if isinstance(update, ShardedUpdate) else list(gradients)
 
 
-@graphs.unconverted
+@graphs.without_autograph
 def choose_update(step: GradientStep, gradients: Sequence[Any], within: Any = None, may_compile: bool = True) -> Update:
     """Chooses how a step applies gradients: shared with other ranks if the user wants that, compiled where that pays.
 

@@ -13,7 +13,7 @@ from hvkeras.collectives.operations import Average
 from hvkeras.compat import graphs
 from hvkeras.errors import UsageError, explain
 from hvkeras.gradients import replicas
-from hvkeras.gradients.options import Exchange, checked_groups, checked_layers
+from hvkeras.gradients.options import ReductionOptions, checked_groups, checked_layers
 from hvkeras.gradients.reducer import GradientReducer
 from hvkeras.job.process_sets import ProcessSet, global_process_set
 from hvkeras.job.session import current_session
@@ -24,7 +24,7 @@ from hvkeras.typing import DistributedGradientTape as Tape
 class _DistributedTape:
     """Wraps a tape: records through it, and reduces the gradients that `gradient` returns."""
 
-    def __init__(self, tape: Any, exchange: Exchange) -> None:
+    def __init__(self, tape: Any, exchange: ReductionOptions) -> None:
         self._tape, self._exchange = tape, exchange
         self.process_set: ProcessSet = exchange.process_set
         self.scale_local_gradients: bool = exchange.scale_local_gradients
@@ -66,7 +66,7 @@ class _DistributedTape:
         """
         self._local_layers.extend(layers)
 
-    @graphs.unconverted
+    @graphs.without_autograph
     def gradient(
         self, target: Any, sources: Any, output_gradients: Any = None, unconnected_gradients: Any = None,
         use_generic_names: bool = False,  # noqa: ARG002 - Horovod's parameter
@@ -104,7 +104,7 @@ class _DistributedTape:
             reduced = replicas.as_shares(replicas.reduce_over_both(flat, over_ranks))
         return tf.nest.pack_sequence_as(gradients, reduced)
 
-    @graphs.unconverted
+    @graphs.without_autograph
     def get_local_and_global_gradients(
         self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: bool = False,
     ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
@@ -147,7 +147,7 @@ class _Source:
 
 
 def _key(source: Any) -> Any:
-    return compat.variable_key(source) if hasattr(compat.native(source), "_unique_id") else id(source)
+    return compat.variable_key(source) if hasattr(compat.as_tf_variable(source), "_unique_id") else id(source)
 
 
 def DistributedGradientTape(  # noqa: N802 - Horovod's public name
@@ -194,7 +194,7 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's public name
                                  "remove one DistributedGradientTape() call", gradtape=gradtape))
     if not isinstance(gradtape, tf.GradientTape):
         raise UsageError(explain("DistributedGradientTape takes a tf.GradientTape", gradtape=gradtape))
-    exchange = Exchange(
+    exchange = ReductionOptions(
         "the tape", op, compression, sparse_as_dense, gradient_predivide_factor, checked_groups(num_groups, groups),
         process_set, scale_local_gradients, device_dense, device_sparse,
     )

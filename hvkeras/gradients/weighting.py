@@ -56,8 +56,8 @@ class Joining:
         if op == Average:
             total = allreduce(factor, op=Sum, name="the weights of ranks in a joined step", process_set=process_set)
             factor *= len(process_set.members()) / total
-        return [tf.where(mine, gradient, gradient.dtype.min) if place in overwritten else _times(gradient, factor)
-                for place, gradient in enumerate(gradients)]
+        return [tf.where(mine, gradient, gradient.dtype.min) if index in overwritten else _times(gradient, factor)
+                for index, gradient in enumerate(gradients)]
 
 
 def joining() -> Joining:

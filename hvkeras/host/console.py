@@ -1,11 +1,13 @@
-"""Console output of a process: hvkeras's own lines, and the log levels of the engines."""
+"""Console output of a process: hvkeras's own lines, the log levels of the engines, and short texts for messages."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import os
+import re
 import sys
+import traceback
 from collections.abc import Sequence
 
 from hvkeras.settings import LOG_LEVELS, Settings
@@ -31,12 +33,12 @@ def say_last(text: str) -> None:
         sys.stderr.flush()
         is_own = sys.stderr.fileno() == _STDERR
         stream = os.fdopen(os.dup(_STDERR), "w", encoding="utf-8", errors="backslashreplace") if is_own else sys.stderr
-        silence_engines()
+        mute_engines()
         stream.write(f"hvkeras: {text}\n")
         stream.flush()
 
 
-def silence_engines() -> None:
+def mute_engines() -> None:
     """Silences engines, so that their messages about collectives that this exit cuts off do not follow its report."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, _STDERR)
@@ -109,3 +111,14 @@ def _with_rest(shown: Sequence[str], more: int, separator: str = ", ") -> str:
     if more and "\n" not in separator:
         return f"{separator.join(shown)} {rest}"
     return separator.join([*shown, rest] if more else shown)
+
+
+_GRAPH_ERROR = "Graph execution error:"  # TensorFlow begins with this and the node's origin, then says why
+
+
+def summary(error: BaseException) -> str:
+    """Returns an exception in one line; for TensorFlow's errors in graphs, the line that says what happened."""
+    text = "".join(traceback.format_exception_only(type(error), error)).strip()
+    first = text.splitlines()[0]
+    what = re.search(r"^(\S.*)\n\s*\[\[\{\{node", text, re.MULTILINE)
+    return f"{first.removesuffix(_GRAPH_ERROR)}{what[1]}" if what and first.endswith(_GRAPH_ERROR) else first

@@ -1,11 +1,11 @@
-"""The program that this process runs, which can be restarted in the same process."""
+"""The program that this process runs, which can be restarted in the same process, and its environment variables."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -46,3 +46,30 @@ class Program:
                     os.set_inheritable(int(name), int(name) == descriptor)
         os.chdir(self.folder)
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**self.environment, **variables})
+
+
+@contextlib.contextmanager
+def env(**kwargs: str | None) -> Iterator[None]:
+    """Sets environment variables within the `with` block.
+
+    Example:
+        with env(HVKERAS_LOG_LEVEL="DEBUG"):
+            hvd.init()
+
+    Args:
+        **kwargs: The variables; None unsets one.
+    """
+    before = {name: os.environ.get(name) for name in kwargs}
+    _set(kwargs)
+    try:
+        yield
+    finally:
+        _set(before)
+
+
+def _set(variables: dict[str, str | None]) -> None:
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from hvkeras.backends import backend_class, backend_names, importable_backends
+from hvkeras.control.launch_environments import Launch
 from hvkeras.errors import MachineError, UsageError, explain
-from hvkeras.launch_environments import Launch
 
 
 def facts_of_rank(requested: str, launch: Launch) -> dict[str, Any]:
@@ -63,8 +63,8 @@ def agree_on_backend(launch: Launch, facts: list[dict[str, Any]], has_gpu: bool 
 def preference(launch: Launch, has_gpu: bool) -> list[str]:
     """The order in which `auto` tries the backends, as they declare it (`Backend.preference`)."""
     # A broken plug-in must not be in the way of those who did not ask for it.
-    places = {name: backend.preference(launch, has_gpu) for name, backend in importable_backends().items()}
-    return sorted((name for name, place in places.items() if place is not None), key=lambda name: places[name] or 0)
+    indices = {name: backend.preference(launch, has_gpu) for name, backend in importable_backends().items()}
+    return sorted((name for name, index in indices.items() if index is not None), key=lambda name: indices[name] or 0)
 
 
 def _objection(name: str, launch: Launch, several_hosts: bool) -> str:

@@ -28,8 +28,7 @@ from hvkeras.control.cause import Cause, CauseKind
 from hvkeras.control.client import ControlClient
 from hvkeras.control.server import ANSWER_GRACE, SECONDARY_GRACE
 from hvkeras.errors import PeerError
-from hvkeras.host.console import say_last
-from hvkeras.host.error_text import summary
+from hvkeras.host.console import say_last, summary
 from hvkeras.host.forks import detach_in_children
 from hvkeras.job.signals import SignalWatch
 
@@ -94,7 +93,7 @@ class FailureHooks:
         self._cause_file = cause_file
         self.aborted: threading.Event = threading.Event()
         self._unwinding = threading.Event()
-        self._noticed = threading.Event()  # set once an elastic function knows of the failure
+        self._preempted = threading.Event()  # set once an elastic function knows of the failure
         self._last_line_lock = threading.Lock()
         self._told: Cause | None = None  # why the launcher has told this rank to end
         self._exit_code: Any = None
@@ -113,7 +112,7 @@ class FailureHooks:
         if threading.current_thread() is threading.main_thread():
             self._signals = SignalWatch(self._on_signal)
             self._signals.install()
-        self._client.on_terminate = self._told_to_end
+        self._client.on_terminate = self._termination_requested
 
     def in_child(self) -> None:
         """Removes all hooks in a forked process, such as one that loads data: it is not a rank."""
@@ -148,7 +147,7 @@ class FailureHooks:
     def report(self, error: BaseException) -> None:
         """Reports to all ranks an exception that `init()` is about to raise on this rank."""
         if self._client.cause is None:
-            self._client.fail(self._cause_of(error), secondary=self._is_echo(error))
+            self._client.fail(self._cause_of(error), secondary=self._is_secondary_failure(error))
 
     def job_ended(self, cause: Cause) -> None:
         """Ends this rank when the job ends early; called in the control channel's thread."""
@@ -165,9 +164,9 @@ class FailureHooks:
         Args:
             error: The exception.
         """
-        self._noticed.set()
+        self._preempted.set()
         cause = self._client.cause
-        if cause is None and self._is_echo(error):
+        if cause is None and self._is_secondary_failure(error):
             cause = self._client.wait_for_cause(SECONDARY_GRACE + ANSWER_GRACE + 2.0)
         return cause if cause is not None and self.outlives(cause) else None
 
@@ -207,12 +206,13 @@ class FailureHooks:
             return
         self._unwinding.set()
         cause = self._client.cause
-        if cause is None and self._is_echo(error):
+        if cause is None and self._is_secondary_failure(error):
             self._client.fail(self._cause_of(error), secondary=True)
             cause = self._client.wait_for_cause(SECONDARY_GRACE + ANSWER_GRACE + 2.0)
         # Once the cause of failure is known, an aborted collective or an interrupt is only its consequence.
         is_reported = cause is not None and (cause.rank != self._rank or cause.kind is CauseKind.SIGNAL or
-                                             (self._is_echo(error) and cause.kind is not CauseKind.TIMEOUT))
+                                             (self._is_secondary_failure(error)
+                                              and cause.kind is not CauseKind.TIMEOUT))
         if not is_reported or self._show_secondary:
             self._previous_hook(kind, error, trace)
         if cause is None:
@@ -229,10 +229,10 @@ class FailureHooks:
         """Suppresses tracebacks of threads whose collectives the job's end aborted; the exit report says why."""
         error = arguments.exc_value
         shows = self._is_copy or self._show_secondary
-        if error is None or shows or not self._is_echo(error) or self._client.cause is None:
+        if error is None or shows or not self._is_secondary_failure(error) or self._client.cause is None:
             self._previous_thread_hook(arguments)
 
-    def end_after_notice(self, is_told: bool, saved: str) -> None:
+    def end_after_preemption(self, is_told: bool, saved: str) -> None:
         """Ends this rank after SIGTERM, or after the same notice to another rank, with the exit code of SIGTERM.
 
         Args:
@@ -285,7 +285,7 @@ class FailureHooks:
                 CauseKind.EXCEPTION if getattr(error, "may_pass", True) else CauseKind.SETUP)
         return Cause(kind, self._rank, self._host, os.getpid(), f"failed with {summary(error)}", text)
 
-    def _is_echo(self, error: BaseException) -> bool:
+    def _is_secondary_failure(self, error: BaseException) -> bool:
         return isinstance(error, PeerError) or _timed_out(error) or any(
             backend.is_peer_failure(error) for backend in self.backends)
 
@@ -299,7 +299,7 @@ class FailureHooks:
             backend.abort(cause.sentence())
         self.aborted.set()
         if self.outlives(cause):
-            if self.policy.when_stuck is not None and not self._noticed.wait(STUCK_AFTER):
+            if self.policy.when_stuck is not None and not self._preempted.wait(STUCK_AFTER):
                 self.policy.when_stuck(cause)
             return
         deadline = time.monotonic() + self.grace
@@ -335,7 +335,7 @@ class FailureHooks:
         name = signal.Signals(number).name
         return Cause(CauseKind.SIGNAL, self._rank, self._host, os.getpid(), f"received {name}", "", 128 + number)
 
-    def _told_to_end(self, cause: Cause) -> None:
+    def _termination_requested(self, cause: Cause) -> None:
         """The launcher was told to end the job: what trains saves first; called in the control channel's thread."""
         self._told = cause
         if self.policy.on_terminate is not None:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from hvkeras.control.cause import Cause
 from hvkeras.control.client import ControlClient
+from hvkeras.control.launch_environments import Launch, describe_cluster, hydra, open_mpi, slurm, torchrun
 from hvkeras.control.messages import Deadlines
 from hvkeras.control.process_exit import ExitWatch
 from hvkeras.control.rendezvous import connect
 from hvkeras.host.console import prints_at, say
 from hvkeras.host.mpi import finalize_mpi, running_mpi
 from hvkeras.job.failure import FailureHooks, FailurePolicy
-from hvkeras.launch_environments import Launch, describe_cluster
-from hvkeras.launch_environments.starter import open_starter
 from hvkeras.settings import Settings
 
 CAUSE_TIMEOUT = 2.0  # seconds to wait for a message from the server in the same process
@@ -50,8 +50,8 @@ class JobLink:
         connected = connect(launch, settings, self._job_ended)
         self.client: ControlClient = connected.client
         self._server, self._claim = connected.server, connected.claim
-        if launch.rendezvous.kind != "run" and (starter := open_starter()) is not None:
-            self.client.watch_starter(starter)
+        if launch.rendezvous.kind != "run" and (starter := open_launcher()) is not None:
+            self.client.watch_launcher(starter)
         self.hooks: FailureHooks = FailureHooks(
             self.client, socket.gethostname(), settings.exit_grace,
             show_secondary=settings.log_level in ("DEBUG", "TRACE"), cause_file=settings.run_cause, policy=policy)
@@ -127,3 +127,40 @@ class JobLink:
         self._server.wait_for_exits(self.client.introduction.rank, held=running_mpi() is not None)
         if self._server.cause is not None:
             self.client.wait_for_cause(CAUSE_TIMEOUT)
+
+
+# One variable of each launcher, of which a step of Slurm's may start the others. `hvkeras run` and horovodrun are left
+# out: they look after their ranks themselves.
+_LAUNCHER_VARIABLES = (open_mpi.PROCESS_ID, hydra.PROCESS_ID, torchrun.RUN, slurm.STEP)
+
+
+def open_launcher(environ: Mapping[str, str] | None = None) -> int | None:
+    """Opens the nearest ancestor process that lacks a rank's variables: the launcher, which sets them for others.
+
+    Args:
+        environ: The environment to read; this process's by default.
+
+    Returns:
+        A descriptor that becomes readable when the launcher ends; None if there is none to watch.
+    """
+    environ = os.environ if environ is None else environ
+    own = next((name for name in _LAUNCHER_VARIABLES if environ.get(name)), None)
+    pid = os.getppid() if own is not None else 1
+    with contextlib.suppress(OSError, AttributeError, ValueError, IndexError):  # pidfd_open came with Linux 5.3
+        while pid > 1:
+            descriptor = os.pidfd_open(pid)
+            if not _was_started_with(pid, f"{own}="):
+                return descriptor
+            os.close(descriptor)
+            with open(f"/proc/{pid}/stat", errors="replace") as file:
+                pid = int(file.read().rpartition(")")[2].split()[1])
+    return None
+
+
+def _was_started_with(pid: int, variable: str) -> bool:
+    """Returns whether a process was started with a variable; False for another user's process."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return any(entry.startswith(variable.encode()) for entry in file.read().split(b"\0"))
+    except PermissionError:
+        return False

@@ -7,9 +7,9 @@ import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from hvkeras.autograph import exclude_from_autograph
 from hvkeras.errors import UsageError, explain
 from hvkeras.host.mpi import is_communicator, ranks_within, running_mpi
+from hvkeras.job.autograph import exclude_from_autograph
 from hvkeras.job.session import Session, current_session, is_initialized
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from hvkeras.autograph import exclude_from_autograph
 from hvkeras.backends import importable_backends
 from hvkeras.host.topology import Topology
+from hvkeras.job.autograph import exclude_from_autograph
 from hvkeras.job.session import current_session
 
 

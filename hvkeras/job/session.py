@@ -3,28 +3,67 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hvkeras.autograph import exclude_from_autograph
 from hvkeras.backends import backend_class
 from hvkeras.backends.refusing import ForkedBackend
+from hvkeras.control.launch_environments import Launch
 from hvkeras.errors import NotInitializedError, UsageError, explain
 from hvkeras.host.forks import at_exit, at_script_end, detach_in_children, end_without_libraries
 from hvkeras.host.program import Program
 from hvkeras.host.topology import Topology, topology_from_hosts
+from hvkeras.job.autograph import exclude_from_autograph
 from hvkeras.job.failure import FailureHooks, FailurePolicy
 from hvkeras.job.link import JobLink
-from hvkeras.launch_environments import Launch
 from hvkeras.settings import Settings
 
 if TYPE_CHECKING:
     from hvkeras.backends.interface import Backend
     from hvkeras.control.client import ControlClient
-    from hvkeras.plans import EntryCounts
+    from hvkeras.job.plans import EntryCounts
+
+@dataclass(frozen=True)
+class Change:
+    """A change of the ranks of an elastic job.
+
+    Attributes:
+        size: The number of ranks since then.
+        commit: The commit that training went on from.
+        repeated: How many steps after that commit were lost, and are repeated; None if that is not known.
+        seconds: Seconds from the moment when the change was noticed until training went on.
+        why: Who was lost and why; "" if workers have joined or left.
+    """
+
+    size: int
+    commit: int
+    repeated: int | None
+    seconds: float
+    why: str = ""
+
+    def sentence(self) -> str:
+        """Describes the change, without a subject: `goes on with 3 ranks from commit 12, 0.1 s after ...`."""
+        repeats = "" if not self.repeated else f", and repeats {self.repeated} step{'s' * (self.repeated > 1)}"
+        return (f"goes on with {self.size} rank{'s' * (self.size > 1)} from commit {self.commit}, {self.seconds:.1f} s"
+                f" after {self.why or 'new hosts were found or others removed'}{repeats}")
+
+    def to_message(self) -> dict[str, Any]:
+        """Returns the attributes by name."""
+        return dataclasses.asdict(self)
+
+
+def changes() -> list[Change]:
+    """Returns the changes that this process has gone through, the latest last; whoever goes through one appends it."""
+    return this_process().part(_Changes)
+
+
+class _Changes(list[Change]):
+    """Those of this process."""
+
 
 Part = TypeVar("Part")
 _numbers = itertools.count(1)
@@ -143,7 +182,7 @@ class Process:
     @property
     def entries(self) -> EntryCounts:
         """The counts of entered collectives, of all sessions that have the same link."""
-        from hvkeras.plans import EntryCounts  # noqa: PLC0415 - imports TensorFlow; settings come first
+        from hvkeras.job.plans import EntryCounts  # noqa: PLC0415 - imports TensorFlow; settings come first
 
         self._entries = self._entries or EntryCounts()
         return self._entries

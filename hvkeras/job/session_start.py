@@ -10,11 +10,12 @@ from hvkeras.backends import BUILT_IN, ONE_PROCESS, backend_class
 from hvkeras.backends.interface import Backend, Start
 from hvkeras.control.announcements import remove_announcement
 from hvkeras.control.client import ControlClient
+from hvkeras.control.launch_environments import Launch
 from hvkeras.control.rendezvous import REPORT_EVERY
 from hvkeras.errors import MachineError, explain
 from hvkeras.host.console import in_words, prints_at, say, some_of
-from hvkeras.host.cores import fair_share, limit_threads, usable_cores
 from hvkeras.host.gpus import GpuPlacement, seen_gpus
+from hvkeras.host.machine import fair_share, limit_threads, usable_cores
 from hvkeras.host.mpi import crashes_at_exit, world_size
 from hvkeras.host.network import host_identity
 from hvkeras.host.topology import Topology, topology_from_hosts
@@ -23,7 +24,6 @@ from hvkeras.job.backend_choice import agree_on_backend, facts_of_rank
 from hvkeras.job.failure import END_ALWAYS, FailurePolicy
 from hvkeras.job.link import JobLink
 from hvkeras.job.session import Session, this_process
-from hvkeras.launch_environments import Launch
 from hvkeras.settings import Settings
 
 

@@ -1,4 +1,4 @@
-"""Signals that a rank must notice while it waits inside an engine; `job.failure.FailureHooks` says what they do."""
+"""Signals that a rank must notice while it waits inside an engine; `job.failure.FailureHooks` decides what they do."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hvkeras.requirements import require_tensorflow
+from hvkeras.errors import require_tensorflow
 
 require_tensorflow()
 

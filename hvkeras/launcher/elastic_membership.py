@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from hvkeras.control.cause import Cause, CauseKind
+from hvkeras.control.launch_environments import hvkeras_run
 from hvkeras.control.membership_channel import MembershipServer
 from hvkeras.control.messages import (
     Assignment,
@@ -28,9 +29,9 @@ from hvkeras.control.messages import (
     WorkerLeaving,
 )
 from hvkeras.control.server import ControlServer
+from hvkeras.diagnostics.outcome import Outcome
 from hvkeras.errors import HvkerasError
 from hvkeras.host.console import some_of
-from hvkeras.launch_environments import hvkeras_run
 from hvkeras.launcher.elastic_driver import (
     Abort,
     Action,
@@ -45,11 +46,9 @@ from hvkeras.launcher.elastic_driver import (
     Worker,
 )
 from hvkeras.launcher.host_pool import FIRST_REPORT, REPORT_EVERY, HostPool
-from hvkeras.launcher.job_spec import JobSpec
+from hvkeras.launcher.job_spec import JobSpec, Order, by_machine, newcomers_order, rank_environment, start_order
 from hvkeras.launcher.membership import UNWIND, Exit, Workers, control_server, listening_address, start_serving
-from hvkeras.launcher.orders import Order, by_machine, newcomers_order, rank_environment, start_order
 from hvkeras.launcher.placement import THIS_HOST, HostRanks, Rank, WorkerId
-from hvkeras.report.outcome import Outcome
 from hvkeras.settings import Settings
 
 LOOK_EVERY = 1.0  # seconds between two looks for hosts

@@ -1,4 +1,4 @@
-"""The text of a job's exit report: what failed first, and the exit code; `restarts.run` prints it."""
+"""Exit report of a job: what failed first, and the exit code."""
 
 from __future__ import annotations
 

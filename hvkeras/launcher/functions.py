@@ -13,9 +13,8 @@ from typing import Any, TypeVar
 
 from hvkeras.errors import PeerError, UnsupportedError, explain
 from hvkeras.launcher.calls import pickled_call
-from hvkeras.launcher.limits import require_current_folder
-from hvkeras.launcher.parent import ends_with_parent
-from hvkeras.launcher.placement import place
+from hvkeras.launcher.limits import ends_with_parent, require_current_folder
+from hvkeras.launcher.placement import place_ranks
 from hvkeras.launcher.shown_process import ShownProcess
 
 CALL = "call.pickle"
@@ -113,7 +112,7 @@ def run(
     options += ["--verbose"] if verbose else []
     options += ["--blacklist-cooldown-range", *map(str, cooldown_range)] if cooldown_range is not None else []
     require_current_folder()
-    remote = host_discovery_script is not None or not all(host.local for host in place(size, hosts, hostfile))
+    remote = host_discovery_script is not None or not all(host.local for host in place_ranks(size, hosts, hostfile))
     with tempfile.TemporaryDirectory(prefix=".hvkeras-run-", dir="." if remote else None) as name:
         folder = Path(name).absolute()
         command = command_of(func, args, kwargs, folder, executable)

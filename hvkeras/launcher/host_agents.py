@@ -23,15 +23,14 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from hvkeras.errors import MachineError, explain
+from hvkeras.host.ssh import Ssh
 from hvkeras.launcher.agent import process_state
 from hvkeras.launcher.limits import give_back_open_files, how_to_free_resources
-from hvkeras.launcher.placement import HostRanks
-from hvkeras.launcher.slurm_hosts import SRUN
+from hvkeras.launcher.placement import SRUN, HostRanks
 
 # Runs the agent from source text on standard input: the other host needs no hvkeras, and versions cannot differ.
 BOOT = "import sys; exec(compile(sys.stdin.buffer.read(int(sys.stdin.buffer.readline())), 'hvkeras agent', 'exec'))"
@@ -47,44 +46,15 @@ _HOST_SPECIFIC = frozenset({
 Event = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Ssh:
-    """How to reach other hosts: by ssh, with its `-p` and `-i`, or by srun, on the nodes of this Slurm allocation.
-
-    Attributes:
-        port: The port of ssh.
-        identity_file: The key for ssh.
-        timeout: Seconds after which a host counts as unreachable.
-        by_srun: Whether srun starts the agents.
-    """
-
-    port: int | None = None
-    identity_file: str | None = None
-    timeout: float = 60.0
-    by_srun: bool = False
-
-    @property
-    def program(self) -> str:
-        """The program that starts agents on other hosts."""
-        return "srun" if self.by_srun else "ssh"
-
-    def command(self, host: str, patience: float) -> list[str]:
-        """Returns the command line that starts an agent; it contains nothing secret."""
-        if self.by_srun:
-            return [*SRUN, f"--nodelist={host}", *_agent_command(patience)]
-        return self.command_line(host, "exec " + shlex.join(_agent_command(patience)))
-
-    def command_line(self, host: str, command: str) -> list[str]:
-        """Returns the ssh command line that runs a shell command on a host."""
-        options = ["-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={max(1, int(self.timeout))}",
-                   "-o", "ServerAliveInterval=15"]
-        options += ["-p", str(self.port)] if self.port is not None else []
-        options += ["-i", self.identity_file] if self.identity_file is not None else []
-        return ["ssh", *options, host, command]
-
-
 def _agent_command(patience: float) -> list[str]:
     return [sys.executable, "-I", "-S", "-c", BOOT, f"{patience:g}"]
+
+
+def remote_agent_command(ssh: Ssh, host: str, patience: float) -> list[str]:
+    """Returns the command line that starts an agent on another host; it contains nothing secret."""
+    if ssh.by_srun:
+        return [*SRUN, f"--nodelist={host}", *_agent_command(patience)]
+    return ssh.command_line(host, "exec " + shlex.join(_agent_command(patience)))
 
 
 def exported(environ: Mapping[str, str]) -> dict[str, str]:
@@ -183,7 +153,7 @@ class AgentProcess:
             MachineError: ssh is not installed, or a process cannot be started.
         """
         command = (_agent_command(self._patience) if self._host.local
-                   else self._ssh.command(self._host.name, self._patience))
+                   else remote_agent_command(self._ssh, self._host.name, self._patience))
         try:
             self._process = await asyncio.create_subprocess_exec(
                 *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,

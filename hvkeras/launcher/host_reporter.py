@@ -1,7 +1,7 @@
-"""The program of a host that reports to the launcher by itself: it serves as the agent of that host.
+"""Program of a host that reports to the launcher and serves as its agent, such as a pod of a Kubernetes Indexed Job.
 
-It connects to the launcher, starts the agent (`hvkeras.launcher.agent`) below it, and passes lines on in both
-directions. It is over when the job is; a lost connection ends the ranks of this host.
+It connects to the launcher, starts the agent (`hvkeras.launcher.agent`) as a child, and passes lines on in both
+directions. It ends with the job. A lost connection ends the ranks of this host.
 """
 
 from __future__ import annotations
@@ -21,21 +21,25 @@ from typing import Any
 
 from hvkeras.control import wire
 from hvkeras.control.connection import Connection, Introduction
+from hvkeras.control.launch_environments import indexed_job
+from hvkeras.control.launch_environments.launch import Launch
 from hvkeras.control.messages import (
     AgentEnded,
+    AgentLine,
     EndAgent,
     Heartbeat,
     HostLeaving,
     JobFinished,
-    Line,
     Machine,
     Message,
     StartAgent,
 )
 from hvkeras.errors import MachineError, UsageError, explain
 from hvkeras.host.console import say
-from hvkeras.host.network import host_identity, keep_alive
+from hvkeras.host.network import host_identity, keep_alive, outward_address, split_address
 from hvkeras.launcher.host_agents import AGENT, BOOT
+from hvkeras.launcher.placement import THIS_HOST
+from hvkeras.launcher.reporting_hosts import ReportingHosts
 from hvkeras.settings import PREFIX, Settings
 
 RETRY_EVERY = 0.5  # seconds
@@ -97,7 +101,7 @@ class Reporter:
         beating.start()
         code = LOST
         try:
-            with contextlib.suppress(OSError, wire.ProofError, ValueError):
+            with contextlib.suppress(OSError, wire.AuthenticationError, ValueError):
                 while not isinstance(message := self._connection.read(), JobFinished):
                     self._obey(message, folder)
                 code = message.code
@@ -116,7 +120,7 @@ class Reporter:
                 self._end_agent()
                 if self._leaving:
                     raise ConnectionError("this host is being taken away, and nothing runs on it any more")
-            case Line():
+            case AgentLine():
                 order = json.loads(message.text)
                 if "folder" in order:
                     self._complete(order, folder)
@@ -160,7 +164,7 @@ class Reporter:
 
     def _pass_on(self, events: Any) -> None:
         for line in events:
-            self._connection.send(Line(line.decode().rstrip("\n")))
+            self._connection.send(AgentLine(line.decode().rstrip("\n")))
         self._connection.send(AgentEnded())
 
     def _beat(self, over: threading.Event) -> None:
@@ -189,7 +193,7 @@ def report(address: tuple[str, int], secret: str, number: int, name: str, slots:
 
     Raises:
         MachineError: The launcher was not there in time.
-        ProofError: It has another secret.
+        AuthenticationError: It has another secret.
         UsageError: A host of that name has reported already.
     """
     began = time.monotonic()
@@ -233,3 +237,41 @@ def _connected(address: tuple[str, int], timeout: float, may_wait: Callable[[], 
             next_report = waited + REPORT_EVERY
             say(f"waiting for the launcher at {address[0]}:{address[1]}, {waited:.0f} s of {timeout:g} s: {why}")
         time.sleep(RETRY_EVERY)
+
+
+COOL_DOWN = (1.0, 60.0)  # seconds for which a pod that was lost is set aside, unless the command line says otherwise
+
+
+def pod(environ: Mapping[str, str]) -> Launch | None:
+    """Returns the place of this pod among those of its Indexed Job; None if this is no pod of one.
+
+    Raises:
+        UsageError: The variables contradict each other, or there is no secret.
+    """
+    launch = indexed_job.detect(environ)
+    if launch is not None and not Settings(environ).secret:
+        raise UsageError(explain("Pods must prove that they belong to the job", "set HVKERAS_SECRET in the manifest,"
+                                 " from a Secret"))
+    return launch
+
+
+def report_from_pod(launch: Launch, slots: int) -> int:
+    """Reports this pod to the one that launches, and serves it until the job is over; returns the exit code."""
+    settings = Settings()
+    name = launch.tasks[launch.rank].removeprefix("pod ")
+    return report(split_address(launch.rendezvous.address), settings.secret, launch.rank, name, slots,
+                  settings.start_timeout)
+
+
+def hosts_of_pods(launch: Launch) -> ReportingHosts:
+    """Returns the hosts that report to this pod, for which it listens from now on."""
+    settings = Settings()
+    hosts = ReportingHosts(settings.secret, outward_address(), split_address(launch.rendezvous.address)[1],
+                           settings.liveness_timeout)
+    hosts.start()
+    return hosts
+
+
+def slots_of(hosts: ReportingHosts, own: int) -> Callable[[], dict[str, int]]:
+    """Returns what finds the slots that there are: those of this pod, and of those that have reported."""
+    return lambda: {THIS_HOST: own, **hosts.slots()}

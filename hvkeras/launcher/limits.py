@@ -1,4 +1,4 @@
-"""What a launcher needs from its machine: a current folder, open files, processes and memory."""
+"""Resources that a launcher needs: a current folder, open files, processes, memory, and a parent that is alive."""
 
 from __future__ import annotations
 
@@ -84,3 +84,17 @@ def give_back_open_files(pid: int) -> None:
 def _limit_at_start() -> tuple[int, int]:
     """Returns the limits of open files, soft and hard, before this process changed them."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)
+
+
+# Sends SIGTERM, on which `hvkeras run` ends its ranks, once the parent is gone.
+# 1 is PR_SET_PDEATHSIG from <linux/prctl.h>.
+_PROGRAM = """import ctypes, os, signal
+ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)
+if os.getppid() != {parent}:
+    raise SystemExit(128 + signal.SIGTERM)
+"""
+
+
+def ends_with_parent() -> str:
+    """Returns the first lines of a Python child's program, which give it SIGTERM however this process ends."""
+    return _PROGRAM.format(parent=os.getpid())

@@ -1,15 +1,16 @@
-"""Rank placement: which rank runs on which host, according to `-np`, `-H` and `-hostfile`."""
+"""Placement of ranks on hosts, according to `-np`, `-H`, `-hostfile` or the allocation of a Slurm job."""
 
 from __future__ import annotations
 
 import re
+import subprocess
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NewType
 
-from hvkeras.errors import UsageError, explain
+from hvkeras.errors import MachineError, UsageError, explain
 from hvkeras.host.network import is_local
 
 WorkerId = NewType("WorkerId", int)  # the number of a worker, a process, for its life: in the order of starts
@@ -36,11 +37,11 @@ class HostRanks:
     local: bool
 
 
-def place(count: int | None, hosts: str | None, hostfile: str | None) -> list[HostRanks]:
+def place_ranks(count: int | None, hosts: str | None, hostfile: str | None) -> list[HostRanks]:
     """Distributes ranks over hosts, filling each host's slots in the given order.
 
     Example:
-        >>> place(3, "node1:2,node2:2", None)[1].ranks
+        >>> place_ranks(3, "node1:2,node2:2", None)[1].ranks
         (2,)
 
     Args:
@@ -55,7 +56,8 @@ def place(count: int | None, hosts: str | None, hostfile: str | None) -> list[Ho
         UsageError: The arguments cannot be read, contradict each other, or request too many ranks.
     """
     if hosts and hostfile:
-        raise UsageError(explain("Hosts must come from one place", "leave out either -H or -hostfile", hosts=hosts,
+        raise UsageError(explain("Hosts must come from one place_ranks", "leave out either -H or -hostfile",
+                                 hosts=hosts,
                                  hostfile=hostfile))
     if count is not None and count < 1:
         raise UsageError(explain("The number of processes must be at least 1", "-np 2", np=count))
@@ -168,3 +170,59 @@ def _merged(entries: list[tuple[str, int]]) -> dict[str, int]:
         key = THIS_HOST if here[name] else name
         slots[key] = slots.get(key, 0) + number
     return slots
+
+
+NODES = "SLURM_JOB_NODELIST"
+THIS_NODE = "SLURMD_NODENAME"
+_TASKS = "SLURM_TASKS_PER_NODE"
+_DEADLINE = 10.0  # seconds for scontrol
+# The agent's step shares the job's resources with other steps, and leaves binding to cores to the ranks.
+SRUN = ("srun", "--overlap", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1", "--cpu-bind=none", "--mem=0",
+        "--unbuffered", "--quiet")
+
+
+def allocated_hosts(environ: Mapping[str, str], count: int | None) -> str | None:
+    """Reads the hosts of the allocation that this process is in.
+
+    Args:
+        environ: The environment.
+        count: The number of ranks, if it was given: where it is more than the tasks of the allocation, each node gets
+            the same share.
+
+    Returns:
+        The hosts as `-H` takes them; None where there is no allocation, or where its only node is this one and the
+        number of ranks was given.
+
+    Raises:
+        MachineError: Slurm's own commands do not work.
+    """
+    if not environ.get(NODES):
+        return None
+    names = [THIS_HOST if name == environ.get(THIS_NODE) else name for name in _expanded(environ[NODES])]
+    if names == [THIS_HOST] and count is not None:
+        return None
+    tasks = _tasks(environ.get(_TASKS, ""), len(names))
+    if count is not None and count > sum(tasks):
+        tasks = [-(-count // len(names))] * len(names)
+    return ",".join(f"{name}:{number}" for name, number in zip(names, tasks, strict=True))
+
+
+def _expanded(nodes: str) -> list[str]:
+    """Expands a list such as `node[1-3,7]`."""
+    try:
+        done = subprocess.run(["scontrol", "show", "hostnames", nodes], capture_output=True, text=True,
+                              timeout=_DEADLINE, check=False)
+        names, why = done.stdout.split(), done.stderr.strip()
+    except (OSError, subprocess.TimeoutExpired) as error:
+        names, why = [], str(error)
+    if not names:
+        raise MachineError(explain(f"Slurm's scontrol must expand the list of the job's nodes ({why})",
+                                   "name the hosts with -H, or unset SLURM_JOB_NODELIST to run on this host alone",
+                                   **{NODES: nodes}))
+    return names
+
+
+def _tasks(text: str, nodes: int) -> list[int]:
+    """Reads the tasks of each node, such as `2(x3),1`; one each where Slurm does not say."""
+    found = [int(number) for number, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text) for _ in range(int(times or 1))]
+    return found if len(found) == nodes else [1] * nodes

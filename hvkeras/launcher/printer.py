@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from hvkeras.errors import MachineError, explain
-from hvkeras.host.disk_space import room_left
+from hvkeras.host.files import room_left
 
 # What TensorFlow prints about itself while it loads, before it has read any log level.
 CHATTER = re.compile(r"I\d{4} \d\d:\d\d:|WARNING: All log messages before absl::|To enable the following instr")
@@ -77,10 +77,10 @@ class Printer:
         """
         if self._folder is None:
             return
-        place = self._folder / f"rank.{worker:0{self._width}}"
-        place.mkdir(parents=True, exist_ok=True)
+        index = self._folder / f"rank.{worker:0{self._width}}"
+        index.mkdir(parents=True, exist_ok=True)
         for stream in self._screens:
-            path = place / stream
+            path = index / stream
             path.open(self._mode).close()
             self._paths[worker, stream] = path
 

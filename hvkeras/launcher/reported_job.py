@@ -27,7 +27,7 @@ from hvkeras.launcher.functions import BOOT_SOURCE, CALL, command_in, result_fil
 from hvkeras.launcher.host_pool import HostPool
 from hvkeras.launcher.host_reporter import OnHost, report
 from hvkeras.launcher.job_spec import JobSpec
-from hvkeras.launcher.parent import ends_with_parent
+from hvkeras.launcher.limits import ends_with_parent
 from hvkeras.launcher.printer import Printer
 from hvkeras.launcher.reporting_hosts import ReportingHosts
 from hvkeras.launcher.restarts import run as run_job
@@ -128,13 +128,13 @@ def values_of(found: list[Results]) -> list[Any]:
     return [pickle.loads(newest[rank][1]) for rank in range(len(newest)) if rank in newest]
 
 
-def serve(address: str, secret: str, place: int, call: bytes, variables: Mapping[str, str], commits: str) -> Results:
+def serve(address: str, secret: str, index: int, call: bytes, variables: Mapping[str, str], commits: str) -> Results:
     """Serves a job as one place for a rank, until the job is over.
 
     Args:
         address: Where the launcher listens.
         secret: The job's secret.
-        place: The number of this place, which no other one has had.
+        index: The number of this place, which no other one has had.
         call: What the ranks do: what `hvkeras.launcher.calls.pickled_call` has made.
         variables: More environment variables of the ranks.
         commits: A folder of the job that is removed in the end; "" for none.
@@ -148,7 +148,7 @@ def serve(address: str, secret: str, place: int, call: bytes, variables: Mapping
         here = OnHost(command_in(folder), variables)
         try:
             for attempt in range(ATTEMPTS):  # again if this host was silent for a while, and counted as lost
-                number = place * ATTEMPTS + attempt
+                number = index * ATTEMPTS + attempt
                 with contextlib.suppress(UsageError):
                     report(split_address(address), secret, number, f"{os.uname().nodename}-{number}", 1, UNREACHABLE,
                            here=here)

@@ -16,7 +16,16 @@ from typing import Any
 
 from hvkeras.control.handler import Handler, Member, Members
 from hvkeras.control.message_server import MessageServer
-from hvkeras.control.messages import AgentEnded, EndAgent, HostLeaving, JobFinished, Line, Machine, Message, StartAgent
+from hvkeras.control.messages import (
+    AgentEnded,
+    AgentLine,
+    EndAgent,
+    HostLeaving,
+    JobFinished,
+    Machine,
+    Message,
+    StartAgent,
+)
 from hvkeras.errors import MachineError, explain
 from hvkeras.launcher.host_agents import LINE_LIMIT
 from hvkeras.launcher.placement import HostRanks
@@ -100,7 +109,7 @@ class HostsHandler(Handler):
         if host is None or host.member is not member:
             return
         match message:
-            case Line():
+            case AgentLine():
                 if host.lines is not None:
                     host.lines.receive(message.text)
             case Machine():
@@ -144,7 +153,7 @@ class HostsHandler(Handler):
                 raise MachineError(explain("A host must be there when ranks start on it", "see its own output",
                                            host=name))
             member = host.member
-            lines = host.lines = Lines(loop, lambda text: send(member, Line(text)))
+            lines = host.lines = Lines(loop, lambda text: send(member, AgentLine(text)))
         send(member, StartAgent())
         return lines
 

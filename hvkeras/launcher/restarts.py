@@ -1,4 +1,4 @@
-"""Runs a job to its end, restarting it as often as allowed."""
+"""Runs a job to its end, restarts it as often as allowed, and merges the ranks' traces after it."""
 
 from __future__ import annotations
 
@@ -10,17 +10,57 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from hvkeras.errors import MachineError
+from hvkeras.diagnostics.after_run import forget_run, report_on_run, reports_to, write_outcome
+from hvkeras.diagnostics.trace_files import merge, rank_files
+from hvkeras.errors import HvkerasError, MachineError, UsageError, explain
 from hvkeras.launcher.elastic_membership import ElasticMembership
-from hvkeras.launcher.fixed_membership import FixedMembership
 from hvkeras.launcher.job_spec import JobSpec
+from hvkeras.launcher.launcher import Launcher
 from hvkeras.launcher.limits import require_open_files
-from hvkeras.launcher.membership import Membership, Workers
+from hvkeras.launcher.membership import FixedMembership, Membership, Workers
 from hvkeras.launcher.printer import Printer, files_kept_open
-from hvkeras.launcher.run import Launcher
-from hvkeras.launcher.traces import forget_traces, merged_after, trace_of
-from hvkeras.report.after_run import forget_run, report_on_run, reports_to, write_outcome
 from hvkeras.settings import Settings
+
+
+def trace_of(settings: Settings, folder: str) -> Path | None:
+    """Returns the merged trace file of a job that is to be traced; None if it is not.
+
+    Args:
+        settings: The job's settings.
+        folder: The job's working folder.
+
+    Raises:
+        UsageError: The file's folder does not exist.
+    """
+    if settings.trace_steps is None:
+        return None
+    path = Path(folder, settings.trace_file)
+    if not path.parent.is_dir():
+        raise UsageError(explain("The trace's folder must exist", "make it", trace_file=str(path)))
+    return path
+
+
+def forget_traces(path: Path | None) -> None:
+    """Removes the rank traces of an earlier job, before a job that traces into the same file.
+
+    Args:
+        path: The merged file; None if the job is not traced.
+    """
+    for file in rank_files(path).values() if path is not None else ():
+        file.unlink(missing_ok=True)
+
+
+def merged_after(path: Path) -> str:
+    """Merges the traces that the ranks of a job have left; returns a message about the result.
+
+    Args:
+        path: The merged file.
+    """
+    try:
+        merged = merge(path)
+    except HvkerasError as error:  # the job's own exit code takes precedence
+        return str(error)
+    return merged.sentence() if merged is not None else f"no rank left a trace in {path.parent}"
 
 
 def run(job: JobSpec, printer: Callable[[bool, int], Printer], keeps_output: bool = False) -> int:

@@ -24,10 +24,10 @@ def main(folder: Path) -> None:
     if is_initialized() and current_session().is_standby:
         return  # an elastic job was over before this process could join it
     link = this_process().link  # in an elastic job, the rank is that of the last generation
-    place = result_file(folder, link.launch.rank if link is not None else int(os.environ["HVKERAS_RUN_RANK"]))
-    unfinished = place.with_suffix(".unfinished")
+    index = result_file(folder, link.launch.rank if link is not None else int(os.environ["HVKERAS_RUN_RANK"]))
+    unfinished = index.with_suffix(".unfinished")
     unfinished.write_bytes(data)
-    unfinished.replace(place)
+    unfinished.replace(index)
 
 
 if __name__ == "__main__":

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from hvkeras.control.launch_environments import parameter_server_launch
 from hvkeras.errors import UsageError, explain
 from hvkeras.host.console import quiet_engines
 from hvkeras.job.session import is_initialized
-from hvkeras.launch_environments import parameter_server_launch
 from hvkeras.parameter_server.server import serve
 from hvkeras.settings import Settings
 from hvkeras.typing import CallbackLike, DatasetLike, History, InputContext, ModelLike, PathLike
@@ -88,10 +88,10 @@ def train(
         serve(launch, settings)
     from hvkeras.parameter_server.checkpoints import Checkpoints  # noqa: PLC0415 - imports TensorFlow
     from hvkeras.parameter_server.chief import running_chief  # noqa: PLC0415 - imports TensorFlow
-    from hvkeras.parameter_server.training import Plan, fit  # noqa: PLC0415 - imports TensorFlow
+    from hvkeras.parameter_server.training import TrainingPlan, fit  # noqa: PLC0415 - imports TensorFlow
 
     checkpoints = None if checkpoint_dir is None else Checkpoints(checkpoint_dir, checkpoints_to_keep)
-    plan = Plan(build_model, dataset_fn, epochs, steps_per_epoch, initial_epoch, verbose, callbacks or (),
+    plan = TrainingPlan(build_model, dataset_fn, epochs, steps_per_epoch, initial_epoch, verbose, callbacks or (),
                 validation_data, validation_freq, checkpoints)
     if role == "evaluator":
         from hvkeras.parameter_server.evaluator import evaluate_checkpoints  # noqa: PLC0415 - imports TensorFlow

@@ -16,7 +16,7 @@ import numpy as np
 from hvkeras import compat
 from hvkeras.compat import asynchronous
 from hvkeras.errors import MachineError, UsageError, explain
-from hvkeras.host.durable_files import replace_durably
+from hvkeras.host.files import replace_durably
 
 _ENDING = ".weights.h5"
 _UNFINISHED = "unfinished-"
@@ -82,7 +82,7 @@ class Checkpoints:
             model.load_weights(path)
             seeds = _read_from_file(path)
             for variable, value in zip(asynchronous.seed_states(model), seeds, strict=True):
-                compat.native(variable).assign(value)
+                compat.as_tf_variable(variable).assign(value)
         except (OSError, ValueError, KeyError) as error:
             reason = str(error).splitlines()[0]
             raise UsageError(explain("A checkpoint must belong to the model that is trained"

@@ -1,4 +1,9 @@
-"""The chief of a cluster: connects to the other tasks, provides the strategy, and ends the job for all tasks."""
+"""Chief of a cluster: connects to the other tasks, provides the strategy, and ends the job for all tasks.
+
+Each variable is placed as a whole on the parameter server that holds the least data so far, as Keras 3's variables
+cannot be sharded. `variable_partitioner` creates a `ShardedVariable`, which has no `handle`, and Keras's `Variable`
+treats it as a `tf.Variable`: `GradientTape.gradient` fails on the first weights.
+"""
 
 from __future__ import annotations
 
@@ -10,25 +15,58 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from hvkeras.control.announcements import remove_announcement
 from hvkeras.control.cause import Cause, CauseKind
+from hvkeras.control.launch_environments import Launch
 from hvkeras.control.rendezvous import claim_port, serve_parameter_servers, uses_announced_port
 from hvkeras.errors import HvkerasError, MachineError, PeerError, explain
-from hvkeras.host.console import prints_at, say, say_last, silence_engines
-from hvkeras.host.error_text import summary
+from hvkeras.host.console import mute_engines, prints_at, say, say_last, summary
 from hvkeras.host.forks import at_exit
-from hvkeras.host.grpc_ports import held_port
-from hvkeras.host.network import split_address
+from hvkeras.host.network import held_port, split_address
 from hvkeras.job.signals import SignalWatch
-from hvkeras.launch_environments import Launch
-from hvkeras.parameter_server.cluster_membership import Membership
-from hvkeras.parameter_server.placement import balanced_over
+from hvkeras.parameter_server.cluster_membership import ClusterMembership
 from hvkeras.settings import Settings
+
+
+@contextlib.contextmanager
+def balanced_over(strategy: Any, servers: int) -> Iterator[None]:
+    """Enters a strategy's scope, and places the variables created in it by their size.
+
+    Args:
+        strategy: A `ParameterServerStrategy`.
+        servers: The number of its parameter servers.
+    """
+    loads = dict.fromkeys(range(servers), 0)
+    anchors: list[Any] = []
+
+    def create(next_creator: Callable[..., Any], **options: Any) -> Any:
+        if options.get("colocate_with") is None:  # optimizer slots are placed with their variables
+            options["colocate_with"] = anchors[min(loads, key=lambda server: loads[server])]
+        variable = next_creator(**options)
+        loads[server_of(variable)] += _size(variable)
+        return variable
+
+    with strategy.scope():
+        anchors += [tf.Variable(0, trainable=False, name=f"anchor_{number}") for number in range(servers)]
+        anchors.sort(key=server_of)
+        with tf.variable_creator_scope(create):
+            yield
+
+
+def server_of(variable: Any) -> int:
+    """Returns the number of the parameter server that holds a `tf.Variable`."""
+    return int(tf.DeviceSpec.from_string(variable.device).task)
+
+
+def _size(variable: Any) -> int:
+    return int(np.prod(variable.shape.as_list(), dtype=np.int64)) * int(variable.dtype.size)
+
 
 _CAUSE_GRACE = 3.0  # seconds to wait, after a TensorFlow error, for a report that a task was lost
 
@@ -73,7 +111,7 @@ class Chief:
         self._ended = threading.Event()  # once set, failures of tasks no longer matter
         self._log_level = logging.getLogger("tensorflow").level
         self._signals = SignalWatch(self._on_signal)
-        self._server: Membership | None = None
+        self._server: ClusterMembership | None = None
         self.strategy: Any = None
         self.coordinator: Any = None
 
@@ -89,8 +127,8 @@ class Chief:
             PeerError: A task is missing.
             MachineError: A port is in use.
         """
-        def serve(launch: Launch, settings: Settings, secret: bytes, host: str, port: int = 0) -> Membership:
-            self._server = Membership(launch, settings, secret, host, port, self._job_ended)
+        def serve(launch: Launch, settings: Settings, secret: bytes, host: str, port: int = 0) -> ClusterMembership:
+            self._server = ClusterMembership(launch, settings, secret, host, port, self._job_ended)
             self._server.start()
             return self._server
 
@@ -148,7 +186,7 @@ class Chief:
         self._signals.uninstall()
         self._ended.set()
         if error is not None:
-            at_exit(silence_engines)  # TensorFlow logs lost tasks even after hvkeras's last line
+            at_exit(mute_engines)  # TensorFlow logs lost tasks even after hvkeras's last line
         if error is not None and lost is None:
             interrupted = isinstance(error, KeyboardInterrupt)
             what = "was interrupted (Ctrl-C)" if interrupted else f"failed with {summary(error)}"
@@ -162,7 +200,7 @@ class Chief:
                                     " checkpoint in checkpoint_dir"),
                             ) from None
 
-    def _lost_task(self, server: Membership, error: BaseException) -> Cause | None:
+    def _lost_task(self, server: ClusterMembership, error: BaseException) -> Cause | None:
         """Returns the loss of a task that is the cause of a TensorFlow error, if there is one."""
         by_tensorflow = any(isinstance(each, tf.errors.OpError) for each in (error, error.__cause__))
         if isinstance(error, KeyboardInterrupt) or (isinstance(error, HvkerasError) and not by_tensorflow):

@@ -1,4 +1,4 @@
-"""Membership of a cluster, on the chief's end of the control channel. Only workers may leave and come back."""
+"""ClusterMembership of a cluster, on the chief's end of the control channel. Only workers may leave and come back."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from collections.abc import Callable
 
 from hvkeras.control.cause import Cause, CauseKind
 from hvkeras.control.handler import Handler, Member, Members
+from hvkeras.control.launch_environments import Launch
 from hvkeras.control.message_server import MessageServer
 from hvkeras.control.messages import ExitReported, Failed, Heartbeat, LeftJob, Message
 from hvkeras.control.ranks import Ranks, RankState
 from hvkeras.control.rendezvous import Waiting
 from hvkeras.control.server import BEAT
 from hvkeras.errors import PeerError
-from hvkeras.host.console import say, some_of
-from hvkeras.host.error_text import summary
-from hvkeras.launch_environments import Launch
+from hvkeras.host.console import say, some_of, summary
 from hvkeras.settings import Settings
 
 _LOST = "ended unexpectedly (killed, crashed, or out of memory)"
@@ -138,7 +137,7 @@ class ClusterHandler(Handler):
         return self.task_of(number).startswith("worker ")
 
 
-class Membership:
+class ClusterMembership:
     """The chief's server of the control channel.
 
     Args:

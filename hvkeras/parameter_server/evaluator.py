@@ -1,4 +1,4 @@
-"""The evaluator: evaluates checkpoints as they appear during training, up to the last one."""
+"""Evaluator: evaluates checkpoints as they appear during training, up to the last one."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Any, NoReturn
 
 import tensorflow as tf
 
-from hvkeras.callbacks import summaries
+from hvkeras.callbacks import tensorboard
+from hvkeras.control.launch_environments import Launch
 from hvkeras.errors import UsageError, explain
 from hvkeras.host.console import say
-from hvkeras.launch_environments import Launch
-from hvkeras.parameter_server.datasets import whole
 from hvkeras.parameter_server.server import Registration
-from hvkeras.parameter_server.training import Plan, built_model
+from hvkeras.parameter_server.steps import whole
+from hvkeras.parameter_server.training import TrainingPlan, built_model
 from hvkeras.settings import Settings
 
 _POLL_INTERVAL = 0.5  # seconds between checks for a new checkpoint
 
 
-def evaluate_checkpoints(launch: Launch, settings: Settings, plan: Plan, log_dir: Any) -> NoReturn:
+def evaluate_checkpoints(launch: Launch, settings: Settings, plan: TrainingPlan, log_dir: Any) -> NoReturn:
     """Evaluates checkpoints until training has ended, and then ends this process.
 
     Args:
@@ -71,5 +71,5 @@ def _report_results(epoch: int, results: dict[str, float], writer: Any) -> None:
     if writer is not None:
         with writer.as_default(), tf.summary.record_if(True):
             for name, value in results.items():
-                summaries.scalar(f"epoch_{name}", value, step=epoch)
+                tensorboard.scalar(f"epoch_{name}", value, step=epoch)
         writer.flush()

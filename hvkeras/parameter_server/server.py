@@ -12,11 +12,11 @@ from typing import Any, NoReturn
 
 from hvkeras.control.cause import Cause, CauseKind
 from hvkeras.control.client import ControlClient
+from hvkeras.control.launch_environments import Launch
 from hvkeras.control.rendezvous import claim_port, join_parameter_servers
 from hvkeras.errors import MachineError, explain
-from hvkeras.host.console import say_last, silence_engines
+from hvkeras.host.console import mute_engines, say_last
 from hvkeras.job.signals import SignalWatch
-from hvkeras.launch_environments import Launch
 from hvkeras.settings import Settings
 
 _POLL_INTERVAL = 0.1  # seconds between checks of whether the job is over
@@ -67,7 +67,7 @@ class Registration:
         self._client.close()
         if cause is not None:
             say_last(f"{self._name} on {socket.gethostname()} ends because {_sentence(cause)}")
-        silence_engines()
+        mute_engines()
         sys.stdout.flush()
         _exit_after_timeout(1 if cause is not None else 0)
         sys.exit(1 if cause is not None else 0)

@@ -1,12 +1,12 @@
-"""Worker steps: training and evaluation on variables that all workers share.
+"""Steps of workers: training and evaluation on variables that all workers share, and their datasets.
 
 A step returns what it adds to the metrics. Therefore, a step that is repeated because its worker was lost counts once,
-and no two workers change the same metric.
+and no two workers change the same metric. Each worker's part of a dataset is repeated until training ends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,65 @@ import tensorflow as tf
 
 from hvkeras import compat
 from hvkeras.compat import asynchronous
-from hvkeras.parameter_server.datasets import DatasetFunction, part
+from hvkeras.errors import UsageError, explain
 from hvkeras.training import metrics
+
+DatasetFunction = Callable[[Any], Any]
+
+
+def whole(function: DatasetFunction, what: str) -> Any:
+    """Returns the dataset that a single worker would get.
+
+    Args:
+        function: Takes a `tf.distribute.InputContext`, and returns a dataset.
+        what: The name of the function in messages.
+
+    Raises:
+        UsageError: The function returns something other than batches.
+    """
+    return _checked(function(tf.distribute.InputContext(1, 0, 1)), what)
+
+
+def part(function: DatasetFunction, what: str, number: int, index: Any) -> Any:
+    """Returns one of several parts of a dataset; the index may be a tensor."""
+    return _checked(function(tf.distribute.InputContext(number, index, 1)), what)
+
+
+def endless_on_workers(coordinator: Any, function: DatasetFunction, workers: int) -> Any:
+    """Returns an iterator on each worker that repeats the worker's part, as pairs of worker number and batch."""
+
+    def make() -> Any:
+        index = tf.distribute.coordinator.experimental_get_current_worker_index()
+        batches = part(function, "dataset_fn", workers, tf.cast(index, tf.int64)).repeat()
+        return tf.data.Dataset.zip((tf.data.Dataset.from_tensors(index).repeat(), batches))
+
+    return iter(coordinator.create_per_worker_dataset(make))
+
+
+def steps_of(dataset: Any) -> int:
+    """Returns the number of batches in a dataset.
+
+    Raises:
+        UsageError: The number is unknown, or the dataset is infinite or empty.
+    """
+    count = int(dataset.cardinality().numpy())
+    if count < 0:
+        raise UsageError(explain("An epoch over a dataset that repeats, or whose length is not known, must be given a"
+                                 " number of steps", "pass steps_per_epoch=", cardinality="infinite" if count == -1 else
+                                 "unknown"))
+    if count == 0:
+        raise UsageError(explain("dataset_fn must return a dataset that has batches", "check what it reads",
+                                 batches=0))
+    return count
+
+
+def _checked(dataset: Any, what: str) -> Any:
+    if not isinstance(dataset, tf.data.Dataset):
+        raise UsageError(explain(f"{what} must return a tf.data.Dataset of batches", "return tf.data.Dataset"
+                                 ".from_tensor_slices((x, y)).shard(context.num_input_pipelines,"
+                                 " context.input_pipeline_id).batch(32)", returned=type(dataset).__name__))
+    return dataset
+
 
 _ASSOCIATIVE = ("sum", "max", "min", "first")
 
@@ -91,13 +148,13 @@ def training_steps(model: Any, strategy: Any, tally: Tally, steps: int) -> Any:
     def on_replica(iterator: Any) -> list[Any]:
         worker, batch = next(iterator)
         # Workers that draw at the same time would read the same state, so each uses another seed, the first Keras's.
-        drawn = [tf.convert_to_tensor(compat.native(seed)) for seed in seeds]
+        drawn = [tf.convert_to_tensor(compat.as_tf_variable(seed)) for seed in seeds]
         begin = [state + tf.cast(tf.stack([worker, 0]), state.dtype) for state in drawn]
         own = [*zip(tally.variables, tally.initial, strict=True), *zip(seeds, begin, strict=True)]
         with asynchronous.OwnState(own, counters) as state:
             model.train_step(batch)
         for seed, now, before in zip(seeds, state.values(seeds), begin, strict=True):
-            compat.native(seed).assign_add(now - before)
+            compat.as_tf_variable(seed).assign_add(now - before)
         own_values: list[Any] = state.values(tally.variables)
         return own_values
 

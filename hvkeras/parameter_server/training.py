@@ -18,8 +18,15 @@ from hvkeras.errors import UsageError, explain
 from hvkeras.host.console import say
 from hvkeras.parameter_server.checkpoints import Checkpoints
 from hvkeras.parameter_server.chief import Chief
-from hvkeras.parameter_server.datasets import DatasetFunction, endless_on_workers, steps_of, whole
-from hvkeras.parameter_server.steps import Tally, evaluation, training_steps
+from hvkeras.parameter_server.steps import (
+    DatasetFunction,
+    Tally,
+    endless_on_workers,
+    evaluation,
+    steps_of,
+    training_steps,
+    whole,
+)
 
 _AHEAD = 16  # executions per worker that are scheduled before the oldest one is done
 _RETRY = 0.1  # seconds until a result that could not be fetched is requested again
@@ -27,7 +34,7 @@ _LOGS_EVERY = 0.1  # seconds between computations of the logs within an epoch
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """The arguments of `train`; see there."""
 
     build_model: Any
@@ -42,7 +49,7 @@ class Plan:
     checkpoints: Checkpoints | None
 
 
-def built_model(plan: Plan, spec: Any) -> Any:
+def built_model(plan: TrainingPlan, spec: Any) -> Any:
     """Builds the model with all variables of its layers, metrics and optimizer.
 
     Raises:
@@ -64,7 +71,7 @@ def built_model(plan: Plan, spec: Any) -> Any:
     return model
 
 
-def fit(chief: Chief, plan: Plan) -> Any:
+def fit(chief: Chief, plan: TrainingPlan) -> Any:
     """Trains on the workers of a cluster.
 
     Args:
@@ -87,7 +94,7 @@ def fit(chief: Chief, plan: Plan) -> Any:
     return history
 
 
-def _restored_epoch(plan: Plan, model: Any) -> int:
+def _restored_epoch(plan: TrainingPlan, model: Any) -> int:
     """Restores the last checkpoint, if there is one; returns the number of epochs that it was trained for."""
     found = plan.checkpoints.epochs() if plan.checkpoints is not None else []
     if not found or plan.checkpoints is None:
@@ -100,7 +107,7 @@ def _restored_epoch(plan: Plan, model: Any) -> int:
 def _copy(model: Any, plain: Any) -> None:
     """Copies the values of a model's variables to a model that was built in the same way."""
     for source, target in zip(_everything(model), _everything(plain), strict=True):
-        compat.native(target).assign(compat.native(source).numpy())
+        compat.as_tf_variable(target).assign(compat.as_tf_variable(source).numpy())
 
 
 def _everything(model: Any) -> list[Any]:
@@ -110,7 +117,7 @@ def _everything(model: Any) -> list[Any]:
 class _Loop:
     """One training run."""
 
-    def __init__(self, chief: Chief, plan: Plan, model: Any, steps: int) -> None:
+    def __init__(self, chief: Chief, plan: TrainingPlan, model: Any, steps: int) -> None:
         self._coordinator = chief.coordinator
         self._workers = chief.workers
         self._plan = plan

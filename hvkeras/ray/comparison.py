@@ -15,13 +15,12 @@ from typing import Any
 import hvkeras as hvd
 from hvkeras.comparison.command import TIMEOUT
 from hvkeras.comparison.functions import ComparisonResult, compared, flags_of
+from hvkeras.comparison.result import ONE_PROCESS
 from hvkeras.comparison.trial import TICK, Trial, timeout_message
 from hvkeras.errors import HvkerasError
-from hvkeras.projection.rows import ONE_PROCESS
 from hvkeras.ray.executor import RayExecutor
-from hvkeras.ray.installed import require_ray
 from hvkeras.ray.job import RankError
-from hvkeras.ray.ray_settings import RaySettings
+from hvkeras.ray.ray_settings import RaySettings, require_ray
 from hvkeras.settings import PREFIX
 
 STOP_WITHIN = 10.0  # seconds for a job that was ended to say so

@@ -1,6 +1,6 @@
 """Elastic jobs on Ray: the survivors of a loss go on, and ranks join on the places that the cluster has room for.
 
-Each place is an actor (`hvkeras.ray.place`), which Ray puts where there is room. It reports to a launcher on the
+Each place is an actor (`hvkeras.ray.worker`), which Ray puts where there is room. It reports to a launcher on the
 driver's node, which runs the job as `hvkeras run --min-np` does elsewhere.
 """
 
@@ -22,15 +22,14 @@ from hvkeras.host.console import say
 from hvkeras.host.versions import own_versions
 from hvkeras.launcher.calls import pickled_call
 from hvkeras.launcher.reported_job import ReportedJob, Results, values_of
-from hvkeras.ray.installed import require_ray
-from hvkeras.ray.place import Place
 from hvkeras.ray.placement import REPORT_EVERY, Shape, check_versions
-from hvkeras.ray.ray_settings import RaySettings
+from hvkeras.ray.ray_settings import RaySettings, require_ray
+from hvkeras.ray.worker import Place
 from hvkeras.settings import PREFIX, Settings
 
 Callbacks = Sequence[Callable[[dict[str, Any]], Any]]
 LOOK_EVERY = 0.5  # seconds between two looks at the cluster
-PLACED_WITHIN = 15.0  # seconds after which a place that Ray has no room for is given up
+SLOT_TIMEOUT = 15.0  # seconds after which a place that Ray has no room for is given up
 TRY_AGAIN = 30.0  # seconds until it is asked for again
 CLEANED_WITHIN = 5.0  # seconds for places to remove what the job has left there
 COLLECTED_WITHIN = 30.0  # seconds for the results, once the job is over
@@ -46,7 +45,7 @@ class _Actor:
     results: Any = None  # Ray's reference to its results, once it serves
 
 
-class ElasticJob:
+class ElasticRayJob:
     """One elastic job.
 
     Args:
@@ -89,7 +88,7 @@ class ElasticJob:
         """
         ray = require_ray()
         self._call = pickled_call(fn, args, kwargs)
-        self._wait_for_places(ray)
+        self._wait_for_slots(ray)
         job: ReportedJob | None = None
         try:
             if callbacks:
@@ -137,7 +136,7 @@ class ElasticJob:
         for actor in list(self._actors):
             if actor.results is None and ray.wait([actor.facts], timeout=0)[0]:
                 self._begin(ray, job, actor)
-            elif actor.results is None and now - actor.asked > PLACED_WITHIN:
+            elif actor.results is None and now - actor.asked > SLOT_TIMEOUT:
                 ray.kill(actor.handle)
                 self._actors.remove(actor)
                 self._next_try = now + TRY_AGAIN
@@ -186,7 +185,7 @@ class ElasticJob:
             for callback in callbacks:
                 callback(entry)
 
-    def _wait_for_places(self, ray: Any) -> None:
+    def _wait_for_slots(self, ray: Any) -> None:
         """Waits until the cluster has room for the fewest ranks."""
         began = reported = time.monotonic()
         while True:

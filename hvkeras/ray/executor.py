@@ -8,12 +8,11 @@ from typing import Any
 
 from hvkeras.errors import MachineError, UnsupportedError, UsageError, explain
 from hvkeras.host.network import LOOPBACK, host_identity
-from hvkeras.ray.elastic_job import Callbacks, ElasticJob
-from hvkeras.ray.installed import require_ray
-from hvkeras.ray.job import Job
+from hvkeras.ray.elastic_job import Callbacks, ElasticRayJob
+from hvkeras.ray.job import RayJob
 from hvkeras.ray.placement import check_versions, in_order_of_ranks, reserve, shape_of, variables_of_ranks
-from hvkeras.ray.ray_settings import RaySettings, interfaces, warn_of_ignored
-from hvkeras.ray.worker import Worker
+from hvkeras.ray.ray_settings import RaySettings, interfaces, require_ray, warn_of_ignored
+from hvkeras.ray.worker import RankActor
 from hvkeras.settings import PREFIX, Settings
 
 _OF_RANKS = f"{PREFIX}RUN_"
@@ -68,9 +67,9 @@ class RayExecutor:
         del cooldown_range, override_discovery
         self.settings: RaySettings = settings or RaySettings()
         self._uses_current = use_current_placement_group
-        self._elastic: Callable[[Mapping[str, str]], ElasticJob] | None = None
+        self._elastic: Callable[[Mapping[str, str]], ElasticRayJob] | None = None
         self._variables: dict[str, str] = {}  # of the ranks of an elastic executor
-        self._elastic_job: ElasticJob | None = None
+        self._elastic_job: ElasticRayJob | None = None
         fewest = min_workers or (None if max_workers is None else num_workers or 1)
         if fewest is not None and num_hosts is not None:
             raise UsageError(explain("An elastic executor takes no num_hosts", "pass min_workers and max_workers",
@@ -79,11 +78,11 @@ class RayExecutor:
                                gpus_per_worker)
         if fewest is not None:
             limits = (fewest, max_workers, reset_limit, elastic_timeout)
-            self._elastic = lambda variables: ElasticJob(self._shape, *limits, self.settings, variables)
+            self._elastic = lambda variables: ElasticRayJob(self._shape, *limits, self.settings, variables)
         self._group: Any = None  # a placement group of our own
         self._workers: list[Any] = []  # in the order of the ranks
         self._facts: list[Mapping[str, Any]] = []
-        self._job: Job | None = None
+        self._job: RayJob | None = None
         self._queue: Any = None
 
     @classmethod
@@ -141,7 +140,7 @@ class RayExecutor:
             self._place(ray)
             host = LOOPBACK if {fact["identity"] for fact in self._facts} == {host_identity()} else \
                 ray.util.get_node_ip_address()
-            self._job = Job(len(self._workers), host, settings)
+            self._job = RayJob(len(self._workers), host, settings)
             shared = {name: value for name, value in os.environ.items()
                       if name.startswith(PREFIX) and not name.startswith(_OF_RANKS)}
             if self.settings.nics:
@@ -160,7 +159,7 @@ class RayExecutor:
         current = ray.util.get_current_placement_group() if self._uses_current else None
         if current is None:
             self._group = reserve(self._shape, self.settings.placement_group_timeout_s)
-        actor = ray.remote(Worker)
+        actor = ray.remote(RankActor)
         for number in range(self._shape.size):
             strategy = PlacementGroupSchedulingStrategy(
                 current or self._group, -1 if current is not None else self._shape.bundle_of(number))

@@ -32,7 +32,7 @@ class RankError(PeerError):
         self.cause = cause
 
 
-class Job:
+class RayJob:
     """One job: the workers of an executor.
 
     Args:

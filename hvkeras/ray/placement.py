@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hvkeras.control.launch_environments import hvkeras_run
+from hvkeras.control.launch_environments.horovod_variables import topology_variables, with_launcher
 from hvkeras.errors import MachineError, UsageError, explain
 from hvkeras.host.console import say
 from hvkeras.host.topology import topology_from_hosts
 from hvkeras.host.versions import must_agree
-from hvkeras.launch_environments import hvkeras_run
-from hvkeras.launch_environments.horovod_variables import topology_variables, with_launcher
 
 REPORT_EVERY = 3.0  # seconds between two reports of a cluster without room
 LAUNCHER = "Ray"

@@ -7,7 +7,7 @@ from typing import Any
 
 import cloudpickle
 
-from hvkeras.launch_environments.hvkeras_run import PROCESS_ID
+from hvkeras.control.launch_environments.hvkeras_run import PROCESS_ID
 
 FILE = "_HVKERAS_RAY_LOG"  # where ranks of elastic executors, which Ray does not know, write instead
 _queue: Any = None

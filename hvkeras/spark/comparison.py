@@ -12,10 +12,10 @@ from typing import Any
 
 from hvkeras.comparison.command import TIMEOUT
 from hvkeras.comparison.functions import ComparisonResult, compared, flags_of
+from hvkeras.comparison.result import ONE_PROCESS
 from hvkeras.comparison.trial import Trial, timeout_message
 from hvkeras.errors import HvkerasError
 from hvkeras.launcher.calls import pickled_call
-from hvkeras.projection.rows import ONE_PROCESS
 from hvkeras.spark.jobs import exported, run_order
 from hvkeras.spark.order import Order
 from hvkeras.spark.output import DriverOutput

@@ -1,6 +1,6 @@
 """Elastic jobs on Spark: the survivors of a loss go on, and ranks join where Spark has a free slot.
 
-Each task of a stage without a barrier is a place for one rank (`hvkeras.spark.place_task`). It reports to a launcher
+Each task of a stage without a barrier is a place for one rank (`hvkeras.spark.slot_task`). It reports to a launcher
 below the driver, which runs the job as `hvkeras run --min-np` does elsewhere. Tasks that have no slot yet wait in
 Spark's queue, and join when executors come.
 """
@@ -12,20 +12,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hvkeras import as_horovod
 from hvkeras.errors import PeerError, explain
+from hvkeras.horovod import as_horovod
 from hvkeras.host.network import LOOPBACK
 from hvkeras.launcher.reported_job import Output, ReportedJob, values_of
+from hvkeras.spark.barrier_job import StageJob
 from hvkeras.spark.order import Gpus, report_in
 from hvkeras.spark.session import configured, is_fixed
-from hvkeras.spark.stage_job import StageJob
 
 LOOK_EVERY = 0.2  # seconds between two looks at the job
 COLLECTED_WITHIN = 30.0  # seconds for the results, once the job is over
 
 
 @dataclass(frozen=True)
-class PlaceOrder:
+class SlotOrder:
     """What each task gets.
 
     Attributes:
@@ -47,7 +47,7 @@ class PlaceOrder:
     gpus: Gpus = field(default_factory=Gpus)
 
 
-class ElasticJob(StageJob):
+class ElasticSparkJob(StageJob):
     """One elastic job.
 
     Args:
@@ -82,10 +82,10 @@ class ElasticJob(StageJob):
         host = LOOPBACK if is_fixed(self._context) else configured(self._context, "spark.driver.host", LOOPBACK)
         job = ReportedJob(self._fewest, self._most, self._limit, self._timeout, host, self._environment,
                           first=self._first, output=self._output)
-        order = PlaceOrder(self._call, job.address, job.secret, dict(self._environment), self._commits,
+        order = SlotOrder(self._call, job.address, job.secret, dict(self._environment), self._commits,
                            as_horovod.is_installed())
         thread = self._start(self._context.parallelize(range(self._most), self._most).mapPartitions(
-            self._on_node(pickle.dumps(order), "hvkeras.spark.place_task")))
+            self._on_node(pickle.dumps(order), "hvkeras.spark.slot_task")))
         is_over = False
         try:
             while not is_over:

@@ -13,7 +13,7 @@ from hvkeras.errors import UsageError, explain
 from hvkeras.launcher.calls import pickled_call
 from hvkeras.launcher.reported_job import Output
 from hvkeras.settings import Settings
-from hvkeras.spark.elastic_job import ElasticJob
+from hvkeras.spark.elastic_job import ElasticSparkJob
 from hvkeras.spark.jobs import exported, run_order, say_ignored, say_once
 from hvkeras.spark.order import Order
 from hvkeras.spark.output import DriverOutput
@@ -143,7 +143,7 @@ def run_elastic(
     first = min(usual, max(fewest, slots_of(context)))
     _say_what_is_not_encrypted(context)
     output = Output((stdout, stderr) if verbose else None, prefix_output_with_timestamp)
-    return ElasticJob(context, pickled_call(fn, args, kwargs), (fewest, most), first,
+    return ElasticSparkJob(context, pickled_call(fn, args, kwargs), (fewest, most), first,
                       reset_limit, timeout, environment, commits, output).run()
 
 

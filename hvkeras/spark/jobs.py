@@ -1,4 +1,4 @@
-"""Jobs on Spark: what all ways to start one have in common."""
+"""Common parts of all ways to start a job on Spark."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from hvkeras import as_horovod
 from hvkeras.errors import UsageError, explain
+from hvkeras.horovod import as_horovod
 from hvkeras.host.console import say
 from hvkeras.settings import TABLE, Settings
 from hvkeras.spark.barrier_job import BarrierJob

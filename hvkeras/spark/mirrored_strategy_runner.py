@@ -16,11 +16,11 @@ from typing import Any, TypeVar
 from hvkeras.errors import UsageError, explain
 from hvkeras.host.gpus import VISIBLE
 from hvkeras.launcher.calls import pickled_call
-from hvkeras.spark.gpus import visible_devices
 from hvkeras.spark.jobs import exported, run_order
 from hvkeras.spark.order import Gpus, Order
 from hvkeras.spark.output import DriverOutput
 from hvkeras.spark.session import configured, is_on, require_pyspark
+from hvkeras.spark.task import visible_devices
 
 ResultT = TypeVar("ResultT")
 IGNORE_SSL = "tensorflow.spark.distributor.ignoreSsl"  # the name that spark-tensorflow-distributor gave it
@@ -129,7 +129,7 @@ class MirroredStrategyRunner:
 
 def _in_scope(train_fn: Callable[..., ResultT], **kwargs: Any) -> ResultT:
     """Runs the training function in the scope of a strategy on all ranks."""
-    from hvkeras.strategies import strategy  # noqa: PLC0415 - imports TensorFlow
+    from hvkeras.startup import strategy  # noqa: PLC0415 - imports TensorFlow
 
     with strategy("multi_worker_mirrored").scope():
         return train_fn(**kwargs)

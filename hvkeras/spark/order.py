@@ -1,4 +1,4 @@
-"""What the driver sends to all tasks of a job, and how their reports travel back inside Spark's exceptions."""
+"""Orders of the driver to all tasks of a job, and their reports, which travel back inside Spark's exceptions."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ class OutputLink:
         try:
             keep_alive(connected, ALIVE)
             return cls(Connection(connected, secret, introduction))
-        except (OSError, wire.ProofError):
+        except (OSError, wire.AuthenticationError):
             connected.close()
             return None
 

@@ -29,10 +29,10 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, NoReturn
 
-from hvkeras import as_horovod
 from hvkeras.control.cause import Cause, CauseKind
 from hvkeras.errors import UsageError, explain
-from hvkeras.host.error_text import summary
+from hvkeras.horovod import as_horovod
+from hvkeras.host.console import summary
 from hvkeras.launcher import calls
 from hvkeras.launcher.agent import (
     CHUNK,

@@ -20,6 +20,9 @@ from typing import Any, TypeVar
 from hvkeras.control.announcements import own_address
 from hvkeras.control.cause import Cause, CauseKind
 from hvkeras.control.connection import Introduction
+from hvkeras.control.launch_environments import spark as launch
+from hvkeras.control.launch_environments import tf_config
+from hvkeras.control.launch_environments.horovod_variables import topology_variables, with_launcher
 from hvkeras.control.messages import Deadlines
 from hvkeras.control.server import ControlServer
 from hvkeras.errors import HvkerasError, PeerError, UsageError, explain
@@ -27,16 +30,13 @@ from hvkeras.host.console import prints_at, quiet_variables, say
 from hvkeras.host.gpus import VISIBLE
 from hvkeras.host.network import LOOPBACK, host_identity, interface_address, is_local
 from hvkeras.host.topology import Topology, topology_from_hosts
-from hvkeras.launch_environments import spark as launch
-from hvkeras.launch_environments import tf_config
-from hvkeras.launch_environments.horovod_variables import topology_variables, with_launcher
 from hvkeras.launcher.exit_report import described_end, exit_report
 from hvkeras.launcher.printer import Printer
 from hvkeras.settings import Settings
-from hvkeras.spark.gpus import visible_devices
 from hvkeras.spark.order import Order, marked, ranks_by_host
 from hvkeras.spark.output import OutputLink
 from hvkeras.spark.rank_process import Ended, RankProcess
+from hvkeras.spark.task import visible_devices
 
 CULPRIT_FIRST = 3.0  # seconds for Spark to end this task because of the one whose rank failed first
 WorkT = TypeVar("WorkT")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from hvkeras.requirements import require_tensorflow
+from hvkeras.errors import require_tensorflow
 
 require_tensorflow()
 
@@ -32,9 +32,10 @@ from hvkeras.collectives.reductions import (
     grouped_allreduce,
 )
 from hvkeras.collectives.scattering import alltoall, grouped_reducescatter, reducescatter
+from hvkeras.diagnostics.timeline import start_timeline, stop_timeline
 from hvkeras.errors import UnsupportedError, explain
 from hvkeras.gradients.optimizer import DistributedOptimizer as _KerasOptimizer
-from hvkeras.gradients.options import Exchange, checked_groups
+from hvkeras.gradients.options import ReductionOptions, checked_groups
 from hvkeras.gradients.sessions import BroadcastGlobalVariablesHook, distribute_of_tensorflow_1
 from hvkeras.gradients.tape import DistributedGradientTape, PartialDistributedGradientTape
 from hvkeras.job.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
@@ -60,7 +61,6 @@ from hvkeras.job.queries import (
     sycl_built,
 )
 from hvkeras.job.session import is_initialized
-from hvkeras.profiling.timeline import start_timeline, stop_timeline
 from hvkeras.startup import init, shutdown
 from hvkeras.tensorflow.mpi_ops import _allreduce as _allreduce  # as in Horovod; scripts import it from here
 from hvkeras.tensorflow.mpi_ops import _grouped_allreduce as _grouped_allreduce
@@ -142,7 +142,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's public name
         if shard_update not in ("auto", False):
             raise UnsupportedError(explain("Ranks share the update of optimizers of Keras, not of TensorFlow 1",
                                            "leave out shard_update", optimizer=type(optimizer).__name__))
-        exchange = Exchange(name or type(optimizer).__name__, op, compression, sparse_as_dense,
+        exchange = ReductionOptions(name or type(optimizer).__name__, op, compression, sparse_as_dense,
                             gradient_predivide_factor, checked_groups(num_groups, groups), process_set,
                             scale_local_gradients, device_dense, device_sparse)
         return distribute_of_tensorflow_1(optimizer, exchange, backward_passes_per_step)

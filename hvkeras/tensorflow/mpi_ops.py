@@ -19,6 +19,7 @@ from hvkeras.collectives.reductions import (
 from hvkeras.collectives.scattering import alltoall, grouped_reducescatter, reducescatter
 from hvkeras.common.basics import HorovodBasics
 from hvkeras.common.util import num_rank_is_power_2
+from hvkeras.diagnostics.timeline import start_timeline, stop_timeline
 from hvkeras.job.process_sets import ProcessSet, global_process_set
 from hvkeras.job.queries import (
     ccl_built,
@@ -41,7 +42,6 @@ from hvkeras.job.queries import (
     sycl_built,
 )
 from hvkeras.job.session import is_initialized
-from hvkeras.profiling.timeline import start_timeline, stop_timeline
 from hvkeras.startup import init, shutdown
 from hvkeras.tensorflow import util
 from hvkeras.typing import Tensor, TensorLike

@@ -10,7 +10,7 @@ import numpy as np
 from hvkeras import compat
 from hvkeras.collectives.broadcasts import allgather_object
 from hvkeras.collectives.operations import members
-from hvkeras.compat import graphs, learned, learning
+from hvkeras.compat import graphs, learned
 from hvkeras.errors import UnsupportedError, UsageError, explain
 from hvkeras.job.process_sets import ProcessSet, global_process_set
 from hvkeras.typing import AdaptableLike, Data
@@ -19,7 +19,7 @@ _FINER = 100  # resolution of the summary that a rank sends, relative to the lay
 _EXACT = 2**20  # values that a rank keeps without summarizing them
 
 
-@graphs.unconverted
+@graphs.without_autograph
 def adapt(layer: AdaptableLike, data: Data, batch_size: int | None = None, steps: int | None = None,
           process_set: ProcessSet = global_process_set) -> None:
     """Adapts a layer to the data of all ranks, as `layer.adapt` does to the data of one process.
@@ -49,7 +49,7 @@ def adapt(layer: AdaptableLike, data: Data, batch_size: int | None = None, steps
     """
     members(process_set, "adapt")
     kind = compat.kind_of_learning(layer)
-    if kind in (None, compat.OTHER) or (kind != compat.SPACE and learning.is_customized(layer)):
+    if kind in (None, compat.OTHER) or (kind != compat.SPACE and learned.is_customized(layer)):
         raise UnsupportedError(explain(
             "hvd.adapt knows how Keras's own layers learn: StringLookup, IntegerLookup, TextVectorization,"
             " Normalization, Discretization and FeatureSpace", "gather what this layer needs with"
@@ -64,20 +64,20 @@ def adapt(layer: AdaptableLike, data: Data, batch_size: int | None = None, steps
     elif kind == compat.QUANTILES:
         _adapt_quantiles(layer, data, options, process_set)
     else:
-        counted = learning.count_tokens(layer, data, options)
+        counted = learned.count_tokens(layer, data, options)
         everyone = _gathered(layer, counted if len(counted[0]["counts"]) else None, process_set)
-        learning.learn_tokens(layer, everyone)
+        learned.learn_tokens(layer, everyone)
 
 
 def _adapt_space(space: Any, data: Any, batch_size: int | None, steps: int | None, process_set: ProcessSet) -> None:
     if batch_size is not None or steps is not None:
         raise UsageError(explain("A FeatureSpace learns from a whole dataset", "dataset.take(steps)",
                                  batch_size=batch_size, steps=steps))
-    with learning.adapting_by(space, lambda layer, part: adapt(layer, part, process_set=process_set)) as layers:
-        if data is None or (hasattr(data, "cardinality") and learning.is_empty_dataset(data)):
+    with learned.adapting_by(space, lambda layer, part: adapt(layer, part, process_set=process_set)) as layers:
+        if data is None or (hasattr(data, "cardinality") and learned.is_empty_dataset(data)):
             for layer in layers:
                 layer.adapt(None)
-            learning.finish_space(space)
+            learned.finish_space(space)
         else:
             space.adapt(data)
 
@@ -109,7 +109,7 @@ def _gathered(layer: Any, mine: Any, process_set: ProcessSet) -> list[Any]:
 def _adapt_moments(layer: Any, data: Any, options: Mapping[str, Any], process_set: ProcessSet) -> None:
     """Computes means and variances (Chan et al., 1979, "Updating formulae and a pairwise algorithm")."""
     mine: tuple[Any, Any, Any] = (0, 0.0, 0.0)
-    for batch in learning.batches_to_learn(layer, data, options.get("batch_size"), options.get("steps")):
+    for batch in learned.batches_to_learn(layer, data, options.get("batch_size"), options.get("steps")):
         if not batch.size:
             continue
         if any(axis in (0, -batch.ndim) for axis in layer.axis):
@@ -134,7 +134,7 @@ def _adapt_moments(layer: Any, data: Any, options: Mapping[str, Any], process_se
     count, mean, spread = _joined([found for found, _ in everyone])
     learned.build_for_learning(layer, shapes[0])
     learned.set_moments(layer, mean, spread / count, count if learned.is_of_tf_keras(layer) else 0)
-    learning.finish(layer)
+    learned.finish(layer)
 
 
 def _joined(parts: Sequence[tuple[Any, Any, Any]]) -> tuple[Any, Any, Any]:
@@ -146,7 +146,7 @@ def _joined(parts: Sequence[tuple[Any, Any, Any]]) -> tuple[Any, Any, Any]:
 
 def _adapt_quantiles(layer: Any, data: Any, options: Mapping[str, Any], process_set: ProcessSet) -> None:
     points = np.zeros((2, 0))
-    for batch in learning.batches_to_learn(layer, data, options.get("batch_size"), options.get("steps")):
+    for batch in learned.batches_to_learn(layer, data, options.get("batch_size"), options.get("steps")):
         values = batch.astype(np.float32).ravel()  # the dtype that Keras uses
         points = np.concatenate([points, [values, np.ones(values.size)]], 1)
         if points.shape[1] > _EXACT:
@@ -154,7 +154,7 @@ def _adapt_quantiles(layer: Any, data: Any, options: Mapping[str, Any], process_
     finer = int(np.ceil(_FINER / layer.epsilon))
     everyone = _gathered(layer, _thinned(points, finer) if points.size else None, process_set)
     learned.set_summary(layer, _thinned(np.concatenate(everyone, 1), finer))
-    learning.finish(layer)
+    learned.finish(layer)
 
 
 def _thinned(points: Any, most: int) -> Any:
@@ -169,5 +169,5 @@ def _thinned(points: Any, most: int) -> Any:
         return points
     reached = np.cumsum(points[1])
     share = reached[-1] / most
-    places = np.searchsorted(reached, (np.arange(most) + 0.5) * share)
-    return np.stack([points[0, np.minimum(places, points.shape[1] - 1)], np.full(most, share)])
+    indices = np.searchsorted(reached, (np.arange(most) + 0.5) * share)
+    return np.stack([points[0, np.minimum(indices, points.shape[1] - 1)], np.full(most, share)])

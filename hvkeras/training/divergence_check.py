@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from hvkeras import as_horovod, compat
+from hvkeras import compat
 from hvkeras.collectives.broadcasts import allgather_object
 from hvkeras.errors import DivergenceError, explain
 from hvkeras.gradients.optimizer_classes import distributed_part
+from hvkeras.horovod import as_horovod
 from hvkeras.host.console import prints_at, say
 from hvkeras.job.process_sets import ProcessSet
 from hvkeras.job.session import current_session
@@ -68,7 +69,7 @@ class DivergenceCheck:
         self._require_same_variables([names for _, _, names, *_ in everyone], "variable that layers keep,")
         found, of_kept = (np.stack(ranks) for ranks in zip(*(rank[3:5] for rank in everyone), strict=True))
         self._started_equal = first_diverged(found.max(0), found.min(0), 0) is None
-        self._kept_apart = {kept[place].key for place in all_diverged(of_kept.max(0), of_kept.min(0), 0)}
+        self._kept_apart = {kept[index].key for index in all_diverged(of_kept.max(0), of_kept.min(0), 0)}
         return True
 
     def check(self, steps: int, flag: bool, at_end: bool) -> bool:
@@ -91,12 +92,12 @@ class DivergenceCheck:
         if kept:
             mine = tf.concat([mine, self._sketches_of_kept(kept)], 0)
         high, low, flagged = spread(mine, "the divergence check of fit", self._process_set, flag)
-        place = first_diverged(high, low, steps)
-        if place is not None and not self._tolerates:
-            if place < len(trained):
-                self._explain(steps, trained[place], mine[place].numpy())
+        index = first_diverged(high, low, steps)
+        if index is not None and not self._tolerates:
+            if index < len(trained):
+                self._explain(steps, trained[index], mine[index].numpy())
             else:
-                self._explain_kept(steps, kept[place - len(trained)], mine[place].numpy())
+                self._explain_kept(steps, kept[index - len(trained)], mine[index].numpy())
         return flagged
 
     def _trained(self) -> list[Any]:
@@ -104,7 +105,7 @@ class DivergenceCheck:
         return [variable for variable in self._model.trainable_variables
                 if compat.variable_key(variable) not in local and _is_floating(variable)]
 
-    def _kept(self) -> list[compat.Kept]:
+    def _kept(self) -> list[compat.UntrainedVariable]:
         """Returns what layers keep by themselves and must be equal, which leaves out statistics of each rank's own."""
         local = self._local()
         return [one for one in compat.kept_variables(self._model) if one.key not in local and (
@@ -113,7 +114,7 @@ class DivergenceCheck:
     def _sketches(self, variables: Sequence[Any]) -> Any:
         return sketches(self._model, "trained", variables)
 
-    def _sketches_of_kept(self, kept: Sequence[compat.Kept]) -> Any:
+    def _sketches_of_kept(self, kept: Sequence[compat.UntrainedVariable]) -> Any:
         return sketches(self._model, "kept", [one.variable for one in kept])
 
     def _require_same_learned(self, layers: Sequence[Any], everyone: Sequence[Sequence[Learned]]) -> None:
@@ -122,13 +123,13 @@ class DivergenceCheck:
         found = first_difference(layers, everyone, self._process_set)
         if found is None:
             return
-        place, other = found
-        name, cls = everyone[0][place].layer.rsplit(" ", 1)
+        index, other = found
+        name, cls = everyone[0][index].layer.rsplit(" ", 1)
         if as_horovod.is_installed():
             self._warn(f"the layer {name} ({cls}) has learned different things on ranks {ranks[0]} and {ranks[other]},"
                        " which train different functions (an error without --as-horovod)")
             return
-        tokens = {f"tokens_on_rank_{ranks[rank]}": everyone[rank][place].tokens for rank in (0, other)}
+        tokens = {f"tokens_on_rank_{ranks[rank]}": everyone[rank][index].tokens for rank in (0, other)}
         raise DivergenceError(explain(
             f"All ranks must compute the same function, but the layer {name} ({cls}) has learned different things on"
             f" ranks {ranks[0]} and {ranks[other]}", "adapt it to the data of all ranks together with hvd.adapt(layer,"
@@ -140,14 +141,14 @@ class DivergenceCheck:
             shapes, first = [shape for _, shape in variables], [shape for _, shape in everyone[0]]
             if shapes == first:
                 continue
-            place = next((place for place, pair in enumerate(zip(shapes, first, strict=False)) if pair[0] != pair[1]),
+            index = next((index for index, pair in enumerate(zip(shapes, first, strict=False)) if pair[0] != pair[1]),
                          min(len(shapes), len(first)))
             raise DivergenceError(explain(
-                f"All ranks must train the same model, but {what} {place + 1} differs",
+                f"All ranks must train the same model, but {what} {index + 1} differs",
                 "build the model alike on every rank; register layers that are meant to differ with"
                 " optimizer.register_local_var(variable)",
-                **{f"rank_{self._process_set.ranks[0]}": _one_of(everyone[0], place),
-                   f"rank_{rank}": _one_of(variables, place)}))
+                **{f"rank_{self._process_set.ranks[0]}": _one_of(everyone[0], index),
+                   f"rank_{rank}": _one_of(variables, index)}))
 
     def _explain(self, steps: int, variable: Any, mine: Any) -> None:
         first, other, distance = self._distance(mine)
@@ -160,7 +161,7 @@ class DivergenceCheck:
             f" {compat.variable_name(variable)} differs between ranks {first} and {other}; the likely cause"
             f" is {cause}", hint, variable=compat.variable_name(variable), relative_difference=distance))
 
-    def _explain_kept(self, steps: int, kept: compat.Kept, mine: Any) -> None:
+    def _explain_kept(self, steps: int, kept: compat.UntrainedVariable, mine: Any) -> None:
         first, other, distance = self._distance(mine)
         name, layer = compat.variable_name(kept.variable), f"{kept.layer.name} ({type(kept.layer).__name__})"
         if as_horovod.is_installed():
@@ -224,5 +225,5 @@ def _is_floating(variable: Any) -> bool:
     return bool(tf.as_dtype(variable.dtype).is_floating)
 
 
-def _one_of(variables: Sequence[tuple[str, tuple[int, ...]]], place: int) -> str:
-    return f"{variables[place][0]} {list(variables[place][1])}" if place < len(variables) else "none"
+def _one_of(variables: Sequence[tuple[str, tuple[int, ...]]], index: int) -> str:
+    return f"{variables[index][0]} {list(variables[index][1])}" if index < len(variables) else "none"

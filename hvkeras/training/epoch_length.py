@@ -18,13 +18,13 @@ from hvkeras.compat import fit_data
 from hvkeras.errors import PeerError, UnsupportedError, UsageError, explain
 from hvkeras.host.console import prints_at, say, some_of
 from hvkeras.job.session import current_session
-from hvkeras.training.compile_arguments import Arguments
+from hvkeras.training.model_description import Arguments
 
 CAUSE_WITHIN = 5.0  # seconds for the control server to name a stalled rank before the others give up
 
 
 @dataclass(frozen=True)
-class Facts:
+class FitFacts:
     """What one rank reports about its `fit`.
 
     Attributes:
@@ -38,10 +38,10 @@ class Facts:
         timers: The number of callbacks that need the times of all ranks.
         number: The number of this `fit` among the rank's calls.
         unbuilt: Why the model has no weights before the first step although they are to be broadcast; "" otherwise.
-        compiled: The arguments of `compile`, see `hvkeras.training.compile_arguments`.
-        model: The digest of the model's layers, see `hvkeras.training.model_layers`.
+        compiled: The arguments of `compile`, see `hvkeras.training.model_description`.
+        model: The digest of the model's layers, see `hvkeras.training.model_description`.
         saves: Whether a callback may save the model on this rank.
-        by_rows: Whether `hvd.shard` has dealt whole elements, so that ranks have unlike numbers of rows in a step.
+        by_rows: Whether `hvd.shard` has assigned whole elements, so that ranks have unlike numbers of rows in a step.
         may_change: Whether the data may have another number of batches in each epoch.
     """
 
@@ -68,7 +68,7 @@ class Length:
 
     Attributes:
         batches: The number of its batches.
-        of_all: The number of batches of the data that `hvd.shard` has dealt; None for other data.
+        of_all: The number of batches of the data that `hvd.shard` has assigned; None for other data.
         renews: Whether the rank reads its data anew in each epoch.
     """
 
@@ -96,7 +96,7 @@ class Decision:
     warnings: tuple[str, ...] = ()
 
 
-def decide(ranks: Sequence[int], everyone: Sequence[Facts], policy: str) -> Decision:
+def decide(ranks: Sequence[int], everyone: Sequence[FitFacts], policy: str) -> Decision:
     """Makes the decision from the reports of all ranks.
 
     Args:
@@ -144,7 +144,7 @@ def _even_out(ranks: Sequence[int], batches: Sequence[int], policy: str, warning
 
 
 def require_same_data_to_share(ranks: Sequence[int], lengths: Sequence[Length]) -> None:
-    """Checks that data which `hvd.shard` has dealt have changed in the same way on all ranks.
+    """Checks that data which `hvd.shard` has assigned have changed in the same way on all ranks.
 
     Args:
         ranks: The global ranks that train together.
@@ -205,7 +205,7 @@ def _require_batches(ranks: Sequence[int], batches: Sequence[int | None]) -> Non
 
 
 def _require_equal(ranks: Sequence[int], values: Sequence[Any], name: str, wrong: str) -> None:
-    other = next((place for place, value in enumerate(values) if value != values[0]), None)
+    other = next((index for index, value in enumerate(values) if value != values[0]), None)
     if other is not None:
         shown = name
         if name == "validates":
@@ -215,7 +215,7 @@ def _require_equal(ranks: Sequence[int], values: Sequence[Any], name: str, wrong
             **{f"rank_{ranks[0]}": values[0], f"rank_{ranks[other]}": values[other]}))
 
 
-def _about_weights(ranks: Sequence[int], everyone: Sequence[Facts]) -> tuple[str, ...]:
+def _about_weights(ranks: Sequence[int], everyone: Sequence[FitFacts]) -> tuple[str, ...]:
     """Returns warnings about the model's weights before the first step."""
     rank, why = next(((rank, facts.unbuilt) for rank, facts in zip(ranks, everyone, strict=True) if facts.unbuilt),
                      (None, ""))
@@ -227,7 +227,7 @@ def _about_weights(ranks: Sequence[int], everyone: Sequence[Facts]) -> tuple[str
     return (text,)
 
 
-def _about_data(ranks: Sequence[int], everyone: Sequence[Facts]) -> tuple[str, ...]:
+def _about_data(ranks: Sequence[int], everyone: Sequence[FitFacts]) -> tuple[str, ...]:
     """Returns warnings about data that training accepts."""
     first = everyone[0]
     if first.fingerprint is not None and all(facts.fingerprint == first.fingerprint for facts in everyone):

@@ -1,6 +1,6 @@
 """One call of `fit` that keeps account of the samples trained on, so that an epoch goes on after a change of ranks.
 
-`fit` gets data that are dealt anew in each pass (`hvkeras.sharding.redealing`), and an epoch that goes on begins with
+`fit` gets data that are assigned anew in each pass (`hvkeras.data.resharding`), and an epoch that goes on begins with
 the step after the last one that was made.
 """
 
@@ -9,16 +9,16 @@ from __future__ import annotations
 from typing import Any
 
 from hvkeras import compat
+from hvkeras.data.accounts import Account, keeps_accounts
+from hvkeras.data.resharding import Data, accounted, resharded
 from hvkeras.host.console import prints_at, say
 from hvkeras.job.session import current_session
-from hvkeras.sharding.accounts import Account, keeps_accounts
-from hvkeras.sharding.redealing import Data, accounted, redealt
 
 _WITHOUT = ("validation_split", "steps_per_epoch")
 
 
 class FitAccount:
-    """One call of `fit` whose data `hvd.shard` has dealt.
+    """One call of `fit` whose data `hvd.shard` has assigned.
 
     Args:
         model: The model.
@@ -77,19 +77,19 @@ def account_for(model: Any, given: dict[str, Any]) -> FitAccount | None:
         session = current_session()
         if session.topology.rank == 0 and prints_at(session.settings, "WARNING"):
             say("when the ranks change within an epoch, samples of it will be repeated or left out, as "
-                + (why or "hvd.shard has not dealt the data of fit, or they are shuffled or filtered after it"))
+                + (why or "hvd.shard has not assigned the data of fit, or they are shuffled or filtered after it"))
         return None
     compat.passes()
     return FitAccount(model, data)
 
 
 def present_share(given: dict[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of `fit` or `evaluate` that are evaluation data, as dealt to the present ranks.
+    """Returns the arguments of `fit` or `evaluate` that are evaluation data, as assigned to the present ranks.
 
     Args:
         given: The arguments by name, some of them.
     """
-    return {name: redealt(data) for name, data in given.items()} if keeps_accounts() else {}
+    return {name: resharded(data) for name, data in given.items()} if keeps_accounts() else {}
 
 
 def _nothing() -> None:

@@ -10,7 +10,7 @@ import functools
 from typing import Any
 
 from hvkeras import compat
-from hvkeras.progress import activity
+from hvkeras.control import activity
 from hvkeras.training.fit_account import FitAccount
 from hvkeras.training.fit_run import FitRun, shares_update
 

@@ -13,19 +13,20 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from hvkeras import as_horovod, compat
+from hvkeras import compat
 from hvkeras.collectives.broadcasts import allgather_object
 from hvkeras.collectives.operations import Average
 from hvkeras.compat import graphs, patches, strategies
+from hvkeras.control import activity
+from hvkeras.diagnostics import timeline
+from hvkeras.diagnostics.recorder import recording
 from hvkeras.errors import UnsupportedError, explain
 from hvkeras.gradients.optimizer_classes import distributed_part, install_hooks
+from hvkeras.horovod import as_horovod
 from hvkeras.host.console import prints_at, say
 from hvkeras.host.forks import detach_in_children
 from hvkeras.job.process_sets import ProcessSet, global_process_set
 from hvkeras.job.session import current_session, is_initialized, this_process
-from hvkeras.profiling import timeline
-from hvkeras.profiling.recorder import recording
-from hvkeras.progress import activity
 from hvkeras.training import losses, metrics, moving_statistics
 from hvkeras.training.fit_account import FitAccount, account_for, present_share
 from hvkeras.training.fit_callbacks import followed
@@ -38,7 +39,7 @@ _PREDICT = ("x", "batch_size", "verbose", "steps", "callbacks")
 
 
 @dataclass(frozen=True)
-class _Call:
+class _FitCall:
     """A running call: `fit`, its own `validation`, or `evaluate`; with what follows it, where ranks share it."""
 
     kind: str
@@ -50,7 +51,7 @@ class RunningCalls:
     """The calls of `fit` and `evaluate` that are running in this process."""
 
     def __init__(self) -> None:
-        self._stack: list[_Call] = []  # the innermost is last
+        self._stack: list[_FitCall] = []  # the innermost is last
         self._alone = 0
         self._in_train_step = False  # whether Keras's own training step is being traced or run
         self._ranks: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # with whom models were traced
@@ -76,7 +77,7 @@ class RunningCalls:
             self._alone += 1
 
     @contextlib.contextmanager
-    def running(self, call: _Call) -> Iterator[None]:
+    def running(self, call: _FitCall) -> Iterator[None]:
         """A scope in which a call runs."""
         self._stack.append(call)
         try:
@@ -94,7 +95,7 @@ class RunningCalls:
             self._in_train_step = before
 
     @property
-    def innermost(self) -> _Call | None:
+    def innermost(self) -> _FitCall | None:
         """The innermost call; None if none is running."""
         return self._stack[-1] if self._stack else None
 
@@ -132,7 +133,7 @@ class RunningCalls:
             compat.forget_train_function(model)
         self._ranks[model] = ranks
 
-    def _innermost_fit(self) -> _Call | None:
+    def _innermost_fit(self) -> _FitCall | None:
         return next((call for call in reversed(self._stack) if call.kind == "fit"), None)
 
 
@@ -192,8 +193,8 @@ def _around_fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: 
     given = compat.fit_arguments(args, kwargs)
 
     def run(**changed: Any) -> Any:
-        by_place, by_name = compat.with_arguments(args, kwargs, changed)
-        return _fit(original, model, given | changed, *by_place, **by_name)
+        by_index, by_name = compat.with_arguments(args, kwargs, changed)
+        return _fit(original, model, given | changed, *by_index, **by_name)
 
     elastic = next((callback for callback in flat(given["callbacks"]) if hasattr(callback, "run_fit")), None)
     return run() if elastic is None else elastic.run_fit(run, model, given)
@@ -218,7 +219,7 @@ def _fit(original: Callable[..., Any], model: Any, given: dict[str, Any], *args:
     if timed:
         compat.forget_train_function(model)
     try:
-        with running_calls().running(_Call("fit", run, account)), activity.running(activity.TRAIN, model):
+        with running_calls().running(_FitCall("fit", run, account)), activity.running(activity.TRAIN, model):
             history = original(model, *args, **kwargs)
     finally:
         if run is not None:
@@ -246,7 +247,7 @@ def _around_evaluate(original: Callable[..., Any], model: Any, *args: Any, **kwa
     # An evaluation by one rank alone, during a fit that ranks share, must not enter that fit's metrics.
     is_apart = running_calls().alone and running_calls().run_of(model) is not None
     untouched_metrics = metrics.untouched(model) if is_apart else contextlib.nullcontext()
-    with (running_calls().running(_Call(kind)), untouched_metrics, recording().evaluating(),
+    with (running_calls().running(_FitCall(kind)), untouched_metrics, recording().evaluating(),
           activity.running(activity.TEST, model)):
         return original(model, *args, **kwargs)
 

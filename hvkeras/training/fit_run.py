@@ -12,6 +12,8 @@ import numpy as np
 from hvkeras import compat
 from hvkeras.collectives.broadcasts import allgather_object, gather_objects
 from hvkeras.compat import graphs
+from hvkeras.data.datasets import keeps_elements_whole
+from hvkeras.data.sequences import Share
 from hvkeras.errors import UsageError, explain
 from hvkeras.gradients.optimizer import gather_optimizer
 from hvkeras.gradients.optimizer_classes import distributed_part, state_of
@@ -19,14 +21,12 @@ from hvkeras.gradients.weighting import joining
 from hvkeras.host.console import in_words, prints_at, say
 from hvkeras.job.process_sets import ProcessSet, global_process_set
 from hvkeras.job.session import current_session, is_initialized
-from hvkeras.sharding.datasets import keeps_elements_whole
-from hvkeras.sharding.sequences import Share
-from hvkeras.training import compile_arguments, metrics, model_layers, moving_statistics
+from hvkeras.training import metrics, model_description, moving_statistics
 from hvkeras.training.divergence_check import DivergenceCheck
 from hvkeras.training.epoch_length import (
     CommonEnd,
     Decision,
-    Facts,
+    FitFacts,
     Length,
     decide,
     decide_again,
@@ -69,8 +69,8 @@ class FitRun:
         self._own_batches: int | None = None
         self._data: Any = None
         self._lengths: list[int] = []  # batches of all ranks when the last epoch began; none if they cannot change
-        self._asks_at_begin = False  # whether lengths are compared in on_epoch_begin
-        self._says_changes, self._begun = True, False
+        self._exchanges_at_begin = False  # whether lengths are compared in on_epoch_begin
+        self._logs_changes, self._begun = True, False
         self._timers: list[Any] = []  # TensorBoard callbacks that every rank has
         self._steps = self._checked = self._step = 0
         self._fit = ""  # name of this fit, the same on all ranks
@@ -90,19 +90,19 @@ class FitRun:
         given = self._arguments
         unbuilt = self._build(data)
         layers = self._layers()
-        facts = Facts(data.steps, data.batches, data.last_rows, given["epochs"], given["initial_epoch"],
+        facts = FitFacts(data.steps, data.batches, data.last_rows, given["epochs"], given["initial_epoch"],
                       given["validation_data"] is not None or bool(given["validation_split"]), _fingerprint(given["x"]),
-                      len(self._own_timers()), FitRun._count, unbuilt, compile_arguments.arguments_of(self.model),
-                      model_layers.digest_of(layers), any(map(self._may_save, flat(given["callbacks"]))),
+                      len(self._own_timers()), FitRun._count, unbuilt, model_description.arguments_of(self.model),
+                      model_description.digest_of(layers), any(map(self._may_save, flat(given["callbacks"]))),
                       keeps_elements_whole(given["x"]), data.source is not None)
         everyone = gather_objects(facts, self.process_set, "the start of fit", metrics.must_call("fit"))
         self._number = everyone[0].number
         self._fit = f"fit {everyone[0].number} of ranks {list(self.process_set.ranks)}"
         if len({fact.model for fact in everyone}) > 1:
-            model_layers.require_same_model(self.process_set.ranks, allgather_object(
+            model_description.require_same_model(self.process_set.ranks, allgather_object(
                 layers, name="the layers at the start of fit", process_set=self.process_set))
         self._savers = [rank for rank, facts in zip(self.process_set.ranks, everyone, strict=True) if facts.saves]
-        compile_arguments.require_equal_arguments(self.process_set.ranks, [fact.compiled for fact in everyone])
+        model_description.require_equal_arguments(self.process_set.ranks, [fact.compiled for fact in everyone])
         if len({fact.timers for fact in everyone}) == 1:
             self._timers = self._own_timers()
         self.by_rows = any(fact.by_rows for fact in everyone)
@@ -112,7 +112,7 @@ class FitRun:
         self._follow(decide(self.process_set.ranks, everyone, session.settings.uneven))
         if any(fact.may_change for fact in everyone) and self._common_end is None:
             self._lengths = [fact.batches or 0 for fact in everyone]
-            self._asks_at_begin = not data.at_each_pass(self._agree_anew)
+            self._exchanges_at_begin = not data.at_each_pass(self._agree_again)
 
     def _follow(self, decision: Decision) -> None:
         """Adjusts the data to the first decision."""
@@ -131,7 +131,7 @@ class FitRun:
             for warning in decision.warnings:
                 say(warning)
 
-    def _agree_anew(self) -> None:
+    def _agree_again(self) -> None:
         """Agrees on the number of steps again if ranks have other numbers of batches than in the last epoch."""
         data, before = self._data, self._decision
         assert before is not None
@@ -151,9 +151,9 @@ class FitRun:
                                 data.steps is not None)
         if decision is before:
             return
-        if self._says_changes:
+        if self._logs_changes:
             self._warn(decision)
-        self._says_changes = self._says_changes and not decision.warnings
+        self._logs_changes = self._logs_changes and not decision.warnings
         self._decision, self._own_batches = decision, own.batches
         self._adapt_length(decision, not before.joined)
 
@@ -171,12 +171,12 @@ class FitRun:
         """Builds the model before the first step if its weights are to be broadcast; returns why that failed, or ""."""
         model = self.model
         # Under a strategy, Keras 3 builds the model itself before the callbacks begin.
-        if not self._broadcasts() or compat.is_whole(model) or graphs.reducing_strategy(model) is not None:
+        if not self._broadcasts() or compat.is_built(model) or graphs.reducing_strategy(model) is not None:
             return ""
         try:
             compat.build_for(model, data.element_spec)
         except Exception as error:  # noqa: BLE001  # a user's model may raise anything
-            return "" if compat.is_whole(model) else _cause_of(error)
+            return "" if compat.is_built(model) else _cause_of(error)
         return ""
 
     def begin(self) -> None:
@@ -193,8 +193,8 @@ class FitRun:
 
     def begin_epoch(self) -> None:
         """Starts an epoch; called before it reads its first batch."""
-        if self._asks_at_begin:
-            self._agree_anew()
+        if self._exchanges_at_begin:
+            self._agree_again()
 
     def before_step(self, step: int) -> None:
         """Prepares a step; called before each call of the train function. `step` counts within the epoch."""
@@ -246,8 +246,8 @@ class FitRun:
         if self._timers:
             everyone = allgather_object([timer.rank_times() for timer in self._timers], name="the times of TensorBoard",
                                         process_set=self.process_set)
-            for place, timer in enumerate(self._timers):
-                timer.write_rank_times(epoch, {rank: times[place] for rank, times in
+            for index, timer in enumerate(self._timers):
+                timer.write_rank_times(epoch, {rank: times[index] for rank, times in
                                                zip(self.process_set.ranks, everyone, strict=True)})
 
     def gather_state(self, at_end: bool) -> None:
@@ -334,7 +334,7 @@ class FitRun:
             found |= set(getattr(callback, "local_keys", ()))  # of BroadcastGlobalVariablesCallback
         return found
 
-    def _layers(self) -> list[model_layers.Layer]:
+    def _layers(self) -> list[model_description.Layer]:
         """Describes the layers that all ranks must have alike; none if the ranks' weights are not compared either.
 
         Nor where layers learn from data: others' shapes follow from their vocabularies, which the broadcast compares.
@@ -343,7 +343,7 @@ class FitRun:
             return []
         part = distributed_part(getattr(self.model, "optimizer", None))
         local = part.layers if part is not None else ()
-        return model_layers.layers_of(self.model, self._local(), local)
+        return model_description.layers_of(self.model, self._local(), local)
 
     def _own_timers(self) -> list[Any]:
         """Returns the callbacks that write the times of all ranks."""
@@ -389,8 +389,8 @@ def _fingerprint(data: Any) -> Any:
         if not hasattr(leaf, "shape") or not hasattr(leaf, "__array__") or not len(leaf.shape):
             return None
         count = int(leaf.shape[0])
-        places = np.linspace(0, max(count - 1, 0), min(count, 16)).astype(int)
-        rows = leaf.iloc[places] if hasattr(leaf, "iloc") else [np.asarray(leaf[place]) for place in places.tolist()]
+        indices = np.linspace(0, max(count - 1, 0), min(count, 16)).astype(int)
+        rows = leaf.iloc[indices] if hasattr(leaf, "iloc") else [np.asarray(leaf[index]) for index in indices.tolist()]
         digest.update(repr(tuple(leaf.shape)).encode() + np.ascontiguousarray(rows).tobytes())
     return digest.hexdigest()
 

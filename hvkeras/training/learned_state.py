@@ -85,25 +85,25 @@ def broadcast_learned(model: Any, root_rank: int, local: Collection[Any] = (),
     everyone = [found for found, _ in gathered]
     root = process_set.ranks.index(root_rank)
     require_same_layers(everyone, process_set.ranks)
-    differing_places = [place for place, column in enumerate(zip(*everyone, strict=True))
+    differing_indices = [index for index, column in enumerate(zip(*everyone, strict=True))
                         if len({one.digest for one in column}) > 1]
-    for place in differing_places:
-        theirs = everyone[root][place].tokens
+    for index in differing_indices:
+        theirs = everyone[root][index].tokens
         for rank, (found, others) in zip(process_set.ranks, gathered, strict=True):
-            own = found[place]
+            own = found[index]
             if own.width not in (None, theirs) or (own.tokens != theirs and others != gathered[root][1]):
                 raise DivergenceError(explain(
                     f"Layer {own.layer} must have a vocabulary of one size on all ranks, as shapes of outputs or"
                     " weights depend on it", "adapt it to all ranks' data with hvd.adapt(layer, data), before the"
                     " model is built",
                     **{f"rank_{root_rank}": theirs, f"rank_{rank}": own.tokens}))
-    if not differing_places:
+    if not differing_indices:
         return
-    states = broadcast_object([compat.learned_state(layers[place]) for place in differing_places], root_rank,
+    states = broadcast_object([compat.learned_state(layers[index]) for index in differing_indices], root_rank,
                               name="what the layers of the root have learned", process_set=process_set)
-    for place, state in zip(differing_places, states, strict=True):
-        compat.take_learned_state(layers[place], state)
-    if any(mine[place].digest != summary_of(layers[place]).digest for place in differing_places):
+    for index, state in zip(differing_indices, states, strict=True):
+        compat.take_learned_state(layers[index], state)
+    if any(mine[index].digest != summary_of(layers[index]).digest for index in differing_indices):
         compat.retrace(model)
 
 
@@ -140,14 +140,14 @@ def first_difference(layers: Sequence[Any], everyone: Sequence[Sequence[Learned]
     Returns:
         The index of the layer, and of the other rank in the set; None if all are equal, or nearly so.
     """
-    for place, column in enumerate(zip(*everyone, strict=True)):
+    for index, column in enumerate(zip(*everyone, strict=True)):
         if len({one.digest for one in column}) == 1:
             continue
         other = next((rank for rank, one in enumerate(column) if one.whole != column[0].whole), None)
         if other is None:
-            other = _first_numeric_difference(layers[place], process_set)
+            other = _first_numeric_difference(layers[index], process_set)
         if other is not None:
-            return place, other
+            return index, other
     return None
 
 

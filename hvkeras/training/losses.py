@@ -53,7 +53,7 @@ def averaged_over(process_set: ProcessSet | None, by_rows: bool = False) -> Iter
         _Step.process_set, _Step.by_rows = before
 
 
-@graphs.unconverted
+@graphs.without_autograph
 def weigh_by_mask(weights: Any, mask: Any) -> Any:
     """Scales the weights of a mean over unmasked values.
 
@@ -67,7 +67,7 @@ def weigh_by_mask(weights: Any, mask: Any) -> Any:
     return weights * _share(tf.reduce_sum(tf.cast(mask, weights.dtype)), _Step.process_set)
 
 
-@graphs.unconverted
+@graphs.without_autograph
 def combine(loss: Any, reduction: str, weights: Any, values: Any) -> Any:
     """Scales a reduced loss.
 

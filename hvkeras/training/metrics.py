@@ -33,7 +33,7 @@ _AGGREGATIONS = {"mean": "mean", "only_first_replica": "first"}  # the merge for
 
 
 @dataclass(frozen=True)
-class State:
+class MetricState:
     """The state of one metric on one rank.
 
     Attributes:
@@ -65,10 +65,10 @@ def check(model: Any) -> None:
         merging_of(metric)
 
 
-def own_states(model: Any) -> list[list[State]]:
+def own_states(model: Any) -> list[list[MetricState]]:
     """Returns this rank's own state of all metrics, after restoring it in metrics that still hold the last merge."""
     forget_merged(model)
-    return [[State(type(metric).__name__, metric.name, [np.asarray(variable) for variable in metric.variables])
+    return [[MetricState(type(metric).__name__, metric.name, [np.asarray(variable) for variable in metric.variables])
              for metric in group] for group in compat.metric_groups(model)]
 
 
@@ -77,7 +77,7 @@ def must_call(function: str) -> str:
     return f"all ranks must call {function}; put what only one rank does into `with hvd.alone():`"
 
 
-def merge(model: Any, process_set: ProcessSet, what: str, own: list[list[State]] | None) -> list[bool]:
+def merge(model: Any, process_set: ProcessSet, what: str, own: list[list[MetricState]] | None) -> list[bool]:
     """Replaces the state of the model's metrics with the merged state of all ranks.
 
     Args:
@@ -100,8 +100,8 @@ def merge(model: Any, process_set: ProcessSet, what: str, own: list[list[State]]
     _require_same(present, what)
     kept = _merged[model] = []
     metrics = _flat(compat.metric_groups(model)) if own is not None else []
-    for place, metric in enumerate(metrics):
-        merged = merge_states(metric, [states[place].values for _, states in present])
+    for index, metric in enumerate(metrics):
+        merged = merge_states(metric, [states[index].values for _, states in present])
         for variable, value in zip(metric.variables, merged, strict=True):
             mine = np.asarray(variable)
             variable.assign(np.asarray(value).astype(mine.dtype))
@@ -218,7 +218,7 @@ def _has_state_of_its_own(cls: type) -> bool:
                if hasattr(function, "__code__") for adder in ("add_variable", "add_weight"))
 
 
-def _require_same(present: Sequence[tuple[int, list[State]]], what: str) -> None:
+def _require_same(present: Sequence[tuple[int, list[MetricState]]], what: str) -> None:
     for rank, states in present[1:]:
         first_rank, first = present[0]
         for one, other in zip(first, states, strict=False):
@@ -233,7 +233,7 @@ def _require_same(present: Sequence[tuple[int, list[State]]], what: str) -> None
                                         f"rank_{rank}": [state.name for state in states]}))
 
 
-def _described(state: State) -> str:
+def _described(state: MetricState) -> str:
     return f"{state.name} ({state.kind} {[list(np.shape(value)) for value in state.values]})"
 
 

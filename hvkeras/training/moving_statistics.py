@@ -68,7 +68,7 @@ def register_statistic(layer_or_variable: StatisticT) -> StatisticT:
     return layer_or_variable
 
 
-def is_statistic(kept: compat.Kept) -> bool:
+def is_statistic(kept: compat.UntrainedVariable) -> bool:
     """Whether a variable is a moving statistic: Keras names it as one, or the user has registered it."""
     return kept.is_statistic or kept.key in _Registered.keys or any(
         layer in _Registered.layers or isinstance(layer, tuple(_Registered.classes)) for layer in kept.layers)
@@ -116,10 +116,10 @@ def average_if_renewed(model: Any, process_set: ProcessSet, local: Collection[An
         what: The call in which they are averaged, for messages.
     """
     kept = [one for one in compat.kept_variables(model) if one.key not in local]
-    places = [place for place, one in enumerate(kept) if is_statistic(one)]
-    if not places:
+    indices = [index for index, one in enumerate(kept) if is_statistic(one)]
+    if not indices:
         return
-    mine = tf.gather(sketches(model, "kept", [one.variable for one in kept]), places)
+    mine = tf.gather(sketches(model, "kept", [one.variable for one in kept]), indices)
     high, low, _ = spread(mine, f"the moving statistics in {what}", process_set)
     if first_diverged(high, low, 0) is None:
         return

@@ -14,14 +14,14 @@ from hvkeras import compat
 from hvkeras.collectives.broadcasts import allgather_object
 from hvkeras.collectives.dispatch import allgather_raw
 from hvkeras.collectives.operations import members
+from hvkeras.data.datasets import leading_rows, require_same_dataset
+from hvkeras.data.partition import arrays_facts
+from hvkeras.data.proof import DataFacts, Hints, exchange, require_same_data
+from hvkeras.data.sequences import share_like
+from hvkeras.data.structure import count_rows, map_leaves, require_arrays, take_slice
 from hvkeras.errors import UnsupportedError, UsageError, explain
 from hvkeras.job.process_sets import ProcessSet, global_process_set
 from hvkeras.job.session import current_session
-from hvkeras.sharding.arrays import arrays_facts
-from hvkeras.sharding.datasets import leading_rows, require_same_dataset
-from hvkeras.sharding.proof import Facts, Hints, exchange, require_same_data
-from hvkeras.sharding.sequences import share_like
-from hvkeras.sharding.structure import count_rows, map_leaves, require_arrays, take_slice
 from hvkeras.typing import CallbackLike, Data, ModelLike
 
 KERAS_BATCH_SIZE = 32
@@ -84,8 +84,8 @@ def _place(process_set: ProcessSet) -> tuple[int, int]:
 
 def _block(count: int, process_set: ProcessSet) -> tuple[int, int]:
     """Returns the start and end of this rank's part of `count` batches; rank 0 gets a batch if any rank does."""
-    size, place = _place(process_set)
-    return -(-place * count // size), -(-(place + 1) * count // size)
+    size, index = _place(process_set)
+    return -(-index * count // size), -(-(index + 1) * count // size)
 
 
 def _part_of_arrays(data: Any, batch_size: int | None, process_set: ProcessSet) -> Any:
@@ -105,7 +105,7 @@ def _part_of_sequence(data: Any, process_set: ProcessSet) -> Any:
     count = compat.count_batches(data)
     if count is None:
         raise UsageError(explain("Only finite data can be predicted", "give the data a length", num_batches=None))
-    require_same_data("predict", lambda: Facts("batches", f"{count} batches", "", []), list, HINTS, process_set)
+    require_same_data("predict", lambda: DataFacts("batches", f"{count} batches", "", []), list, HINTS, process_set)
     start, stop = _block(count, process_set)
     if start == stop and _place(process_set)[1] > 0:
         return None
@@ -121,13 +121,13 @@ def _predict_dataset(model: Any, data: Any, options: dict[str, Any], process_set
     if int(data.cardinality()) == tf.data.INFINITE_CARDINALITY:
         raise UsageError(explain("Only finite data can be predicted", "take() some batches", cardinality="infinite"))
     require_same_dataset("predict", data, "predict", process_set)
-    size, place = _place(process_set)
+    size, index = _place(process_set)
     rows: dict[int, list[int]] = {}
-    part = _noting_rows(data.shard(size, place), rows)
+    part = _noting_rows(data.shard(size, index), rows)
     of_outputs: list[int] = []
 
     def work() -> Any:
-        if place > 0 and not any(True for _ in part.take(1)):
+        if index > 0 and not any(True for _ in part.take(1)):
             rows.clear()
             return None
         outputs = model.predict(part, **options)
@@ -169,8 +169,8 @@ def _original_order(sizes: Sequence[Sequence[int]]) -> Any:
     firsts = np.cumsum([0, *map(len, sizes)])
     order: list[Any] = []
     for number in range(sum(map(len, sizes))):
-        place, turn = number % len(sizes), number // len(sizes)
-        batch = firsts[place] + turn
+        index, turn = number % len(sizes), number // len(sizes)
+        batch = firsts[index] + turn
         order.append(np.arange(starts[batch], starts[batch + 1]))
     return np.concatenate(order)
 
@@ -196,8 +196,8 @@ def _gathered(work: Callable[[], Any], process_set: ProcessSet,
     failure_text = exchange("hvd.predict", describe, process_set)
     kinds = next(kind for kind, _ in failure_text if kind is not None)  # rank 0 has some
     parts = [None] * len(tf.nest.flatten(kinds)) if mine[0] is None else tf.nest.flatten(mine[0])
-    joined = [_join(part, kind, f"predictions {place}", process_set)
-              for place, (part, kind) in enumerate(zip(parts, tf.nest.flatten(kinds), strict=True))]
+    joined = [_join(part, kind, f"predictions {index}", process_set)
+              for index, (part, kind) in enumerate(zip(parts, tf.nest.flatten(kinds), strict=True))]
     return tf.nest.pack_sequence_as(kinds, joined), [sizes for _, sizes in failure_text]
 
 

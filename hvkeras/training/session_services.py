@@ -9,12 +9,12 @@ from hvkeras import compat
 from hvkeras.collectives.join import ProxyCollectives
 from hvkeras.collectives.mismatch import Refusals
 from hvkeras.compat import patches
+from hvkeras.diagnostics.recorder import recording
+from hvkeras.diagnostics.timeline import start_timeline
 from hvkeras.host.console import prints_at, say
 from hvkeras.job.process_sets import ProcessSet, add_process_set, registered_process_sets
 from hvkeras.job.session import Session
 from hvkeras.job.session_start import restart_session
-from hvkeras.profiling.recorder import recording
-from hvkeras.profiling.timeline import start_timeline
 from hvkeras.settings import ignored_variables
 from hvkeras.training import fit_hooks
 

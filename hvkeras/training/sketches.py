@@ -1,4 +1,4 @@
-"""Sketches of variables: a few numbers for each, by which ranks compare what they hold.
+"""Sketches of variables: a few numbers for each, by which ranks compare their values.
 
 Each variable is sketched by a few sums of its elements under fixed pseudo-random signs. The difference of two sketches
 estimates the norm of the variables' difference (Alon, Matias, Szegedy: "The space complexity of approximating the
@@ -64,17 +64,17 @@ def sketch(variable: Any, columns: Any = _COLUMNS) -> Any:
 def _sketch_all(variables: Sequence[Any]) -> Any:
     """Sketches variables, all short ones of a length together: tracing takes milliseconds for each operation."""
     columns = tf.constant(_COLUMNS)
-    places: dict[int, list[int]] = {}
-    for place, variable in enumerate(variables):
-        places.setdefault(variable.shape.num_elements(), []).append(place)
+    indices: dict[int, list[int]] = {}
+    for index, variable in enumerate(variables):
+        indices.setdefault(variable.shape.num_elements(), []).append(index)
     found = []
-    for length, those in places.items():
+    for length, those in indices.items():
         if length > WIDTH:
-            found += [sketch(variables[place], columns)[tf.newaxis] for place in those]
+            found += [sketch(variables[index], columns)[tf.newaxis] for index in those]
         else:
-            values = tf.stack([_flat(variables[place]) for place in those])
+            values = tf.stack([_flat(variables[index]) for index in those])
             found.append(_finite(tf.matmul(values, columns[:length]), values))
-    return tf.gather(tf.concat(found, 0), np.argsort([place for those in places.values() for place in those]))
+    return tf.gather(tf.concat(found, 0), np.argsort([index for those in indices.values() for index in those]))
 
 
 def _flat(variable: Any) -> Any:
@@ -103,7 +103,7 @@ def sketches(model: Any, purpose: str, variables: Sequence[Any]) -> Any:
     Returns:
         A float32 tensor of shape `[variables, SKETCHES + 1]`.
     """
-    natives = [compat.native(variable) for variable in variables]
+    natives = [compat.as_tf_variable(variable) for variable in variables]
     keys = [compat.variable_key(variable) for variable in variables]
     if not natives:
         return tf.zeros([0, SKETCHES + 1])
@@ -138,4 +138,4 @@ def all_diverged(high: Any, low: Any, steps: int) -> list[int]:
     """
     difference = (high.astype(np.float64) - low)[:, :-1].max(1, initial=0.0)
     allowed = tolerance(steps) * high[:, -1].astype(np.float64)
-    return [int(place) for place in np.flatnonzero(difference > allowed)]
+    return [int(index) for index in np.flatnonzero(difference > allowed)]

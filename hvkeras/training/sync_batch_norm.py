@@ -121,12 +121,12 @@ def _moments(inputs: Any, axes: Sequence[int], mask: Any) -> tuple[Any, Any, Any
     return counts, mean, mean_of(tf.square(inputs - mean))
 
 
-def _combined(moments: Any, place: int, number: int, total: Callable[[Any], Any]) -> Any:
+def _combined(moments: Any, index: int, number: int, total: Callable[[Any], Any]) -> Any:
     """Combines the moments of several parts (Chan et al., 1979, "Updating formulae and a pairwise algorithm").
 
     Args:
         moments: The numbers of samples of this part, their means and their variances, of shape `[3, channels]`.
-        place: The number of this part.
+        index: The number of this part.
         number: How many parts there are.
         total: Sums a tensor over the parts.
 
@@ -135,7 +135,7 @@ def _combined(moments: Any, place: int, number: int, total: Callable[[Any], Any]
     """
     moments = tf.where(moments[:1] > 0, moments, tf.zeros([], moments.dtype))  # without samples, there is no mean
     # Each part adds its rows to zeros: this gathers the rows, with a gradient that is a sum and a shape that is known.
-    gathered = total(tf.pad(moments[tf.newaxis], [[place, number - 1 - place], [0, 0], [0, 0]]))
+    gathered = total(tf.pad(moments[tf.newaxis], [[index, number - 1 - index], [0, 0], [0, 0]]))
     counts, means, variances = tf.unstack(gathered, axis=1)
     count = tf.reduce_sum(counts, axis=0)
     shares = tf.math.divide_no_nan(counts, count)

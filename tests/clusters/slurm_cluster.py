@@ -69,9 +69,9 @@ class Cluster:
         self.environment = clean_environment(folder) | {
             "SLURM_CONF": str(folder / "slurm.conf"), "HVKERAS_RENDEZVOUS_DIR": str(folder / "rendezvous")}
 
-    def on_host(self, place: int, *command: str) -> list[str]:
+    def on_host(self, index: int, *command: str) -> list[str]:
         """Returns a command line that runs on a node; unlike `Host.command`, it sees the cgroups, as slurmd must."""
-        host = self.hosts[place]
+        host = self.hosts[index]
         script = (f"hostname {host.name}; mount --bind {host.names_file} /etc/hosts; mount --rbind /sys/fs/cgroup /mnt;"
                   " mount -t sysfs sysfs /sys; mount --rbind /mnt /sys/fs/cgroup; exec \"$@\"")  # UCX finds cards there
         return ["nsenter", f"--net=/run/netns/{host.namespace}", "unshare", "--uts", "--mount", "sh", "-c", script,
@@ -91,26 +91,26 @@ class Cluster:
         own = [f"--{name}-file={self.folder}/munge.{name}" for name in ("key", "log", "pid", "seed")]
         self._daemon("munged", ["munged", "--foreground", "--force", f"--socket={self.folder}/munge.socket", *own])
         self._daemon("slurmctld", self.on_host(0, "slurmctld", "-D", "-i"))
-        for place in (0, 1):
-            self.start_node(place)
+        for index in (0, 1):
+            self.start_node(index)
         self.wait_for("idle", lambda: self.command("sinfo", "-h", "-o", "%t %D") == "idle 2")
 
-    def start_node(self, place: int) -> None:
+    def start_node(self, index: int) -> None:
         """Starts a node's slurmd."""
-        name = self.hosts[place].name
-        self._daemon(name, self.on_host(place, "slurmd", "-D", "-N", name))
+        name = self.hosts[index].name
+        self._daemon(name, self.on_host(index, "slurmd", "-D", "-N", name))
 
-    def lose_node(self, place: int) -> None:
+    def lose_node(self, index: int) -> None:
         """Kills a node's slurmd, and all that runs there, as a power cut does."""
-        daemon = self._daemons.pop(self.hosts[place].name)
-        for process in self.processes(place):
+        daemon = self._daemons.pop(self.hosts[index].name)
+        for process in self.processes(index):
             with contextlib.suppress(psutil.Error):
                 process.kill()
         daemon.wait(timeout=10)
 
-    def processes(self, place: int, text: str = "") -> list[psutil.Process]:
+    def processes(self, index: int, text: str = "") -> list[psutil.Process]:
         """The processes that run on a node, with a text in their command lines."""
-        own = os.stat(f"/run/netns/{self.hosts[place].namespace}").st_ino
+        own = os.stat(f"/run/netns/{self.hosts[index].namespace}").st_ino
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(OSError, psutil.Error):
@@ -166,9 +166,9 @@ class Cluster:
 
     def stop(self) -> None:
         """Ends everything that runs on the nodes, and the daemons."""
-        for place in (0, 1):
+        for index in (0, 1):
             with contextlib.suppress(KeyError):
-                self.lose_node(place)
+                self.lose_node(index)
         for daemon in self._daemons.values():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(daemon.pid, signal.SIGKILL)

@@ -11,8 +11,7 @@ import pytest
 from pyarrow import fs
 
 from hvkeras.errors import MachineError, UsageError
-from hvkeras.spark.common.columns import column_array, shaped
-from hvkeras.spark.common.reader import ParquetShare, share_of
+from hvkeras.spark.common.reader import ParquetShare, column_array, shaped, share_of
 from hvkeras.spark.common.store import DBFSLocalStore, FilesystemStore, HDFSStore, LocalStore, Store
 
 GROUPS = ((5, 40, 1), (17,), (2, 2, 2, 30))  # the rows of the row groups of each file: 99 in all

@@ -342,6 +342,6 @@ def test_horovods_scripts_find_the_executor(tmp_path):
     script = tmp_path / "old.py"
     script.write_text("from horovod.ray import RayExecutor, ElasticRayExecutor\nimport horovod.ray, hvkeras.ray\n"
                       "assert RayExecutor is hvkeras.ray.RayExecutor\nprint('found')\n")
-    done = subprocess.run([str(BIN / "python"), "-m", "hvkeras.as_horovod", str(script)], cwd=tmp_path,
+    done = subprocess.run([str(BIN / "hvkeras"), "exec", "--as-horovod", str(script)], cwd=tmp_path,
                           env=clean_environment(tmp_path), capture_output=True, text=True, timeout=60)
     assert done.stdout == "found\n", done.stderr

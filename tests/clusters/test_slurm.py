@@ -111,7 +111,7 @@ def start_now(slurm, job):
 
 def ranks(slurm):
     """The processes of the ranks, on both nodes."""
-    found = [process for place in (0, 1) for process in slurm.processes(place, str(EXAMPLES / "resuming.py"))]
+    found = [process for index in (0, 1) for process in slurm.processes(index, str(EXAMPLES / "resuming.py"))]
     return [process for process in found if "python" in process.name()]
 
 

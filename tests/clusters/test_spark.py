@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(bool(spark.missing()), reason=spark.missing())
 
 WORKERS = Path(__file__).parent / "workers"
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-SESSION, FAULTS, CLUSTER, TENSORFLOW, ESTIMATOR = (
+SESSION, FAULTS, CLUSTER, INSTALL_TENSORFLOW, ESTIMATOR = (
     WORKERS / f"spark_{name}.py" for name in ("session", "faults", "cluster", "tensorflow", "estimator"))
 PYTHON_3_9 = "type('Version', (tuple,), {'major': 3, 'minor': 9})((3, 9, 0, 'final', 0))"
 LACKING = """
@@ -201,8 +201,8 @@ def test_ranks_of_a_host_are_neighbours_and_reduce_between_hosts(on_cluster: Cal
     found, out = on_cluster(name, "gpus_of_spark_are_spread_over_the_tasks").result(name, 0)
     first = found[0][1]
     second = next(other for other in ("host0", "host1") if other != first)
-    places = [(0, first, 0, 2, 0), (1, first, 1, 2, 0), (2, second, 0, 2, 1), (3, second, 1, 2, 1)]
-    assert [tuple(each[:5]) for each in found] == places
+    indices = [(0, first, 0, 2, 0), (1, first, 1, 2, 0), (2, second, 0, 2, 1), (3, second, 1, 2, 1)]
+    assert [tuple(each[:5]) for each in found] == indices
     assert sorted(each[5] for each in found) == ["0,1", "0,1", "2,3", "2,3"]
     assert [each[6:] for each in found] == [[10.0, "native"]] * 4
     assert out == [f"[{rank}] the sum is 10.0" for rank in range(4)]
@@ -249,7 +249,7 @@ def test_a_host_that_is_cut_off_is_named(on_cluster: Callable[..., Outcome]):
 @pytest.fixture
 def tensorflow(driver: Driver) -> Outcome:
     """The checks of `MirroredStrategyRunner`."""
-    return driver(TENSORFLOW, "local[2]")
+    return driver(INSTALL_TENSORFLOW, "local[2]")
 
 
 def test_fit_trains_in_the_scope_of_a_strategy_as_one_process_would(tensorflow: Outcome):
@@ -343,7 +343,8 @@ def test_mistakes_of_an_estimator_are_told(estimator: Outcome):
 
 
 def test_scripts_for_horovod_run_unchanged(driver: Driver):
-    outcome = driver(WORKERS / "spark_horovod.py", "local[2]", python=[spark.python(), "-m", "hvkeras.as_horovod"])
+    outcome = driver(WORKERS / "spark_horovod.py", "local[2]", python=[
+        spark.python(), str(Path(spark.python()).with_name("hvkeras")), "exec", "--as-horovod"])
     assert outcome.result("functions_import_horovod", 0) == [
         [rank, 2.0, "hvkeras.tensorflow.keras"] for rank in (0, 1)]
     assert all(module.startswith("hvkeras.spark.") for module in outcome.result("its_names_are_here", 0))

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from hvkeras.launch_environments import detect_launch
+from hvkeras.control.launch_environments import detect_launch
 from hvkeras.settings import Settings
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "kubernetes"

@@ -28,7 +28,7 @@ SHARED = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_IB_DISABLE": "
 WAYS_WORKER = WORKER.with_name("ways_on_gpus.py")
 WAYS = {"mixed_float16": 1e-2, "mixed_bfloat16": 5e-2, "compression": 1e-2, "shard_update": TOLERANCE,
         "compile_update": TOLERANCE, "tape": TOLERANCE, "gradients_by_xla": TOLERANCE}  # and their tolerances
-BUILD = "python -m hvkeras.build_horovod --with-mpi --cuda"
+BUILD = "hvkeras build-horovod --with-mpi --cuda"
 
 
 @pytest.fixture(scope="session")

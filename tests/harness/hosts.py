@@ -1,13 +1,13 @@
-"""Real hosts on one machine; see `hvkeras.host.namespaces`."""
+"""Real hosts on one machine; see `hvkeras.bench.namespaces`."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
 
-from hvkeras.host.namespaces import CABLE, NETWORK, Host, Network, missing, network, remote_shell
+from hvkeras.bench.namespaces import CABLE, NETWORK, Host, VirtualNetwork, missing, network, remote_shell
 
-__all__ = ["CABLE", "NETWORK", "Host", "Network", "missing", "network", "remote_shell", "two_hosts"]
+__all__ = ["CABLE", "NETWORK", "Host", "VirtualNetwork", "missing", "network", "remote_shell", "two_hosts"]
 
 
 @contextlib.contextmanager

@@ -97,11 +97,11 @@ def arrange(items: list[pytest.Item]) -> None:
             item.add_marker("check")
         if not any(name in item.nodeid for name in _NEED_HOROVOD):
             item.add_marker("early")
-    late = {groups[place] for place, item in enumerate(items) if not item.get_closest_marker("early")}
-    first = {group: place for place, group in reversed(list(enumerate(groups)))}
-    order = sorted(range(len(items)), key=lambda place: (groups[place] in late, -times.get(groups[place], 0.0),
-                                                         first[groups[place]], place))
-    items[:] = [items[place] for place in order]
+    late = {groups[index] for index, item in enumerate(items) if not item.get_closest_marker("early")}
+    first = {group: index for index, group in reversed(list(enumerate(groups)))}
+    order = sorted(range(len(items)), key=lambda index: (groups[index] in late, -times.get(groups[index], 0.0),
+                                                         first[groups[index]], index))
+    items[:] = [items[index] for index in order]
 
 
 def wait_for_horovod(built: Path) -> None:

@@ -86,9 +86,9 @@ def standalone(hosts: Sequence[Host], folder: Path, settings: Mapping[str, str])
     try:
         log = daemon(hosts[0], "master.Master", "--host", hosts[0].address, "--port", "0", "--webui-port", "0")
         master = _wait_for(log, r"spark://[\d.]+:\d+")
-        for place, host in enumerate(hosts):
-            log = daemon(host, f"worker.Worker-{place}", "--host", host.address, "--cores", str(CORES), "--memory",
-                         "2g", "--webui-port", "0", "--work-dir", str(folder / f"work-{place}"), master)
+        for index, host in enumerate(hosts):
+            log = daemon(host, f"worker.Worker-{index}", "--host", host.address, "--cores", str(CORES), "--memory",
+                         "2g", "--webui-port", "0", "--work-dir", str(folder / f"work-{index}"), master)
             _wait_for(log, "Successfully registered")
         yield Cluster(master, hosts, mark)
     finally:

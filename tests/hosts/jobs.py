@@ -47,9 +47,9 @@ class HostsJob:
         self.hosts, self.slots, self._folder = network.hosts, slots, folder
         self._mark = uuid.uuid4().hex
         environment = environment_for(network, folder, env) | {MARK: self._mark}
-        places = ",".join(f"{host.address}:{count}" for host, count in zip(network.hosts, slots, strict=True) if count)
+        indices = ",".join(f"{host.address}:{count}" for host, count in zip(network.hosts, slots, strict=True) if count)
         self._process = subprocess.Popen(
-            network.hosts[0].command(str(BIN / "hvkeras"), "run", "-H", places, "--output-filename", "logs",
+            network.hosts[0].command(str(BIN / "hvkeras"), "run", "-H", indices, "--output-filename", "logs",
                                      *([sys.executable] if cold else warm.python(environment)), str(script)),
             cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             text=True, start_new_session=True)

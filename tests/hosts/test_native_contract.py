@@ -17,11 +17,11 @@ pytestmark = [pytest.mark.nightly, pytest.mark.skipif(bool(machines.missing()), 
 @pytest.mark.parametrize("slots", [(1, 1), (2, 2), (1, 1, 1), (2, 2, 2), (2, 1)], ids=str)
 def test_the_native_engine_keeps_the_contract_between_hosts(slots, tmp_path):
     with machines.network(len(slots)) as network:
-        places = ",".join(f"{host.address}:{count}" for host, count in zip(network.hosts, slots, strict=True))
+        indices = ",".join(f"{host.address}:{count}" for host, count in zip(network.hosts, slots, strict=True))
         done = subprocess.run(
             network.hosts[0].command(
                 str(BIN / "pytest"), "-v", "-p", "no:cacheprovider", "--pyargs", "hvkeras.backends.contract",
-                "--backend", "native", "--ranks", str(sum(slots)), "--hosts", places,
+                "--backend", "native", "--ranks", str(sum(slots)), "--hosts", indices,
                 f"--basetemp={tmp_path / 'base'}"),
             cwd=tmp_path, env=environment_for(network, tmp_path, {"PYTEST_ADDOPTS": "",
                                                                  "HVKERAS_LIVENESS_TIMEOUT": "30"}),

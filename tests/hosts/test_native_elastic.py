@@ -71,10 +71,10 @@ def test_parts_of_an_optimizer_outlive_the_loss_of_a_host(slots: tuple[int, int]
     with machines.network(2) as network:
         relays = {"HVKERAS_RELAY_FROM": "4"}  # of the first four ranks, and none of the two that go on
         environment = environment_for(network, tmp_path, {"HVKERAS_BACKEND": "native"} | relays)
-        places = ",".join(f"{host.address}:{count}" for host, count in zip(network.hosts, slots, strict=True))
+        indices = ",".join(f"{host.address}:{count}" for host, count in zip(network.hosts, slots, strict=True))
         done = subprocess.run(
             network.hosts[0].command(
-                str(BIN / "hvkeras"), "run", "-H", places, "--min-np", "1",
+                str(BIN / "hvkeras"), "run", "-H", indices, "--min-np", "1",
                 *warm.python(environment), str(SHARED), "Adam", "0", events),
             cwd=tmp_path, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             timeout=DEADLINE)

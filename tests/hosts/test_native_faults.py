@@ -101,8 +101,8 @@ def test_a_firewall_between_hosts_is_an_error_that_names_the_host(network, tmp_p
 def test_delayed_and_reordered_packets_make_it_slower_and_not_wrong(network, tmp_path):
     pair = network.hosts[:2]
     with slow_line(pair, delay=0.02, overtaken=0.05):
-        places = [dataclasses.replace(host, address=address) for host, address in zip(pair, ADDRESSES, strict=True)]
-        line = dataclasses.replace(network, hosts=tuple(places))
+        indices = [dataclasses.replace(host, address=address) for host, address in zip(pair, ADDRESSES, strict=True)]
+        line = dataclasses.replace(network, hosts=tuple(indices))
         with running(line, (1, 1), tmp_path, env={"ENDLESS_STEPS": "10", "HVKERAS_NETWORK_INTERFACES": DEVICE,
                                                  "HVKERAS_LIVENESS_TIMEOUT": "15"}) as job:
             assert job.finish() == 0, job.output

@@ -21,13 +21,13 @@ MEET = Path(__file__).parents[1] / "launch" / "workers" / "meet.py"
 @pytest.mark.parametrize("controller", ["gloo", "mpi"])
 def test_horovodrun_starts_native_ranks_on_two_hosts(controller, tmp_path):
     with machines.network(2) as network:
-        places = ",".join(f"{host.name}:2" for host in network.hosts)
+        indices = ",".join(f"{host.name}:2" for host in network.hosts)
         more = []
         if controller == "mpi":
             more = ["--mpi-args", f"--mca oob_tcp_if_include {machines.NETWORK}.0/24"]
         done = subprocess.run(
             network.hosts[0].command(
-                str(BIN / "horovodrun"), f"--{controller}", "-np", "4", "-H", places, "--network-interfaces",
+                str(BIN / "horovodrun"), f"--{controller}", "-np", "4", "-H", indices, "--network-interfaces",
                 machines.CABLE, *more, sys.executable, str(MEET)),
             cwd=tmp_path, env=environment_for(network, tmp_path, {"HVKERAS_BACKEND": "native"}), text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=DEADLINE)

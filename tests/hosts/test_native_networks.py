@@ -38,8 +38,8 @@ def second_cable(network):
     """Joins the hosts by another cable, directly."""
     one, other = network.hosts
     ip(one, "link", "add", SECOND, "type", "veth", "peer", "name", SECOND, "netns", other.namespace)
-    for place, host in enumerate(network.hosts):
-        ip(host, "addr", "add", f"10.198.7.{place + 1}/24", "dev", SECOND)
+    for index, host in enumerate(network.hosts):
+        ip(host, "addr", "add", f"10.198.7.{index + 1}/24", "dev", SECOND)
         ip(host, "link", "set", SECOND, "up")
 
 
@@ -62,8 +62,8 @@ def test_a_bridge_that_leads_nowhere_is_not_taken(network, tmp_path):
 
 def test_as_many_addresses_as_hundreds_of_hosts_have(network, tmp_path):
     """UCX's port admits them all, with as little room for that as older kernels have."""
-    for place, host in enumerate(network.hosts):
-        added = "".join(f"addr add 10.{100 + place}.{i % 251}.{i // 251 * 16}/32 dev {machines.CABLE}\n"
+    for index, host in enumerate(network.hosts):
+        added = "".join(f"addr add 10.{100 + index}.{i % 251}.{i // 251 * 16}/32 dev {machines.CABLE}\n"
                         for i in range(1200))
         subprocess.run(["ip", "-n", host.namespace, "-batch", "-"], input=added, check=True, capture_output=True,
                        text=True, timeout=60)
@@ -157,7 +157,7 @@ def test_lines_of_ucx_are_lines_of_hvkeras(network, tmp_path):
 
 
 def test_hosts_that_have_ipv6_alone(network, tmp_path):
-    addresses = [f"fd00:199:7::{place + 1}" for place in range(2)]
+    addresses = [f"fd00:199:7::{index + 1}" for index in range(2)]
     names = "".join(f"{address} {host.name}\n" for address, host in zip(addresses, network.hosts, strict=True))
     for host, address in zip(network.hosts, addresses, strict=True):
         ip(host, "addr", "flush", "dev", machines.CABLE)

@@ -17,8 +17,8 @@ import pytest
 
 import hvkeras.tensorflow.keras
 from harness import Outcome
-from harness.launchers import clean_environment
-from hvkeras import as_horovod
+from harness.launchers import BIN, clean_environment
+from hvkeras.horovod import as_horovod
 from launch.hvkeras_run import run
 
 OLD = Path(__file__).parent / "workers" / "old_script.py"
@@ -44,8 +44,8 @@ def told(text: str) -> list[dict[str, Any]]:
 def require_ways_of_keras_2(found: list[dict[str, Any]], legacy: bool) -> None:
     for rank in found:
         ways = rank["ways"]
-        places, same = ways.pop("places"), ways.pop("same")
-        assert places == list(range(len(places)))
+        indices, same = ways.pop("places"), ways.pop("same")
+        assert indices == list(range(len(indices)))
         assert all(same)
         assert ways.pop("slots") == 9 + (not legacy)  # of Adam; the rate is a variable of Keras 3
         only = {"lr=": 0.5, "stepped": [1.5, -4.5, 2], "evaluated": True, "predicted": [8, 2]}
@@ -69,9 +69,9 @@ def test_the_launcher_has_the_flag(backend: str, legacy: bool, tmp_path: Path) -
 
 
 @pytest.mark.nightly  # `of_both` starts a script in this way too
-def test_other_launchers_start_it_as_a_module(launch: Callable[..., Outcome]) -> None:
-    outcome = launch("mpirun", Path("-m"), ("hvkeras.as_horovod", str(OLD), "--epochs"), np=2, backend="horovod",
-                     cold=True)
+def test_other_launchers_start_it_by_a_command(launch: Callable[..., Outcome]) -> None:
+    outcome = launch("mpirun", BIN / "hvkeras", ("exec", "--as-horovod", str(OLD), "--epochs"), np=2,
+                     backend="horovod", cold=True)
     require_same([found for rank in range(2) for found in told(outcome.stdout(rank))], ["--epochs"])
 
 
@@ -118,7 +118,7 @@ def of_both(tmp_path_factory: pytest.TempPathFactory, launch_once: Callable[...,
     keras_2 = {"TF_USE_LEGACY_KERAS": "1"}  # Horovod's optimizers and states know no other
     launch_once("mpirun", SEMANTICS, (str(folder / "theirs"),), np=2,
                 env={"HOROVOD_DYNAMIC_PROCESS_SETS": "1", **keras_2})
-    launch_once("mpirun", Path("-m"), ("hvkeras.as_horovod", str(SEMANTICS), str(folder / "ours")), np=2,
+    launch_once("mpirun", BIN / "hvkeras", ("exec", "--as-horovod", str(SEMANTICS), str(folder / "ours")), np=2,
                 backend="native", cold=True, env=keras_2)
     return [[json.loads((folder / f"{whose}.{rank}.json").read_text()) for whose in ("ours", "theirs")]
             for rank in range(2)]
@@ -169,14 +169,14 @@ def python(*arguments: str, folder: Path, **variables: str) -> subprocess.Comple
 
 def test_modules_run_too(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("import horovod, sys\nprint(horovod.__name__, __name__, sys.argv[1:])\n")
-    done = python("-m", "hvkeras.as_horovod", "-m", "mine", "a", folder=tmp_path)
+    done = python(str(BIN / "hvkeras"), "exec", "--as-horovod", "-m", "mine", "a", folder=tmp_path)
     assert (done.stdout, done.stderr) == ("hvkeras __main__ ['a']\n", "")
 
 
 def test_a_missing_script_is_reported_in_one_line(tmp_path: Path) -> None:
-    done = python("-m", "hvkeras.as_horovod", "none.py", folder=tmp_path)
-    assert done.returncode == 1
-    assert done.stderr.startswith("hvkeras.as_horovod: The script must be a file. Received: script='none.py'.")
+    done = python(str(BIN / "hvkeras"), "exec", "--as-horovod", "none.py", folder=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("hvkeras exec: The script must be a file. Received: script='none.py'.")
     assert done.stderr.count("\n") == 1
 
 

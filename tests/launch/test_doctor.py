@@ -14,8 +14,8 @@ import pytest
 from harness import hosts as machines
 from harness.launchers import BIN, clean_environment
 from harness.processes import run_python
-from hvkeras.doctor import hosts, machine, software
-from hvkeras.doctor.finding import NOTE, OK, PROBLEM
+from hvkeras.diagnostics.doctor import hosts, machine, software
+from hvkeras.diagnostics.doctor.machine import NOTE, OK, PROBLEM
 from launch.hvkeras_run import run
 
 
@@ -125,7 +125,7 @@ def test_launcher_and_library_of_mpi_belong_together(launcher: str, library: str
 
 
 def test_limits_of_the_machine_are_notes(tmp_path: Path) -> None:
-    code = "from hvkeras.doctor import machine; print(machine.open_files().state)"
+    code = "from hvkeras.diagnostics.doctor import machine; print(machine.open_files().state)"
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, limit[1]))
     try:

@@ -180,8 +180,8 @@ def test_a_rank_that_outlives_its_script_is_named_with_its_threads_and_ends_the_
                    deadline=90.0, env=QUICK) as job:
         outcome = job.wait()
     said = outcome.stderr(culprit)
-    place = rf"thread {thread} at \S*outlive.py:\d+ in linger"
-    name = rf"rank {culprit} on \S+ \(pid \d+\) has not ended, \d+ s after its script did: {place}"
+    index = rf"thread {thread} at \S*outlive.py:\d+ in linger"
+    name = rf"rank {culprit} on \S+ \(pid \d+\) has not ended, \d+ s after its script did: {index}"
     assert re.search(rf"{name}; the innermost call last:\n  thread .*\n(.*\n)?.*outlive.py:\d+ in linger: time.sleep",
                      said)
     assert re.search(rf"{name} \(HVKERAS_STALL_SHUTDOWN sets the limit\); the job ends", last_line(said))

@@ -14,8 +14,8 @@ import pytest
 import tensorflow as tf
 
 from harness import Job, Outcome, start_job
+from hvkeras.control.launch_environments import parameter_server_launch
 from hvkeras.errors import UsageError
-from hvkeras.launch_environments import parameter_server_launch
 
 WORKER = Path(__file__).parent / "workers" / "parameter_server.py"
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "parameter_server.py"

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from harness import Outcome
-from hvkeras.records.record import WELL, Record
-from hvkeras.report import findings
-from hvkeras.report.findings import THRESHOLDS
-from hvkeras.report.run_report import write_report
+from hvkeras.diagnostics import findings
+from hvkeras.diagnostics.findings import THRESHOLDS
+from hvkeras.diagnostics.record import WELL, Record
+from hvkeras.diagnostics.run_report import write_report
 from launch.hvkeras_run import run, warm_ranks
 
 WORKER = Path(__file__).parent / "workers" / "reported.py"

@@ -14,8 +14,8 @@ import pytest
 from harness import hosts
 from harness.launchers import BIN, clean_environment
 from hvkeras.control import rendezvous
+from hvkeras.control.launch_environments import Launch, Rendezvous
 from hvkeras.errors import MachineError
-from hvkeras.launch_environments import Launch, Rendezvous
 from hvkeras.settings import Settings
 from launch.hvkeras_run import python, warm_ranks
 from launch.hvkeras_run import run as run_hvkeras

@@ -106,7 +106,7 @@ def test_what_a_rank_starts_by_itself_is_no_rank_of_horovodrun(tmp_path: Path) -
     code = """
 import subprocess
 own = {name: value for name, value in os.environ.items() if not name.startswith("HVKERAS_RUN_")}
-child = "from hvkeras.launch_environments import detect_launch; print(detect_launch())"
+child = "from hvkeras.control.launch_environments import detect_launch; print(detect_launch())"
 print(os.environ["HOROVOD_RANK"], subprocess.run([sys.executable, "-c", child], env=own, text=True, stdout=-1).stdout)
 """
     done = run(["-np", "1", *python(code)], tmp_path)

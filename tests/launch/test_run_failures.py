@@ -23,7 +23,7 @@ from harness.processes import MARK, end_marked
 from hvkeras.control.cause import Cause
 from hvkeras.control.server import ControlServer
 from hvkeras.launcher.job_spec import JobSpec
-from hvkeras.launcher.placement import place
+from hvkeras.launcher.placement import place_ranks
 from hvkeras.launcher.printer import Printer
 from launch.hvkeras_run import Started, python, run, warm_ranks
 
@@ -275,7 +275,7 @@ def test_a_failure_that_the_server_hears_of_last_is_the_jobs_cause(tmp_path: Pat
             super().fail(cause)
 
     monkeypatch.setattr(hvkeras.launcher.membership, "ControlServer", Late)
-    job = JobSpec([sys.executable, "-c", "import sys; sys.exit('the sky is falling')"], place(1, None, None),
+    job = JobSpec([sys.executable, "-c", "import sys; sys.exit('the sky is falling')"], place_ranks(1, None, None),
                   str(tmp_path), clean_environment(tmp_path), reset_limit=1)
     terminal = io.BytesIO()
     assert hvkeras.launcher.restarts.run(job, lambda again, size: Printer(size, terminal, terminal, False)) == 1

@@ -11,9 +11,10 @@ import pytest
 
 from hvkeras.control.cause import Cause, CauseKind
 from hvkeras.errors import MachineError, UsageError
+from hvkeras.host.ssh import Ssh
 from hvkeras.launcher.exit_report import exit_code, exit_report
-from hvkeras.launcher.host_agents import Ssh, exported
-from hvkeras.launcher.placement import HostRanks, place
+from hvkeras.launcher.host_agents import exported, remote_agent_command
+from hvkeras.launcher.placement import HostRanks, place_ranks
 from hvkeras.launcher.printer import Printer
 
 
@@ -181,31 +182,31 @@ def test_folders_of_many_ranks_sort_by_number(tmp_path: Path) -> None:
 ])
 def test_ranks_fill_the_hosts_slots_in_order(count: int | None, hosts: str | None,
                                              placed: list[tuple[str, tuple[int, ...], bool]]) -> None:
-    assert place(count, hosts, None) == [HostRanks(*each) for each in placed]
+    assert place_ranks(count, hosts, None) == [HostRanks(*each) for each in placed]
 
 
 @pytest.mark.parametrize("hosts", ["a:0", "a:-1", ":2", "a;b", "a:1,,b:1", "a b", "-oProxyCommand", "-v:1"])
 def test_hosts_that_cannot_be_read_are_refused(hosts: str) -> None:
     with pytest.raises(UsageError):
-        place(None, hosts, None)
+        place_ranks(None, hosts, None)
 
 
 def test_a_host_cannot_be_an_option_of_ssh(tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("-oProxyCommand slots=1\n")
     with pytest.raises(UsageError, match="must be a host with its slots"):
-        place(None, None, str(tmp_path / "hosts"))
+        place_ranks(None, None, str(tmp_path / "hosts"))
 
 
 @pytest.mark.parametrize(("hosts", "hostfile", "flag"), [("", None, "-H"), (None, " ", "-hostfile")])
 def test_no_hosts_are_not_this_host(hosts: str | None, hostfile: str | None, flag: str) -> None:
     with pytest.raises(UsageError, match=f"{flag} must be followed by at least one host.*leave {flag} out"):
-        place(2, hosts, hostfile)
+        place_ranks(2, hosts, hostfile)
 
 
 def test_an_empty_hostfile_is_refused(tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("# none\n\n")
     with pytest.raises(UsageError, match="at least one host"):
-        place(None, None, str(tmp_path / "hosts"))
+        place_ranks(None, None, str(tmp_path / "hosts"))
 
 
 def test_what_belongs_to_this_host_is_not_exported() -> None:
@@ -214,7 +215,7 @@ def test_what_belongs_to_this_host_is_not_exported() -> None:
 
 
 def test_ssh_asks_for_no_password() -> None:
-    assert "BatchMode=yes" in Ssh().command("node2", 15.0)
+    assert "BatchMode=yes" in remote_agent_command(Ssh(), "node2", 15.0)
 
 
 KILLED = Cause(CauseKind.LOST, 1, "node1", 7, "ended unexpectedly")

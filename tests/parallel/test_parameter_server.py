@@ -34,7 +34,7 @@ def test_variables_are_spread_by_size(result: Callable[[str], Any]) -> None:
     found = result("variables_are_spread_by_size")
     # Kernels of 1,024 bytes, biases of 256 and 16 bytes, and four weights and a bias: each goes to the emptier server.
     assert found["places"] == [0, 1, 1, 0, 0, 0]
-    assert found["slots"] == [place for place in found["places"] for _ in range(2)]  # Adam's two beside each
+    assert found["slots"] == [index for index in found["places"] for _ in range(2)]  # Adam's two beside each
     assert (found["batches"], found["last"]) == (4, 3)
 
 

@@ -125,7 +125,7 @@ def test_each_array_is_cut_by_its_own_rows(outcome: Outcome) -> None:
 
 @pytest.mark.parametrize(("misuse", "words"), [
     ("graphs as batches", 'by="elements"'), ("graphs in a sequence", 'by="elements"'), ("views", "rows=[8, 24]"),
-    ("no ratio for the ranks", "choose batch sizes"), ("arrays by elements", "arrays are dealt row by row"),
+    ("no ratio for the ranks", "choose batch sizes"), ("arrays by elements", "arrays are assigned row by row"),
     ("by something else", "rows or elements"), ("fewer elements than ranks", "at least one element per rank"),
     ("fewer batches than ranks", "evaluate on one"),
     ("different lengths", "rank_0='12 samples', rank_1='13 samples'"), ("sharded before", "not a part of them"),

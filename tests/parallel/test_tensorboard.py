@@ -12,11 +12,11 @@ import pytest
 
 from harness import OLDEST_IN_SOAK, Outcome
 from harness.events import scalars
-from hvkeras.callbacks import summaries
+from hvkeras.callbacks import tensorboard
 
 WORKERS = Path(__file__).parent / "workers"
 STEP, COMMUNICATION, WAIT = "ranks/step_time_ms", "ranks/communication_ms", "ranks/wait_ms"
-NEEDS_TENSORBOARD = [*OLDEST_IN_SOAK, pytest.mark.skipif(not summaries.has_tensorboard, reason="tf_keras's callback"
+NEEDS_TENSORBOARD = [*OLDEST_IN_SOAK, pytest.mark.skipif(not tensorboard.has_tensorboard, reason="tf_keras's callback"
                      " needs the package tensorboard, which TensorFlow 2.16 brings along")]
 WHOLE = [pytest.param(("native", "0"), id="keras3")]
 FEW = [pytest.param(("native", "1", "--few"), id="tf_keras", marks=NEEDS_TENSORBOARD),

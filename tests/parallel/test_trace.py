@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from harness import Outcome, start_job
-from hvkeras.profiling.trace_events import COMPUTING, INPUT, STEPS, Event
-from hvkeras.profiling.trace_files import rank_file
+from hvkeras.diagnostics.trace_events import COMPUTING, INPUT, STEPS, Event
+from hvkeras.diagnostics.trace_files import rank_file
 
 WORKER = Path(__file__).parent / "workers" / "traced.py"
 BUCKETS = {"HVKERAS_BUCKET_SIZE": "1KB"}  # 64 biases and 64 x 1 weights, and 8 x 64 weights

@@ -16,20 +16,19 @@ import pytest
 
 from hvkeras.bench.channel import Channel, ChannelClosedError, Listener
 from hvkeras.control import wire
+from hvkeras.control.launch_environments import Launch
 from hvkeras.control.membership_channel import MembershipServer
 from hvkeras.control.message_server import MessageServer
-from hvkeras.control.relay import RelayHandler
-from hvkeras.control.relay_start import connect_to_relay, relay_name
+from hvkeras.control.relay import RelayHandler, connect_to_relay, relay_name
 from hvkeras.control.rendezvous import claim_port
 from hvkeras.control.server import ControlServer
-from hvkeras.control.wire import accept_proven
-from hvkeras.doctor.hosts import CallServer
+from hvkeras.control.wire import accept_authenticated
+from hvkeras.diagnostics.doctor.hosts import CallServer
 from hvkeras.errors import PeerError
 from hvkeras.host.network import LOOPBACK
-from hvkeras.launch_environments import Launch
 from hvkeras.launcher.printer import Printer
 from hvkeras.launcher.reporting_hosts import ReportingHosts
-from hvkeras.parameter_server.cluster_membership import Membership
+from hvkeras.parameter_server.cluster_membership import ClusterMembership
 from hvkeras.settings import Settings
 from hvkeras.spark.output import OutputServer
 
@@ -38,7 +37,7 @@ TABLES = ROOT / "docs" / "security.md"
 SECRET = b"s" * 32
 ENDLESS = 64 * 1024 * 1024  # bytes: more than any socket may take from a stranger
 _LISTENING = {"listen", "create_server", "start_server", "start_unix_server", "create_datagram_endpoint"}
-_NOT_SOCKETS = {"_notice"}  # whose `listen` is about signals
+_NOT_SOCKETS = {"_preemption"}  # whose `listen` is about signals
 _SERVER, _SERVER_FILE = "MessageServer", "control/message_server.py"
 Address = tuple[str, int]
 
@@ -73,7 +72,7 @@ def listening_files() -> set[str]:
 def test_the_tables_list_every_listening_socket():
     listed = set(re.findall(r"`([\w/]+\.py)`", TABLES.read_text()))
     assert listed == listening_files()
-    not_here = {"doctor/machine.py", "backends/horovod/store.py"}  # accepts nothing; tests/unit/backends
+    not_here = {"diagnostics/doctor/machine.py", "backends/horovod/gloo.py"}  # accepts nothing; tests/unit/backends
     assert listed - not_here == {*OPEN, "bench/channel.py"}
 
 
@@ -118,7 +117,7 @@ def stream() -> Iterator[Address]:
 
         def accept() -> None:
             try:
-                accepted.append(accept_proven(server, SECRET, 1.5))
+                accepted.append(accept_authenticated(server, SECRET, 1.5))
             except PeerError as error:
                 accepted.append(error)
 
@@ -137,9 +136,9 @@ OPEN: dict[str, Callable[[], contextlib.AbstractContextManager[Address]]] = {
     "control/rendezvous.py": claim,
     "launcher/reporting_hosts.py": lambda: serving(ReportingHosts(SECRET.decode(), LOOPBACK)),
     "spark/output.py": lambda: serving(OutputServer(2, SECRET, LOOPBACK, Printer(2, BytesIO(), BytesIO())).server),
-    "parameter_server/cluster_membership.py": lambda: serving(Membership(
+    "parameter_server/cluster_membership.py": lambda: serving(ClusterMembership(
         Launch("TF_CONFIG", size=2), Settings(), SECRET, LOOPBACK, 0, lambda cause: None)),
-    "doctor/hosts.py": lambda: serving(CallServer(LOOPBACK).server),
+    "diagnostics/doctor/hosts.py": lambda: serving(CallServer(LOOPBACK).server),
     "bench/streams.py": stream,
 }
 

@@ -21,8 +21,8 @@ from pathlib import Path
 import pytest
 
 from harness.processes import run_python
-from hvkeras.cpp_library import paths
-from hvkeras.cpp_library.paths import path_of
+from hvkeras.backends import cpp_library as paths
+from hvkeras.backends.cpp_library import path_of
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = ("pyproject.toml", "CMakeLists.txt", "README.md", "LICENSE", ".gitignore")
@@ -187,7 +187,7 @@ def test_the_checkout_says_why_it_cannot_be_imported(checkout: Path) -> None:
 # Says whether the native engine is there, and which of some files count as the user's code.
 PROGRAM = """from importlib.util import find_spec
 from hvkeras.backends.native import NativeBackend
-from hvkeras.progress.user_code import is_library
+from hvkeras.control.location import is_library
 print(NativeBackend.availability().ok, NativeBackend.availability().reason)
 names = ("hvkeras.cli.main", "hvkeras.backends.native", "tensorflow", "rich")
 print("own code:", [not is_library(find_spec(name).origin) for name in names])
@@ -199,8 +199,8 @@ def _installed_in_place(checkout: Path, folder: Path, path: str) -> Path:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True, timeout=60)
     others = folder / "others"
     others.mkdir()
-    for place in map(Path, site.getsitepackages()):
-        for package in place.iterdir():
+    for index in map(Path, site.getsitepackages()):
+        for package in index.iterdir():
             if not package.name.startswith("hvkeras") and package.suffix != ".pth":
                 (others / package.name).symlink_to(package)
     (packages,) = folder.glob("lib/python*/site-packages")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hvkeras.compat import patches, strategies, summing
+from hvkeras.compat import patches, strategies
 from hvkeras.errors import UnsupportedError
 
 
@@ -64,7 +64,7 @@ def test_the_keras_at_hand_is_looked_at_and_given_back() -> None:
         assert trainer.reduce_per_replica is broken.__wrapped__
         assert not hasattr(trainer.TensorFlowTrainer._maybe_symbolic_build, "__wrapped__")
         optimizer = sys.modules["keras.src.backend.tensorflow.optimizer"]
-        assert not summing.sums_once(optimizer.TFOptimizer.__new__(optimizer.TFOptimizer))
+        assert not strategies.sums_once(optimizer.TFOptimizer.__new__(optimizer.TFOptimizer))
     finally:
         patches.install(patches.STRATEGIES)
     assert trainer.reduce_per_replica.__wrapped__ is broken.__wrapped__

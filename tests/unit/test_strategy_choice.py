@@ -14,13 +14,13 @@ import hvkeras as hvd
 from hvkeras import compat
 from hvkeras.backends.local import LocalBackend
 from hvkeras.compat import graphs
+from hvkeras.control.launch_environments.tf_config import worker_variables
 from hvkeras.gradients import replicas
 from hvkeras.gradients.optimizer_classes import distributed_part
 from hvkeras.gradients.step import GradientStep
 from hvkeras.host.topology import topology_from_hosts
+from hvkeras.job.plans import EntryCounts
 from hvkeras.job.session import Session
-from hvkeras.launch_environments.tf_config import worker_variables
-from hvkeras.plans import EntryCounts
 from hvkeras.training import fit_hooks
 
 SERVERS = {"chief": ["localhost:1"], "worker": ["localhost:2"], "ps": ["localhost:3"]}

@@ -9,7 +9,7 @@
 
 namespace hvkeras {
 
-// The same numbers as in hvkeras/cpp_library/loading.py.
+// The same numbers as in backends/cpp_library.py.
 enum class Code : int32_t {
   kOk,
   kFailed,      // invalid arguments, or a missing resource

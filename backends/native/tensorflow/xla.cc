@@ -32,7 +32,7 @@ struct Message {
   bool has_value;
 };
 
-// How often this process has entered each plan of collectives; see hvkeras/plans.py.
+// How often this process has entered each plan of collectives; see hvkeras/job/plans.py.
 class PlanCounts {
  public:
   void add(const std::string& plan) {

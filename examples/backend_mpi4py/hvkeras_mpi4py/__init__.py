@@ -15,7 +15,7 @@ from hvkeras.host.mpi import mpi_world
 from hvkeras_mpi4py.exchange import Arrays, Exchange
 
 if TYPE_CHECKING:
-    from hvkeras.launch_environments import Launch
+    from hvkeras.control.launch_environments import Launch
 
 _COMBINE = {Reduction.SUM: np.add, Reduction.PRODUCT: np.multiply, Reduction.MIN: np.minimum,
             Reduction.MAX: np.maximum}

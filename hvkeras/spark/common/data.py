@@ -51,14 +51,14 @@ def prepared(df: Any, store: Store, columns: Sequence[str], validation: float | 
     train, val = _split(df, validation, seed)
     kinds = {name: _kind(df.schema[name].dataType) for name in _existing(df, columns)}
     index = uuid.uuid4().hex[:12]
-    places = store.get_train_data_path(index), store.get_val_data_path(index)
+    indices = store.get_train_data_path(index), store.get_val_data_path(index)
     try:
-        for part, place in ((train, places[0]), (val, places[1])):
+        for part, place in ((train, indices[0]), (val, indices[1])):
             if part is not None:
                 _plain(part, kinds).repartition(partitions).write.mode("overwrite").parquet(store.for_spark(place))
-        yield _checked(Prepared(places[0], "" if val is None else places[1], kinds), store)
+        yield _checked(Prepared(indices[0], "" if val is None else indices[1], kinds), store)
     finally:
-        for place in places:
+        for place in indices:
             store.delete(place)
 
 
@@ -98,8 +98,8 @@ def _checked(found: Prepared, store: Store) -> Prepared:
 def _rows_of(path: str, kinds: Mapping[str, str], store: Store) -> int:
     from pyarrow import dataset
 
-    filesystem, place = store.located(path)
-    files = [fragment.metadata for fragment in dataset.dataset(place, format="parquet", filesystem=filesystem)
+    filesystem, index = store.located(path)
+    files = [fragment.metadata for fragment in dataset.dataset(index, format="parquet", filesystem=filesystem)
              .get_fragments()]
     for group in (file.row_group(number) for file in files for number in range(file.num_row_groups)):
         for column in map(group.column, range(group.num_columns)):

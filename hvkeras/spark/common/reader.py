@@ -1,8 +1,8 @@
 """A rank's share of Parquet data: its row groups, read by pyarrow, as batches of arrays.
 
 The rows of all row groups, in the order of their files, are divided evenly: rank r of n has the r-th of n parts. It
-reads the row groups that its part touches, at most two of which it shares with its neighbours. So each row is
-trained on by one rank, row groups of any size come out even, and all ranks have the same number of batches.
+reads the row groups that its part touches, at most two of which it shares with its neighbors. So each row is trained on
+by one rank, row groups of any size come out even, and all ranks have the same number of batches.
 """
 
 from __future__ import annotations
@@ -14,7 +14,74 @@ from typing import Any
 import numpy as np
 
 from hvkeras.errors import MachineError, UsageError, explain
-from hvkeras.spark.common.columns import column_array
+
+
+def column_array(name: str, column: Any) -> Any:
+    """Converts a column of an Arrow table to an array with its rows along the first axis.
+
+    Args:
+        name: The column's name.
+        column: Numbers, booleans or texts, or lists of numbers that are equally long (also nested).
+
+    Returns:
+        A NumPy array; float64 becomes float32, as in Keras.
+
+    Raises:
+        UsageError: The column has nulls, lists of unequal lengths, or something else in it.
+    """
+    import pyarrow as pa
+
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    if array.null_count:
+        raise UsageError(explain("Columns for training must not contain nulls", f"df.dropna(subset=[{name!r}]), or fill"
+                                 " them", column=name, nulls=array.null_count))
+    shape = [len(array)]
+    while pa.types.is_list(array.type) or pa.types.is_large_list(array.type) or pa.types.is_fixed_size_list(array.type):
+        values = array.flatten()
+        length = len(values) // len(array) if len(array) else 0
+        lengths = {length} if pa.types.is_fixed_size_list(array.type) else set(array.value_lengths().to_pylist())
+        if lengths - {length}:
+            raise UsageError(explain("The lists of a column must all have the same length", "pad them, or cut them",
+                                     column=name, lengths=sorted(lengths)[:5]))
+        shape.append(length)
+        array = values
+        if array.null_count:
+            raise UsageError(explain("Columns for training must not contain nulls", "fill them", column=name))
+    if not (pa.types.is_integer(array.type) or pa.types.is_floating(array.type) or pa.types.is_boolean(array.type)
+            or pa.types.is_string(array.type) or pa.types.is_large_string(array.type)
+            or pa.types.is_decimal(array.type)):
+        raise UsageError(explain("Columns for training must be numbers, booleans, texts, lists of numbers or vectors",
+                                 "convert it with Spark's functions first", column=name, type=str(array.type)))
+    if pa.types.is_decimal(array.type):
+        array = array.cast(pa.float64())
+    found = array.to_numpy(zero_copy_only=False)
+    if found.dtype == np.float64:
+        found = found.astype(np.float32)
+    return found.reshape(shape)
+
+
+def shaped(name: str, array: Any, shape: Any) -> Any:
+    """Gives rows the shape that a model's input or a loss expects.
+
+    Args:
+        name: The column's name.
+        array: The array.
+        shape: The shape of a row, with None for dimensions of any size; None to leave rows as they are.
+
+    Raises:
+        UsageError: The rows have another number of values.
+    """
+    if shape is None or tuple(array.shape[1:]) == tuple(shape):
+        return array
+    if any(size is None for size in shape):
+        return array  # Keras says what does not fit
+    values, wanted = int(np.prod(array.shape[1:])), int(np.prod(shape))
+    if values != wanted:
+        raise UsageError(explain("Rows of a column must have as many values as the model expects",
+                                 "compare the column with the model's inputs, or set label_shapes", column=name,
+                                 values=values, expected=tuple(shape)))
+    return array.reshape([len(array), *shape])
+
 
 POOL_BYTES = 256 * 1024**2  # of the rows among which batches are drawn, unless the caller limits the rows
 
@@ -22,7 +89,7 @@ Arrays = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Piece:
+class RowRange:
     """Rows of one row group.
 
     Attributes:
@@ -76,16 +143,16 @@ class ParquetShare:
         if training and not self.rows:
             raise UsageError(explain("Training needs at least one row for each rank", "start fewer ranks",
                                      rows=self.total, ranks=size))
-        self._pieces: list[Piece] = []
+        self._pieces: list[RowRange] = []
         self._bytes = sum(group.total_byte_size for fragment in fragments for group in fragment.row_groups)
         begin = 0
         for fragment, count in zip(fragments, sizes, strict=True):
             start, stop = max(first, begin), min(after, begin + count)
             if start < stop:
-                self._pieces.append(Piece(fragment, start - begin, stop - start))
+                self._pieces.append(RowRange(fragment, start - begin, stop - start))
             begin += count
         if not self._pieces and fragments:
-            self._pieces.append(Piece(fragments[0], 0, 0))
+            self._pieces.append(RowRange(fragments[0], 0, 0))
         self._kept: list[Arrays] | None = None
 
     def keep_in_memory(self) -> None:
@@ -111,10 +178,10 @@ class ParquetShare:
         enough = max(batch_size, self._pool_rows() if pool is None else pool) if shuffle else batch_size
         waiting: list[Arrays] = []
         rows = 0
-        for place, number in enumerate(order):
+        for index, number in enumerate(order):
             waiting.append(self._kept[number] if self._kept is not None else self._read(self._pieces[number]))
             rows += self._pieces[number].count
-            last = place == len(self._pieces) - 1
+            last = index == len(self._pieces) - 1
             if rows < enough and not last:
                 continue
             pooled = _joined(waiting)
@@ -128,7 +195,7 @@ class ParquetShare:
     def _pool_rows(self) -> int:
         return max(1, POOL_BYTES * self.total // max(1, int(self._bytes)))
 
-    def _read(self, piece: Piece) -> Arrays:
+    def _read(self, piece: RowRange) -> Arrays:
         if self._transform is None:
             table = piece.fragment.to_table(columns=self._columns)
         else:

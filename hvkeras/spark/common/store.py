@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hvkeras.errors import NotInstalledError, UnsupportedError, UsageError, explain
-from hvkeras.host.durable_files import replace_durably
+from hvkeras.host.files import replace_durably
 
 _DATA = ("intermediate_train_data", "intermediate_val_data", "intermediate_test_data")
 _S3 = ("s3a://", "s3n://")  # Hadoop's names of s3://
@@ -112,26 +112,26 @@ class Store:
 
     def exists(self, path: str) -> bool:
         """Returns whether a file or folder exists."""
-        filesystem, place = self.located(path)
-        return bool(filesystem.get_file_info(place).type.value)
+        filesystem, index = self.located(path)
+        return bool(filesystem.get_file_info(index).type.value)
 
     def read(self, path: str) -> bytes:
         """Returns a file's content."""
-        filesystem, place = self.located(path)
-        with filesystem.open_input_stream(place) as file:
+        filesystem, index = self.located(path)
+        with filesystem.open_input_stream(index) as file:
             return bytes(file.read())
 
     def write(self, path: str, data: bytes) -> None:
         """Writes a file whole, and creates its folder; on a local disk, it outlives a power loss."""
-        filesystem, place = self.located(path)
-        filesystem.create_dir(place.rpartition("/")[0], recursive=True)
-        unfinished = f"{place}.unfinished"
+        filesystem, index = self.located(path)
+        filesystem.create_dir(index.rpartition("/")[0], recursive=True)
+        unfinished = f"{index}.unfinished"
         with filesystem.open_output_stream(unfinished) as file:
             file.write(data)
         if filesystem.type_name == "local":
-            replace_durably(Path(unfinished), Path(place))
+            replace_durably(Path(unfinished), Path(index))
         else:
-            filesystem.move(unfinished, place)
+            filesystem.move(unfinished, index)
 
     def write_text(self, path: str, text: str) -> None:
         """Writes a file of text, and creates its folder."""
@@ -139,16 +139,16 @@ class Store:
 
     def delete(self, path: str) -> None:
         """Removes a folder, if it exists."""
-        filesystem, place = self.located(path)
+        filesystem, index = self.located(path)
         if self.exists(path):
-            filesystem.delete_dir(place)
+            filesystem.delete_dir(index)
 
     def is_parquet_dataset(self, path: str) -> bool:
         """Returns whether a folder holds Parquet data."""
         from pyarrow.fs import FileSelector
 
-        filesystem, place = self.located(path)
-        found = filesystem.get_file_info(FileSelector(place, allow_not_found=True, recursive=True))
+        filesystem, index = self.located(path)
+        found = filesystem.get_file_info(FileSelector(index, allow_not_found=True, recursive=True))
         return any(info.path.endswith(".parquet") for info in found)
 
     def located(self, path: str) -> tuple[Any, str]:
@@ -271,8 +271,8 @@ class HDFSStore(Store):
         *args: Any, **kwargs: Any,
     ) -> None:
         del driver
-        place = prefix_path.removeprefix("hdfs://")
-        authority, _, folder = place.partition("/") if place != prefix_path else ("", "", prefix_path.lstrip("/"))
+        index = prefix_path.removeprefix("hdfs://")
+        authority, _, folder = index.partition("/") if index != prefix_path else ("", "", prefix_path.lstrip("/"))
         named, _, its_port = authority.rpartition(":") if ":" in authority else (authority, "", "")
         self._host, self._port = host or named or "default", port or int(its_port or 0)
         self._options = {"user": user, "kerb_ticket": kerb_ticket, "extra_conf": extra_conf}

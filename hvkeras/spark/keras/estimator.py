@@ -17,7 +17,7 @@ from hvkeras.spark.common.pickling import family_of, model_of, own_objects, pack
 from hvkeras.spark.common.store import Store
 from hvkeras.spark.jobs import say_ignored
 from hvkeras.spark.keras.model import KerasModel
-from hvkeras.spark.keras.training import Plan, train
+from hvkeras.spark.keras.training import FitOrder, train
 
 if TYPE_CHECKING:
     from hvkeras.typing import Callback, Model, OptimizerLike
@@ -220,7 +220,7 @@ class KerasEstimator(PickledParams, Estimator):  # type: ignore[misc]
                                      model=type(model)))
         objects = self._objects(model)
         known = {**own_objects(model, objects["loss"], objects["metrics"]), **(self.getCustomObjects() or {})}
-        plan = Plan(
+        plan = FitOrder(
             family=family, store=store, run_id=run_id, train_path=data.train_path, val_path=data.val_path,
             feature_cols=self._columns("feature_cols"), label_cols=self._columns("label_cols"),
             sample_weight_col=self.getSampleWeightCol(), label_shapes=self.getLabelShapes(),

@@ -13,10 +13,10 @@ from pyspark import keyword_only
 from pyspark.ml import Model as SparkModel
 
 from hvkeras.errors import UsageError, explain
-from hvkeras.spark.common.columns import shaped
 from hvkeras.spark.common.data import VECTOR
 from hvkeras.spark.common.params import Parameter, PickledParams, with_parameters
 from hvkeras.spark.common.pickling import family_of, model_file, model_of, own_objects, packed, unpacked
+from hvkeras.spark.common.reader import shaped
 
 if TYPE_CHECKING:
     from hvkeras.typing import Model
@@ -109,8 +109,8 @@ class KerasModel(PickledParams, SparkModel):  # type: ignore[misc]
                    for name in features]
         found = f"{outputs[0]} of hvkeras"
         result = df.withColumn(found, _predictor(df, model, self.getCustomObjects() or {}, scalars)(*columns))
-        for place, (label, output) in enumerate(zip(labels, outputs, strict=True)):
-            column = functions.col(f"`{found}`")[f"output_{place}"]
+        for index, (label, output) in enumerate(zip(labels, outputs, strict=True)):
+            column = functions.col(f"`{found}`")[f"output_{index}"]
             result = result.withColumn(output, array_to_vector(column) if kinds.get(label) == VECTOR else column)
         return result.drop(found)
 
@@ -133,7 +133,7 @@ def _predictor(df: Any, model: Any, custom_objects: Mapping[str, Any], scalars: 
     known = {**own_objects(model), **custom_objects}
     sent = df.sparkSession.sparkContext.broadcast(packed((model_file(model), family_of(model), known)))
     key = uuid.uuid4().hex
-    names = [f"output_{place}" for place in range(len(scalars))]
+    names = [f"output_{index}" for index in range(len(scalars))]
     schema = StructType([StructField(name, DoubleType() if scalar else ArrayType(FloatType()))
                          for name, scalar in zip(names, scalars, strict=True)])
 

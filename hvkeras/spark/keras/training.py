@@ -16,16 +16,15 @@ from typing import Any
 import numpy as np
 
 import hvkeras as hvd
-from hvkeras.spark.common.columns import shaped
 from hvkeras.spark.common.pickling import unpacked
-from hvkeras.spark.common.reader import Arrays, ParquetShare
+from hvkeras.spark.common.reader import Arrays, ParquetShare, shaped
 from hvkeras.spark.common.store import Store
 
 PREFETCHED = 2  # batches that are read ahead
 
 
 @dataclass(frozen=True)
-class Plan:
+class FitOrder:
     """What to train on what; the parameters of `KerasEstimator`, as far as ranks need them.
 
     Attributes:
@@ -67,7 +66,7 @@ class Plan:
         return list(dict.fromkeys([*self.feature_cols, *self.label_cols, *own]))
 
 
-def train(plan: Plan) -> tuple[dict[str, list[float]], bytes] | None:
+def train(plan: FitOrder) -> tuple[dict[str, list[float]], bytes] | None:
     """Trains on this rank.
 
     Args:
@@ -84,7 +83,7 @@ def train(plan: Plan) -> tuple[dict[str, list[float]], bytes] | None:
 
 
 class _Rank:
-    def __init__(self, plan: Plan, folder: Path) -> None:
+    def __init__(self, plan: FitOrder, folder: Path) -> None:
         self._plan, self._folder = plan, folder
         self._file = folder / "checkpoint.keras"
         self._keras: Any = importlib.import_module(plan.family)
@@ -171,8 +170,8 @@ class _Rank:
     def _dataset(self, path: str, batch_size: int, steps: int | None, training: bool = False) -> Any:
         import tensorflow as tf
 
-        filesystem, place = self._plan.store.located(path)
-        share = ParquetShare(filesystem, place, self._plan.columns, hvd.rank(), hvd.size(), training,
+        filesystem, index = self._plan.store.located(path)
+        share = ParquetShare(filesystem, index, self._plan.columns, hvd.rank(), hvd.size(), training,
                              self._objects["transform"])
         if self._plan.in_memory:
             share.keep_in_memory()

@@ -6,6 +6,7 @@ from hvkeras.collectives import reductions, scattering
 from hvkeras.collectives.broadcasts import broadcast_global_variables
 from hvkeras.collectives.compression import Compression
 from hvkeras.collectives.operations import Adasum, Average, Sum
+from hvkeras.diagnostics.timeline import start_timeline, stop_timeline
 from hvkeras.gradients.optimizer import DistributedOptimizer
 from hvkeras.job.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from hvkeras.job.queries import (
@@ -28,7 +29,6 @@ from hvkeras.job.queries import (
     sycl_built,
 )
 from hvkeras.job.session import is_initialized
-from hvkeras.profiling.timeline import start_timeline, stop_timeline
 from hvkeras.startup import init, shutdown
 from hvkeras.training.model_loading import load_model
 from hvkeras.typing import ArrayOrTensor, CompressorLike, Tensor, TensorLike

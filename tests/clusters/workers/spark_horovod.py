@@ -1,4 +1,4 @@
-"""A driver that was written for Horovod: `python -m hvkeras.as_horovod spark_horovod.py MASTER`."""
+"""A driver that was written for Horovod: `hvkeras exec --as-horovod spark_horovod.py MASTER`."""
 
 from __future__ import annotations
 

@@ -85,8 +85,8 @@ def python(environment: Mapping[str, str]) -> list[str]:
         if not (folder / "odd.pid").exists():
             kept = {name: environment[name] for name in (costs.FOLDER, "LANG", "PATH", "PYTHONPATH", "TZ")
                     if name in environment}
-            for place in _PLACES:
-                _start(folder, place, {**kept, **variables})
+            for index in _PLACES:
+                _start(folder, index, {**kept, **variables})
     _wait(folder)
     return [sys.executable, "-I", "-S", str(_HERE / "stand_in.py"), str(folder)]
 
@@ -96,18 +96,18 @@ def is_parent(process: psutil.Process) -> bool:
     return process.pid in {parent.pid for parent in _processes()}
 
 
-def _start(folder: Path, place: str, environment: dict[str, str]) -> None:
-    command = [sys.executable, str(_HERE / "parent.py"), str(folder / place)]
-    with open(folder / f"{place}.log", "wb") as log, open(folder.parent / _LIFE, "rb") as life:
+def _start(folder: Path, index: str, environment: dict[str, str]) -> None:
+    command = [sys.executable, str(_HERE / "parent.py"), str(folder / index)]
+    with open(folder / f"{index}.log", "wb") as log, open(folder.parent / _LIFE, "rb") as life:
         process = subprocess.Popen(command, env={**environment, ROOM: "." * _ROOM_BYTES}, cwd="/", stdin=life,
                                    stdout=log, stderr=log, start_new_session=True)
-    (folder / f"{place}.pid").write_text(str(process.pid))
+    (folder / f"{index}.pid").write_text(str(process.pid))
     process.returncode = 0  # nobody waits for it; without this, Popen would complain
 
 
 def _wait(folder: Path) -> None:
     ends = time.monotonic() + _READY_SECONDS
-    while not all((folder / place).exists() for place in _PLACES):
+    while not all((folder / index).exists() for index in _PLACES):
         ended = len(_processes(folder)) < len(_PLACES)
         if ended or time.monotonic() > ends:
             said = "\n".join(log.read_text(errors="replace") for log in folder.glob("*.log"))

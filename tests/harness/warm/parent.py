@@ -30,7 +30,7 @@ _NUMBER = struct.Struct("=q")
 _MOST_DESCRIPTORS = 6  # three streams, three namespaces
 # What ranks of tests import as a rule. Absent ones are left out: the oldest environment has neither MPI nor Horovod.
 _MODULES = ("numpy", "hvkeras", "tensorflow", "hvkeras.tensorflow", "hvkeras.keras", "hvkeras.callbacks",
-            "hvkeras.training.fit_run", "hvkeras.sharding", "tensorflow.python.framework.function_def_to_graph",
+            "hvkeras.training.fit_run", "hvkeras.data", "tensorflow.python.framework.function_def_to_graph",
             "harness.checks")
 
 
@@ -142,8 +142,8 @@ def fork(connection: socket.socket) -> int | dict[str, Any] | None:
         pid: int | None = None
     elif (pid := os.fork()) == 0:
         connection.close()
-        for place, descriptor in enumerate(descriptors[:3]):
-            os.dup2(descriptor, place)
+        for index, descriptor in enumerate(descriptors[:3]):
+            os.dup2(descriptor, index)
         for namespace in descriptors[3:]:
             enter(namespace)
         for descriptor in descriptors:
@@ -197,13 +197,13 @@ def show_environment() -> None:
         fields = stat.read().rpartition(")")[2].split()
     start, end = int(fields[47]), int(fields[48])
     block = ctypes.string_at(start, end - start)
-    place = block.index(f"{ROOM}=".encode())
-    room = block.index(b"\0", place) - place
+    index = block.index(f"{ROOM}=".encode())
+    room = block.index(b"\0", index) - index
     first = ("HARNESS_", "HVKERAS_RUN_RANK", "HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "TF_CONFIG", "TMPDIR")
     ordered = sorted(os.environ.items(), key=lambda item: not item[0].startswith(first))
     text = b"\0".join(f"{name}={value}".encode(errors="surrogateescape") for name, value in ordered)[: room - 8]
     text += b"\0" + f"{ROOM}=".encode()[: room - len(text) - 1]
-    ctypes.memmove(start + place, text.ljust(room, b"."), room)
+    ctypes.memmove(start + index, text.ljust(room, b"."), room)
 
 
 def run(code: types.CodeType) -> int:

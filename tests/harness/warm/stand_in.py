@@ -27,12 +27,12 @@ def main(folder: str, arguments: list[str]) -> None:
     """Stands for a rank."""
     with open("/proc/self/comm", "w", encoding="ascii") as name:
         name.write("warm-stand-in")
-    place = os.path.join(folder, "odd" if _rank() % 2 else "even")
-    namespaces = _namespaces(place)
+    index = os.path.join(folder, "odd" if _rank() % 2 else "even")
+    namespaces = _namespaces(index)
     request = json.dumps({"arguments": arguments, "folder": os.getcwd(), "environment": dict(os.environ),
                           "cores": sorted(os.sched_getaffinity(0)), "umask": _umask()}).encode()
     with socket.socket(socket.AF_UNIX) as parent:
-        parent.connect(place)
+        parent.connect(index)
         socket.send_fds(parent, [_NUMBER.pack(len(request))], [0, 1, 2, *namespaces])
         parent.sendall(request)
         for descriptor in namespaces:
@@ -63,9 +63,9 @@ def _rank() -> int:
     return 0
 
 
-def _namespaces(place: str) -> list[int]:
+def _namespaces(index: str) -> list[int]:
     """Opens the namespaces of this process that are not its parent's."""
-    with open(f"{place}.pid", encoding="ascii") as file:
+    with open(f"{index}.pid", encoding="ascii") as file:
         theirs = f"/proc/{file.read()}/ns"
     return [os.open(f"/proc/self/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC) for kind in _NAMESPACES
             if os.readlink(f"/proc/self/ns/{kind}") != os.readlink(f"{theirs}/{kind}")]

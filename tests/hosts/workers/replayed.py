@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
+from hvkeras.backends.cpp_library import library
 from hvkeras.backends.native.network import ucx_folder
 from hvkeras.backends.native.ucx import Ucx
-from hvkeras.cpp_library.loading import library
 from hvkeras.errors import MachineError, PeerError
 
 ucx = Ucx(library(), ucx_folder())

@@ -28,8 +28,8 @@ def difference(name: str, found: Any, expected: Any) -> list[str]:
     found = np.asarray(tf.cast(found, tf.float64))
     if found.shape == expected.shape and np.array_equal(found, expected):
         return []
-    places = np.flatnonzero(found != expected)[:3].tolist() if found.shape == expected.shape else []
-    return [f"{name}: {found.shape}, wrong at {places}"]
+    indices = np.flatnonzero(found != expected)[:3].tolist() if found.shape == expected.shape else []
+    return [f"{name}: {found.shape}, wrong at {indices}"]
 
 
 @check

@@ -10,7 +10,7 @@ import time
 import tensorflow as tf
 
 import hvkeras as hvd
-from hvkeras.cpp_library.loading import library
+from hvkeras.backends.cpp_library import library
 
 WAYS = ("end", "exit", "raise", "collective", "operation", "init", "shutdown", "again")
 WITHIN = 30.0  # seconds for a child to end

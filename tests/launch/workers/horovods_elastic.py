@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from hvkeras import as_horovod
+from hvkeras.horovod import as_horovod
 
 as_horovod.install()
 import horovod.tensorflow.keras as hvd  # noqa: E402 - it is hvkeras from now on

@@ -11,9 +11,9 @@ from pathlib import Path
 import tensorflow as tf
 
 import hvkeras as hvd
+from hvkeras.backends.cpp_library import library
 from hvkeras.backends.native.network import ucx_folder
 from hvkeras.backends.native.ucx import Ucx
-from hvkeras.cpp_library.loading import library
 
 
 def signals() -> str:

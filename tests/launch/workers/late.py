@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import hvkeras as hvd
-from hvkeras.launch_environments import detect_launch
+from hvkeras.control.launch_environments import detect_launch
 
 if detect_launch().rank == 1:
     time.sleep(300)

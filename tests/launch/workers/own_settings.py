@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from hvkeras.launch_environments import detect_launch
+from hvkeras.control.launch_environments import detect_launch
 
 os.environ |= {"HVKERAS_STALL_WARNING": "1", "HVKERAS_STALL_SHUTDOWN": "40" if detect_launch().rank else "3"}
 import hvkeras as hvd

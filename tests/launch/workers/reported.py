@@ -17,8 +17,8 @@ import numpy as np
 import tensorflow as tf
 
 import hvkeras as hvd
+from hvkeras.diagnostics import recorder
 from hvkeras.job.session import current_session
-from hvkeras.profiling import rank_recorder
 
 SLOW = 0.05  # seconds
 STEPS = 40
@@ -77,7 +77,7 @@ def slow_computing() -> None:
 
 def main() -> None:
     if killed:
-        rank_recorder.WRITE_EVERY, rank_recorder.WRITE_SHARE = 0.1, 1.0
+        recorder.WRITE_EVERY, recorder.WRITE_SHARE = 0.1, 1.0
         hvd.init()
         slow_input(until=STEPS * 2)
     else:

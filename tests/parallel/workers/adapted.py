@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import hvkeras as hvd
 from harness.checks import check, run_checks
-from hvkeras import as_horovod
+from hvkeras.horovod import as_horovod
 
 keras: Any = tf.keras
 KERAS_3 = not keras.Model.__module__.startswith("tf_keras.")

@@ -137,7 +137,7 @@ def exchanges() -> list[str]:
     table = hvd.alltoall(tf.range(2 * size) + 100 * hvd.rank())
     if table.numpy().tolist() != [100 * rank + 2 * hvd.rank() + more for rank in range(size) for more in (0, 1)]:
         wrong.append(f"equal splits: {table.numpy().tolist()}")
-    sent = tf.constant([2 * hvd.rank() + place for place in range(size)], tf.int64)  # not what is received
+    sent = tf.constant([2 * hvd.rank() + index for index in range(size)], tf.int64)  # not what is received
     rows, counts = hvd.alltoall(tf.fill([int(tf.reduce_sum(sent)), 2], hvd.rank()), sent)
     expected = [2 * rank + hvd.rank() for rank in range(size)]
     if counts.dtype != tf.int64 or counts.numpy().tolist() != expected:
@@ -227,8 +227,8 @@ def bits() -> dict[str, Any]:
     random = np.random.default_rng(hvd.rank())
     tensors = [tf.constant(random.standard_normal(count), dtype) for dtype in ("float32", "float16")
                for count in (7, 5000, LARGE)]
-    single = [hvd.allreduce(tensor, name=f"bits {place}") for place, tensor in enumerate(tensors)]
-    again = [hvd.allreduce(tensor, name=f"bits {place}") for place, tensor in enumerate(tensors)]
+    single = [hvd.allreduce(tensor, name=f"bits {index}") for index, tensor in enumerate(tensors)]
+    again = [hvd.allreduce(tensor, name=f"bits {index}") for index, tensor in enumerate(tensors)]
     others = list(reversed(hvd.grouped_allreduce(tensors[::-1], name="bits together")))
     same = [[one.numpy().tobytes() == two.numpy().tobytes() for one, two in zip(single, more, strict=True)]
             for more in (again, others)]
@@ -315,8 +315,8 @@ def mixed_group() -> list[Any]:
     """Averages of 3 + the rank, in a group: dense integers, slices of integers, dense and sparse floats."""
     dtypes = (tf.int32, tf.int32, tf.float32, tf.uint8, tf.float16)
     group: list[Any] = [tf.fill([1, 1], tf.cast(3 + hvd.rank(), dtype)) for dtype in dtypes]
-    for place in (1, 3, 4):
-        group[place] = tf.IndexedSlices(group[place], tf.constant([hvd.rank()]), tf.constant([hvd.size(), 1]))
+    for index in (1, 3, 4):
+        group[index] = tf.IndexedSlices(group[index], tf.constant([hvd.rank()]), tf.constant([hvd.size(), 1]))
     return [[type(each).__name__ == "IndexedSlices", each.dtype.name, tf.reshape(getattr(each, "values", each), [-1])]
             for each in hvd.grouped_allreduce(group)]
 
@@ -649,9 +649,9 @@ def converted() -> list[str]:
                 hvd.is_initialized(), hvd.is_homogeneous(), hvd.mpi_enabled(), hvd.nccl_built(),
                 hvd.gpu_available(), everyone.included(), everyone.rank(), everyone.size(),
                 hvd.Compression.fp16.compress(tensor)[0]]
-        places = 0
+        indices = 0
         if hvd.rank_op() >= 0:  # a condition, so that AutoGraph has something to convert
-            places = hvd.size_op() + hvd.local_rank_op() + hvd.local_size_op() + hvd.process_set_included_op()
+            indices = hvd.size_op() + hvd.local_rank_op() + hvd.local_size_op() + hvd.process_set_included_op()
         hvd.broadcast_variables([dense, rows], 0)
         with hvd.DistributedGradientTape(tf.GradientTape()) as tape:
             loss = tf.reduce_sum(tensor @ dense[:1]) + tf.reduce_sum(tf.gather(rows, [0, 1]))
@@ -659,7 +659,7 @@ def converted() -> list[str]:
         with hvd.PartialDistributedGradientTape(tf.GradientTape(), local_layers=[]) as partial:
             loss = tf.reduce_sum(tensor @ dense[:1] * local)
         partial.gradient(loss, [dense, local])
-        return places, found, here
+        return indices, found, here
 
     step(tf.ones([2 * hvd.size(), 1])[: hvd.size()])
     codes = list(api._TRANSPILER._cache._cache)

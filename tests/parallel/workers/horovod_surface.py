@@ -309,8 +309,8 @@ def gradients_of_local_sources_apart() -> Any:
         loss = tf.reduce_sum(layers[1](layers[0](slope)))
     tape = hvd_tf.PartialDistributedGradientTape(plain, local_layers=layers[:1], scale_local_gradients=False)
     both = [layer.trainable_variables[0] for layer in layers]
-    found = [[[variable is both[place], float(tf.reduce_sum(gradient))] for variable, gradient in pairs]
-             for place, pairs in enumerate(tape.get_local_and_global_gradients(loss, both, use_generic_names=True))]
+    found = [[[variable is both[index], float(tf.reduce_sum(gradient))] for variable, gradient in pairs]
+             for index, pairs in enumerate(tape.get_local_and_global_gradients(loss, both, use_generic_names=True))]
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), scale_local_gradients=False)
     weight = tf.Variable(0.0)
     computed = optimizer.compute_gradients(lambda: weight * (hvd.rank() + 1.0), [weight])

@@ -15,10 +15,10 @@ import tensorflow as tf
 from harness.checks import check, run_checks
 from hvkeras import parameter_server
 from hvkeras.compat import asynchronous
-from hvkeras.launch_environments import parameter_server_launch
+from hvkeras.control.launch_environments import parameter_server_launch
 from hvkeras.parameter_server.checkpoints import Checkpoints
-from hvkeras.parameter_server.placement import server_of
-from hvkeras.parameter_server.training import Plan, fit
+from hvkeras.parameter_server.chief import server_of
+from hvkeras.parameter_server.training import TrainingPlan, fit
 from hvkeras.settings import Settings
 
 RANDOM = np.random.default_rng(0)
@@ -74,10 +74,10 @@ def batches(inputs: int = 1) -> Any:
         context.num_input_pipelines, context.input_pipeline_id).batch(24)
 
 
-def plan(make: Any, data: Any = None, **options: Any) -> Plan:
+def plan(make: Any, data: Any = None, **options: Any) -> TrainingPlan:
     given = {"epochs": 3, "steps_per_epoch": None, "initial_epoch": 0, "verbose": 0, "callbacks": (),
              "validation_data": None, "validation_freq": 1, "checkpoints": None} | options
-    return Plan(make, data or batches(), **given)
+    return TrainingPlan(make, data or batches(), **given)
 
 
 def values(model: Any, history: Any) -> list[Any]:

@@ -82,8 +82,8 @@ def trained(make: Make, build: Make = net, ranks: Sequence[int] | None = None, e
 
     def step(batches: Sequence[tuple[Any, Any]], factors: Any) -> None:
         with tf.GradientTape() as tape:
-            losses = [tf.reduce_mean((tf.cast(model(x), tf.float32) - y) ** 2) * factors[place]
-                      for place, (x, y) in enumerate(batches)]
+            losses = [tf.reduce_mean((tf.cast(model(x), tf.float32) - y) ** 2) * factors[index]
+                      for index, (x, y) in enumerate(batches)]
             loss = scaled_loss(optimizer, tf.add_n(losses) / len(losses))
         gradients = unscaled(optimizer, tape.gradient(loss, trains))
         optimizer.apply_gradients(zip([*[None] * (2 * frozen), *gradients], variables, strict=True))
@@ -224,7 +224,7 @@ def process_sets() -> list[float]:
 
 @check
 def local_variables() -> list[Any]:
-    """A variable that each rank keeps for itself is not dealt."""
+    """A variable that each rank keeps for itself is not assigned."""
     found = []
     for shared in (True, False):
         model = net()

@@ -1,4 +1,4 @@
-"""What ranks are dealt, and what they are told when they do not hold the same data."""
+"""What ranks are assigned, and what they are told when they do not hold the same data."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def whole_elements() -> dict[str, Any]:
     def steps() -> Any:
         for step in range(3):
             parts = [data[step * size + rank] for rank in range(size)]
-            x, y = ([part[place] for part in parts] for place in (0, 1))
+            x, y = ([part[index] for part in parts] for index in (0, 1))
             yield {name: np.concatenate([one[name] for one in x]) for name in ("nodes", "of_graph")}, np.concatenate(y)
 
     def learned(model: Any, given: Any, evaluated: Any) -> list[float]:
@@ -326,11 +326,11 @@ def forked_pool() -> dict[str, Any]:
         failing.start()
     failing.join(timeout=20)
     with pool:
-        places = pool.starmap_async(where, [()] * 4).get(timeout=20)
+        indices = pool.starmap_async(where, [()] * 4).get(timeout=20)
         refusal = pool.apply_async(refused).get(timeout=20)
         pool.close()
         pool.join()
-    return {"places": places, "refusal": refusal, "failing": failing.exitcode}
+    return {"places": indices, "refusal": refusal, "failing": failing.exitcode}
 
 
 def where() -> list[int]:

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 import hvkeras as hvd
 from harness.checks import check, run_checks
-from hvkeras.profiling import spans
+from hvkeras.diagnostics import spans
 
 keras: Any = tf.keras
 X = np.random.default_rng(0).normal(size=(48, 4)).astype("float32")

@@ -17,7 +17,8 @@ import tensorflow as tf
 
 import hvkeras as hvd
 from harness.checks import check, run_checks
-from hvkeras import as_horovod, compat
+from hvkeras import compat
+from hvkeras.horovod import as_horovod
 
 keras: Any = tf.keras
 PyDataset = getattr(keras.utils, "PyDataset", None) or keras.utils.Sequence
@@ -44,8 +45,8 @@ def union(counts: tuple[int, ...], batch: int, steps: int | None = None, seed: i
     shares = [share(counts, rank, seed) for rank in range(hvd.size())]
     if steps is None:
         return tuple(np.concatenate([one[part] for one in shares]) for part in (0, 1))  # type: ignore[return-value]
-    places = [(one, slice(step * batch, (step + 1) * batch)) for step in range(steps) for one in shares]
-    return tuple(np.concatenate([one[part][place] for one, place in places]) for part in (0, 1))  # type: ignore[return-value]
+    indices = [(one, slice(step * batch, (step + 1) * batch)) for step in range(steps) for one in shares]
+    return tuple(np.concatenate([one[part][index] for one, index in indices]) for part in (0, 1))  # type: ignore[return-value]
 
 
 def model(seed: int = 1, width: int = 8, dropout: float = 0.0, normalization: Any = None) -> Any:
@@ -400,7 +401,7 @@ def changing_lengths() -> dict[str, Any]:
         for count in shared:
             for step in range(count // size):
                 parts = [data[step * size + part] for part in range(size)]
-                one.train_on_batch(*(np.concatenate([part[place] for part in parts]) for place in (0, 1)))
+                one.train_on_batch(*(np.concatenate([part[index] for part in parts]) for index in (0, 1)))
             if count % size:  # the last batch is cut into equal parts
                 one.train_on_batch(*(part[: 4 // size * size] for part in data[count - 1]))
         return float(sum(np.sum(np.abs(weight)) for weight in one.get_weights()))
@@ -436,7 +437,7 @@ def optional_inputs() -> dict[str, Any]:
 
     def generate(parts: Any) -> Any:
         for step in range(3 if len(parts) > 1 else len(parts[0][0]) // 4):
-            x, y = (np.concatenate([part[place][4 * step : 4 * step + 4] for part in parts]) for place in (0, 1))
+            x, y = (np.concatenate([part[index][4 * step : 4 * step + 4] for part in parts]) for index in (0, 1))
             yield {"x": x, "more": None}, y
 
     def own(**options: Any) -> Any:
@@ -886,7 +887,7 @@ def joined() -> dict[str, Any]:
         for epoch in range(2):
             for step in range(max(lengths[epoch] for lengths in CHANGING)):
                 parts = [each[step] for each in data if step < each.lengths[epoch]]
-                one.train_on_batch(*(np.concatenate([part[place] for part in parts]) for place in (0, 1)))
+                one.train_on_batch(*(np.concatenate([part[index] for part in parts]) for index in (0, 1)))
         return [np.asarray(weight).tolist() for weight in one.get_weights()]
 
     return {"found": [values(history), [np.asarray(weight).tolist() for weight in mine.get_weights()]],

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from hvkeras.backends.horovod import store
+from hvkeras.backends.horovod import gloo
 from hvkeras.backends.horovod.installed import has_gloo
 
-LARGEST = store._VALUE + 2 * store._VALUE_FOR_A_RANK
+LARGEST = gloo._VALUE + 2 * gloo._VALUE_FOR_A_RANK
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +27,7 @@ def peers() -> set[str]:
 
 @pytest.fixture
 def port(peers: set[str]) -> Iterator[int]:
-    server = store.bounded_store("127.0.0.1", 2, peers)
+    server = gloo.bounded_store("127.0.0.1", 2, peers)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     yield server.server_address[1]

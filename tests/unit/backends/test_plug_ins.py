@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from hvkeras.backends import backend_class, backend_names, importable_backends
+from hvkeras.control.launch_environments import Launch, Rendezvous
+from hvkeras.diagnostics.check_build import why_not
 from hvkeras.errors import MachineError
 from hvkeras.job.backend_choice import facts_of_rank
-from hvkeras.launch_environments import Launch, Rendezvous
-from hvkeras.launcher.check_build import why_not
 
 LAUNCH = Launch("hvkeras run", 0, 2, Rendezvous("run"))
 

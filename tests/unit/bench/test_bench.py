@@ -12,8 +12,17 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from hvkeras.bench.allreduce import Task, links_for
-from hvkeras.bench.figures import (
+from hvkeras.bench.allreduce import AllreduceTask, links_for
+from hvkeras.bench.participant import PeakMemory
+from hvkeras.bench.ranks import WrongResultError
+from hvkeras.bench.report import draw, duration, explanations, table
+from hvkeras.bench.row import (
+    FORWARD_BACKWARD,
+    ONE_PROCESS,
+    PEER,
+    REFERENCE,
+    UPDATE,
+    BenchmarkRow,
     bandwidth,
     bus_bandwidth,
     efficiency,
@@ -24,31 +33,28 @@ from hvkeras.bench.figures import (
     speed_up,
     with_figures,
 )
-from hvkeras.bench.memory import PeakMemory
-from hvkeras.bench.plot import draw
-from hvkeras.bench.ranks import WrongResultError
-from hvkeras.bench.report import duration, explanations, table
-from hvkeras.bench.row import FORWARD_BACKWARD, ONE_PROCESS, PEER, REFERENCE, UPDATE, Row
 from hvkeras.cli.main import main
-from hvkeras.host import machine
+from hvkeras.host.machine import machine_facts, spread
 
 ALLREDUCES = [
-    Row("4KB", "fast", engine="wires", blocks=[1e-6, 2e-6, 3e-6], calls=10, links=100, bytes=4000, memory=3_000_000),
-    Row("4KB", "slow", engine="pigeons", blocks=[10e-6, 40e-6, 90e-6], calls=1, links=100, bytes=4000),
-    Row("4KB", "none", reason="it is not installed"),
-    Row("64MB", "fast", engine="wires", blocks=[0.02, 0.02], calls=1, links=2, bytes=64_000_000),
-    Row("64MB", "liar", reason="1 is not 2", wrong=True),
-    Row("64MB", "none", reason="it is not installed"),
+    BenchmarkRow("4KB", "fast", engine="wires", blocks=[1e-6, 2e-6, 3e-6], calls=10, links=100, bytes=4000,
+                 memory=3_000_000),
+    BenchmarkRow("4KB", "slow", engine="pigeons", blocks=[10e-6, 40e-6, 90e-6], calls=1, links=100, bytes=4000),
+    BenchmarkRow("4KB", "none", reason="it is not installed"),
+    BenchmarkRow("64MB", "fast", engine="wires", blocks=[0.02, 0.02], calls=1, links=2, bytes=64_000_000),
+    BenchmarkRow("64MB", "liar", reason="1 is not 2", wrong=True),
+    BenchmarkRow("64MB", "none", reason="it is not installed"),
 ]
 STEPS = [
-    Row("mlp", ONE_PROCESS, REFERENCE, blocks=[0.008, 0.010, 0.009], samples=64, bytes=7_500_000),
-    Row("mlp", "fast", blocks=[0.010, 0.0125, 0.009], samples=128, bytes=7_500_000, difference=0.0, first=1.5,
+    BenchmarkRow("mlp", ONE_PROCESS, REFERENCE, blocks=[0.008, 0.010, 0.009], samples=64, bytes=7_500_000),
+    BenchmarkRow("mlp", "fast", blocks=[0.010, 0.0125, 0.009], samples=128, bytes=7_500_000, difference=0.0, first=1.5,
         parts={FORWARD_BACKWARD: [0.006, 0.007, 0.005], UPDATE: [0.002, 0.003, 0.002]}),
-    Row("mlp", "slow alone", PEER, blocks=[0.016, 0.020, 0.018], samples=128, bytes=7_500_000, difference=2e-5),
+    BenchmarkRow("mlp", "slow alone", PEER, blocks=[0.016, 0.020, 0.018], samples=128, bytes=7_500_000,
+                 difference=2e-5),
 ]
 
 
-def printed(kind: str, rows: list[Row]) -> tuple[list[list[str]], list[str]]:
+def printed(kind: str, rows: list[BenchmarkRow]) -> tuple[list[list[str]], list[str]]:
     """The words of the table's lines, and the notes."""
     made, notes = table(kind, rows, 2)
     out = io.StringIO()
@@ -87,7 +93,7 @@ def test_communication_that_is_not_hidden_is_what_the_parts_of_a_step_leave() ->
 
 def test_rows_come_back_from_json_with_figures() -> None:
     done = json.loads(json.dumps(with_figures(ALLREDUCES, 2)))
-    assert [Row.from_json(each) for each in done] == ALLREDUCES
+    assert [BenchmarkRow.from_json(each) for each in done] == ALLREDUCES
     assert done[0]["quartiles"] == pytest.approx([1.5e-6, 2.5e-6])
     assert done[0]["speed_up"] == {"slow": pytest.approx(20.0)}
     assert done[0]["algorithm_bandwidth"] == pytest.approx(2e9)
@@ -127,7 +133,7 @@ def test_durations_are_given_in_the_unit_that_fits(seconds: float, words: str) -
 
 
 @pytest.mark.parametrize(("kind", "rows"), [("allreduce", ALLREDUCES), ("step", STEPS), ("step", [])])
-def test_plots_are_png_files(kind: str, rows: list[Row], tmp_path: Path) -> None:
+def test_plots_are_png_files(kind: str, rows: list[BenchmarkRow], tmp_path: Path) -> None:
     draw(kind, rows, 2, "a title", tmp_path / "plot.png")
     content = (tmp_path / "plot.png").read_bytes()
     assert content.startswith(b"\x89PNG") and len(content) > 5000
@@ -136,16 +142,16 @@ def test_plots_are_png_files(kind: str, rows: list[Row], tmp_path: Path) -> None
 @pytest.mark.parametrize("ranks", [2, 3, 4, 7])
 @pytest.mark.parametrize("label", ["4B", "52B", "4KiB"])
 def test_chains_stay_finite_and_are_distinguished_from_wrong_ones(ranks: int, label: str) -> None:
-    task = Task(label, 0, ranks)
+    task = AllreduceTask(label, 0, ranks)
     # Another way to the same result: sums of float32 link by link, as an engine does it.
-    tensors = [Task(label, rank, ranks).own for rank in range(ranks)]
+    tensors = [AllreduceTask(label, rank, ranks).own for rank in range(ranks)]
 
     def reduce(_: object, name: str) -> np.ndarray:
         total = tensors[0].copy()
         for each in tensors[1:]:
             total += each
-        place = int(name.rsplit(maxsplit=1)[-1])
-        tensors[:] = [total * np.float32(task.scale) if place % task.period == 0 else total] * ranks
+        index = int(name.rsplit(maxsplit=1)[-1])
+        tensors[:] = [total * np.float32(task.scale) if index % task.period == 0 else total] * ranks
         return total
 
     result = task.chained(reduce, tensors[0])
@@ -166,8 +172,8 @@ def test_chains_are_shorter_for_large_tensors() -> None:
 
 def test_ranks_are_spread_over_cores_before_their_second_threads() -> None:
     cores = sorted(os.sched_getaffinity(0))
-    assert sorted(machine.spread(cores)) == cores
-    facts = machine.facts(cores)
+    assert sorted(spread(cores)) == cores
+    facts = machine_facts(cores)
     assert facts["cores"] == cores and facts["cpu"] and facts["versions"]["numpy"] == np.__version__
 
 

@@ -13,13 +13,14 @@ import tensorflow as tf
 import tf_keras
 
 import hvkeras as hvd
-from hvkeras import as_horovod, compat
+from hvkeras import compat
 from hvkeras.callbacks import (
     BestModelCheckpoint,
     LearningRateScheduleCallback,
     LearningRateWarmupCallback,
     MetricAverageCallback,
 )
+from hvkeras.horovod import as_horovod
 
 STEPS, BATCH = 4, 2
 RATE = 0.4

@@ -12,8 +12,8 @@ import pytest
 
 import hvkeras as hvd
 from harness.events import scalars
-from hvkeras.callbacks import TensorBoard, summaries
-from hvkeras.job.changes import Change, changes
+from hvkeras.callbacks import TensorBoard, tensorboard
+from hvkeras.job.session import Change, changes
 
 # Keras reads the learning rate in a way that NumPy 2 will not know any more.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -103,7 +103,7 @@ def test_a_profile_of_the_chief_is_where_keras_leaves_it(tmp_path: Path) -> None
 
 
 def test_what_needs_the_package_tensorboard_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(summaries, "has_tensorboard", False)
+    monkeypatch.setattr(tensorboard, "has_tensorboard", False)
     with pytest.raises(hvd.MachineError, match="histogram_freq and write_images need the package tensorboard"):
         fitted(TensorBoard(tmp_path, histogram_freq=1, write_images=True))
     fitted(TensorBoard(tmp_path))

@@ -17,6 +17,7 @@ from hvkeras.cli.main import main
 from hvkeras.comparison import results_file
 from hvkeras.comparison.command import parser
 from hvkeras.comparison.result import (
+    ONE_PROCESS,
     WARM_UP,
     Number,
     Result,
@@ -29,15 +30,13 @@ from hvkeras.comparison.result import (
 )
 from hvkeras.comparison.rows import Comparison, rows_of
 from hvkeras.comparison.runs import trials_of
-from hvkeras.comparison.sentences import sentences
-from hvkeras.comparison.table import explanations, scaling_table, table
+from hvkeras.comparison.table import explanations, scaling_table, sentences, table
 from hvkeras.control.cause import Cause, CauseKind
+from hvkeras.diagnostics.findings import COMPARE, Finding
+from hvkeras.diagnostics.record import Record, write_weights
+from hvkeras.diagnostics.time_split import TimeSplit
 from hvkeras.errors import UsageError
 from hvkeras.launcher.exit_report import exit_report, root_cause
-from hvkeras.projection.rows import ONE_PROCESS
-from hvkeras.records.record import Record, write_weights
-from hvkeras.records.time_split import TimeSplit
-from hvkeras.report.findings import COMPARE, Finding
 
 
 def stamps(seconds: list[float], rows: list[float], kinds: list[int] | None = None) -> np.ndarray:

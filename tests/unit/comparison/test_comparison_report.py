@@ -14,11 +14,10 @@ from PIL import Image
 from harness.browser import dom, screenshot
 from hvkeras.comparison import report
 from hvkeras.comparison.functions import ComparisonResult
-from hvkeras.comparison.result import Number, Result
+from hvkeras.comparison.result import ONE_PROCESS, Number, Result
 from hvkeras.comparison.rows import Comparison, rows_of
-from hvkeras.comparison.sentences import sentences
-from hvkeras.projection.rows import ONE_PROCESS
-from hvkeras.records.time_split import TimeSplit
+from hvkeras.comparison.table import sentences
+from hvkeras.diagnostics.time_split import TimeSplit
 
 TITLES = {"All backends", "Step times", "Where the time of a step goes", "Scaling", "Loss against time",
           "How this was measured"}

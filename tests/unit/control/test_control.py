@@ -19,11 +19,11 @@ from hvkeras.control.announcements import announcement_path
 from hvkeras.control.cause import Cause, CauseKind
 from hvkeras.control.client import ControlClient
 from hvkeras.control.connection import Introduction
+from hvkeras.control.launch_environments import Launch, Rendezvous
 from hvkeras.control.messages import AllJoined, Deadlines
 from hvkeras.control.rendezvous import Waiting, ask_store
 from hvkeras.control.server import ControlServer
 from hvkeras.errors import MachineError, PeerError, UsageError
-from hvkeras.launch_environments import Launch, Rendezvous
 from hvkeras.settings import Settings
 
 SECRET = b"s" * 32

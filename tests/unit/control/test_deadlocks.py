@@ -481,7 +481,7 @@ def test_groups_of_ranks_are_found_to_wait_as_each_pair_of_them_does(seed):
         assert [(found.kind, found.rank, found.keys) for found in findings] == expected
         assert waits.concerned() == {rank for waiter, missing, *_ in pairs.pairs(size) for rank in (waiter, missing)}
         if len(circle) > 2:
-            places = ", ".join(f"rank {waiter} in {key} for rank {missing}" for waiter, missing, key in circle)
-            assert places.replace(" in x ", ' in the exchange "x" ') in findings[0].text
+            indices = ", ".join(f"rank {waiter} in {key} for rank {missing}" for waiter, missing, key in circle)
+            assert indices.replace(" in x ", ' in the exchange "x" ') in findings[0].text
         kinds.update(found.kind for found in findings)
     assert kinds[CauseKind.MISMATCH] + kinds[CauseKind.LEFT] + kinds[CauseKind.STALLED], "some must wait for long"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hvkeras.control.cause import CauseKind
-from hvkeras.control.deadlocks import Finding, Waits
+from hvkeras.control.deadlocks import Problem, Waits
 from hvkeras.control.join import REFUSED_WITHIN, Participation
 from hvkeras.control.messages import Participate, PlanRefused
 
@@ -51,7 +51,7 @@ def test_refused_plans_end_once_all_that_wait_know_and_the_others_have_participa
     waits, participation = made(a=(0, 1, 2), b=(0, 1, 2))
     waits.update([0, 1], {"a": 1})
     waits.update([2], {"b": 1})
-    finding = Finding(CauseKind.MISMATCH, None, "unlike", ("a", "b"))
+    finding = Problem(CauseKind.MISMATCH, None, "unlike", ("a", "b"))
     assert participation.refuse(finding, 0.0) and participation.is_busy
     assert list(participation.requests(waits)) == [], "nobody has told yet what the plans consist of"
     participation.learn({"a": [], "b": []})

@@ -121,7 +121,7 @@ def test_calls_from_other_threads_run_in_the_servers_own(serve):
 
 
 def test_a_wrong_secret_is_refused_and_says_so(serve):
-    with pytest.raises((wire.ProofError, ConnectionError)), connected(serve()[1], secret=b"another"):
+    with pytest.raises((wire.AuthenticationError, ConnectionError)), connected(serve()[1], secret=b"another"):
         pass
 
 
@@ -184,16 +184,16 @@ def test_frames_cannot_be_changed_replayed_or_reordered():
         return frame[:head], frame[head : head + wire.CODE_BYTES], frame[head + wire.CODE_BYTES :]
 
     first, second = (parts(b"".join(sender.close_frames(text))) for text in (b"n1", b"n2"))
-    with pytest.raises(wire.ProofError):
+    with pytest.raises(wire.AuthenticationError):
         receiver.open_frame(*second)
-    with pytest.raises(wire.ProofError):
+    with pytest.raises(wire.AuthenticationError):
         receiver.open_frame(*first[:2], first[2].replace(b"1", b"3"))
-    with pytest.raises(wire.ProofError):  # as if more followed
+    with pytest.raises(wire.AuthenticationError):  # as if more followed
         receiver.open_frame(b"\1" + first[0][1:], *first[1:])
     assert receiver.open_frame(*first) == b"n1"
-    with pytest.raises(wire.ProofError):
+    with pytest.raises(wire.AuthenticationError):
         receiver.open_frame(*first)
-    with pytest.raises(wire.ProofError):  # our own frames do not pass as the peer's
+    with pytest.raises(wire.AuthenticationError):  # our own frames do not pass as the peer's
         sender.open_frame(*second)
 
 
@@ -219,7 +219,7 @@ def test_large_messages_arrive_whole_and_the_last_one_before_the_end(serve, seal
 
 
 def test_an_absurd_length_is_refused():
-    with pytest.raises(wire.ProofError, match="must be under"):
+    with pytest.raises(wire.AuthenticationError, match="must be under"):
         wire.payload_length(b"\xff" * wire.HEADER.size)
 
 
@@ -235,7 +235,7 @@ def test_a_taken_port_is_a_clear_error():
 def giving_up(address, attempt, host="here"):
     """A connection that sends its hello when what it yields is called; it is given up before the answer is read."""
     with socket.create_connection(address, timeout=5.0) as connection:
-        seal = wire.prove_to_server(connection, SECRET)
+        seal = wire.authenticate_to_server(connection, SECRET)
         hello = encode(Hello(0, 2, host, os.getpid(), attempt))
         yield lambda: connection.sendall(b"".join(seal.close_frames(hello)))
 

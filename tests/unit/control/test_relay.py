@@ -13,13 +13,13 @@ import time
 import pytest
 
 from hvkeras.control.client import ControlClient
+from hvkeras.control.launch_environments import Launch, Rendezvous
 from hvkeras.control.messages import Deadlines, Heartbeat
-from hvkeras.control.relay_start import connect_to_relay, relay_name, sole_starter, start_relay
+from hvkeras.control.relay import connect_to_relay, relay_lock, relay_name, start_relay
 from hvkeras.control.relayed import Batch, as_runs, from_runs
 from hvkeras.control.rendezvous import Waiting, _connect_client
 from hvkeras.control.server import ControlServer
 from hvkeras.errors import UsageError
-from hvkeras.launch_environments import Launch, Rendezvous
 from hvkeras.settings import Settings
 
 SECRET = b"s" * 32
@@ -184,13 +184,13 @@ def test_a_relay_without_ranks_ends_and_the_next_rank_starts_another(job):
 
 def test_one_rank_at_a_time_starts_the_relay_and_a_failed_start_is_said(job, capsys, monkeypatch):
     name = relay_name((HOSTS[0], job.server.address[1]), SECRET)
-    with sole_starter(name), pytest.raises(OSError, match="in use"), sole_starter(name):
+    with relay_lock(name), pytest.raises(OSError, match="in use"), relay_lock(name):
         pass
     with socket.create_connection((HOSTS[0], job.server.address[1])) as server:
         assert "closed by the other side" in start_relay(name, server, b"other", 4, LIVENESS)
     with pytest.raises(ConnectionRefusedError):
         connect_to_relay(name, 1.0)
-    monkeypatch.setattr("hvkeras.control.relay_start.sys.executable", "/nowhere/python")
+    monkeypatch.setattr("hvkeras.control.relay.sys.executable", "/nowhere/python")
     client = job.connect(0)
     assert client._relay is None
     assert "no relay on" in (said := capsys.readouterr().err) and "rank 0 connects by itself" in said

@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 import hvkeras as hvd
-from hvkeras.elastic import callbacks, commit_folder, running
+from hvkeras.elastic import callbacks, commits, running
 from hvkeras.elastic.commits import Commit, CommitFile
 from hvkeras.elastic.encoding import decode, encode
 from hvkeras.errors import CommitError
@@ -207,10 +207,10 @@ def test_another_process_resumes_from_the_last_commit(job: Path, monkeypatch: py
     assert seen[0] == 2
     np.testing.assert_allclose(seen[1], first.model.weights[0].numpy() - 1, rtol=1e-6)  # adding 1 rounds
     monkeypatch.setattr(sys, "last_type", ArithmeticError, raising=False)  # as a traceback leaves it
-    commit_folder._remove_commits(current_session(), job)  # what happens when such a process ends
+    commits._remove_commits(current_session(), job)  # what happens when such a process ends
     assert len(list(job.iterdir())) == 2
     monkeypatch.delattr(sys, "last_type")
-    commit_folder._remove_commits(current_session(), job)
+    commits._remove_commits(current_session(), job)
     assert list(job.iterdir()) == []
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hvkeras.elastic.shared_slots import Deal, guards
+from hvkeras.elastic.shared_slots import SlotAssignment, guards
 
 pytestmark = pytest.mark.oldest
 
@@ -26,12 +26,12 @@ def test_parts_are_kept_on_another_host_where_there_is_one(hosts: list[int], sta
 
 
 def test_parts_are_sent_in_chunks_of_one_dtype() -> None:
-    deal = Deal(2, [1, 2, 5, 6], ["float32", "float32", "float32", "float64"],
+    assignment = SlotAssignment(2, [1, 2, 5, 6], ["float32", "float32", "float32", "float64"],
                 [(0, 100, 200), (0, 0, 300), (0, 1000, 2000), (0, 10, 20)])
-    assert list(deal.chunks(1200)) == [range(2), range(2, 3), range(3, 4)]
-    assert list(deal.chunks(10**6)) == [range(3), range(3, 4)]
-    assert list(Deal(1).chunks(10)) == []
-    assert [deal.bytes_of(rank) for rank in (0, 1)] == [4480, 5680]
-    assert deal.range_of(1, 1) == (1, 0, 300)
-    assert deal.has_part(0)
-    assert not Deal(2, [1], ["float32"], [(0, 0, 9)]).has_part(0)
+    assert list(assignment.chunks(1200)) == [range(2), range(2, 3), range(3, 4)]
+    assert list(assignment.chunks(10**6)) == [range(3), range(3, 4)]
+    assert list(SlotAssignment(1).chunks(10)) == []
+    assert [assignment.bytes_of(rank) for rank in (0, 1)] == [4480, 5680]
+    assert assignment.range_of(1, 1) == (1, 0, 300)
+    assert assignment.has_part(0)
+    assert not SlotAssignment(2, [1], ["float32"], [(0, 0, 9)]).has_part(0)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from hvkeras.gradients.buckets import FIRST_BUCKET, by_dtype, pack
+from hvkeras.gradients.reducer import FIRST_BUCKET, by_dtype, pack
 
 MIB = 1024**2
 
 
 def packed(sizes: list[int | None], limit: int = 25 * MIB, dtypes: list[str] | None = None) -> list[list[int]]:
-    places = list(range(len(sizes)))
+    indices = list(range(len(sizes)))
     kinds = dict(enumerate(dtypes or ["float32"] * len(sizes)))
-    return pack(places, kinds, dict(enumerate(sizes)), limit)
+    return pack(indices, kinds, dict(enumerate(sizes)), limit)
 
 
 def test_the_first_bucket_is_small_and_later_ones_are_full() -> None:
@@ -40,7 +40,7 @@ def test_tensors_of_unknown_size_go_alone() -> None:
 @pytest.mark.parametrize("limit", [1, 7, 8, 9, 64, MIB])
 def test_every_tensor_is_in_exactly_one_bucket(limit: int) -> None:
     sizes: list[int | None] = [3, None, 8, 0, 9, 64, 1, None, 8]
-    assert sorted(place for bucket in packed(sizes, limit) for place in bucket) == list(range(len(sizes)))
+    assert sorted(index for bucket in packed(sizes, limit) for index in bucket) == list(range(len(sizes)))
 
 
 def test_by_dtype_keeps_the_order() -> None:

@@ -16,9 +16,9 @@ import tf_keras
 
 import hvkeras as hvd
 from hvkeras.compat import compiling
+from hvkeras.diagnostics.recorder import recording
 from hvkeras.gradients import compiled_update
 from hvkeras.gradients.optimizer_classes import distributed_part
-from hvkeras.profiling.recorder import recording
 
 TOLERANCE = 1e-6  # of the largest weight
 STEPS, BATCH = 40, 4

@@ -65,6 +65,6 @@ def test_whole_variables_go_to_whoever_has_the_least() -> None:
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_fewer_elements_than_ranks_leave_some_with_nothing(ranks: int) -> None:
-    for deal in (by_elements(extents((1,), ()), ranks, MIB), by_variables(extents((1,), ()), ranks)):
-        assert sum(loads(deal, ranks)) == 2
-        assert all(start <= stop for each in deal for start, stop in itertools.pairwise(each))
+    for assignment in (by_elements(extents((1,), ()), ranks, MIB), by_variables(extents((1,), ()), ranks)):
+        assert sum(loads(assignment, ranks)) == 2
+        assert all(start <= stop for each in assignment for start, stop in itertools.pairwise(each))

@@ -15,7 +15,7 @@ import tf_keras
 import hvkeras as hvd
 from hvkeras import compat
 from hvkeras.gradients.optimizer_classes import distributed_part
-from hvkeras.gradients.options import Exchange, Options
+from hvkeras.gradients.options import Options, ReductionOptions
 from hvkeras.gradients.sharded_state import ShardedState
 from hvkeras.gradients.shards import Shards
 
@@ -81,7 +81,7 @@ def test_ranks_do_not_share_slots_that_nobody_finds() -> None:
         shards = Shards([keras.Variable([[1.0, 2.0], [3.0, 4.0]])], [(0, 2, 4)], (0, 1), 0)
         optimizer = make(0.1)
         optimizer.build([*shards.parts, shards.placeholder])
-        options = Options(Exchange("Hiding"), make, compat.KERAS, shard_kind="elements")
+        options = Options(ReductionOptions("Hiding"), make, compat.KERAS, shard_kind="elements")
         if is_refused:
             with pytest.raises(hvd.UnsupportedError, match=r"keeps its slots in lists.*'hidden'"):
                 ShardedState(optimizer, options, shards)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hvkeras.host.cores import fair_share, operation_threads
+from hvkeras.host.machine import fair_share, operation_threads
 
 
 @pytest.mark.parametrize(("own", "on_this_host", "share"), [

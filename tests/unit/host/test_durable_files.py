@@ -13,7 +13,7 @@ import pytest
 
 from hvkeras.callbacks.model_files import replacing
 from hvkeras.elastic.commits import CommitFile
-from hvkeras.host.durable_files import replace_durably, write_durably
+from hvkeras.host.files import replace_durably, write_durably
 from hvkeras.parameter_server.checkpoints import Checkpoints
 
 

@@ -12,10 +12,10 @@ import tensorflow  # noqa: F401 - it changes the environment, which a test must 
 
 from hvkeras.backends.interface import Start
 from hvkeras.backends.tfdist.cluster import uses_nccl
+from hvkeras.control.launch_environments import Launch
 from hvkeras.errors import UsageError
 from hvkeras.host.gpus import GpuPlacement
 from hvkeras.host.topology import topology_from_hosts
-from hvkeras.launch_environments import Launch
 from hvkeras.settings import Settings
 
 

@@ -6,8 +6,8 @@ import json
 
 import tensorflow  # noqa: F401 - it changes the environment, which a test must not
 
+from hvkeras.control.launch_environments import detect_launch
 from hvkeras.job.backend_choice import preference
-from hvkeras.launch_environments import detect_launch
 
 
 def test_native_leads_on_cpus_and_the_launcher_decides_who_comes_next():

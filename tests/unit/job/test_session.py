@@ -10,8 +10,8 @@ import hvkeras as hvd
 from hvkeras.backends.local import LocalBackend
 from hvkeras.errors import NotInitializedError, UsageError
 from hvkeras.host.topology import topology_from_hosts
+from hvkeras.job.plans import EntryCounts
 from hvkeras.job.session import Session, current_session
-from hvkeras.plans import EntryCounts
 
 
 class FakeBackend(LocalBackend):

@@ -9,18 +9,18 @@ import pytest
 
 from hvkeras.control.client import ControlClient
 from hvkeras.control.connection import Introduction
+from hvkeras.control.launch_environments import Launch
 from hvkeras.control.server import ControlServer
 from hvkeras.errors import MachineError, PeerError
 from hvkeras.job import session_start
 from hvkeras.job.session_start import check_versions, exchange_facts, settings_of_rank_0
-from hvkeras.launch_environments import Launch
 from hvkeras.settings import Settings
 
 VERSIONS = {"Python": "3.11.7", "hvkeras": "0.1.0", "TensorFlow": "2.21.0", "Keras": "3.12.0"}
 
 
 def check(*changes: dict[str, str], rank: int = 0) -> None:
-    facts = [{"host": f"node{place}", "versions": VERSIONS | change} for place, change in enumerate(({}, *changes))]
+    facts = [{"host": f"node{index}", "versions": VERSIONS | change} for index, change in enumerate(({}, *changes))]
     check_versions(Launch("none", rank, len(facts)), Settings({}), facts)
 
 

@@ -12,12 +12,12 @@ from typing import Any
 
 from hvkeras.control.cause import Cause, CauseKind
 from hvkeras.control.messages import Deadlines
+from hvkeras.diagnostics.outcome import Outcome
 from hvkeras.launcher.job_spec import JobSpec
+from hvkeras.launcher.launcher import Launcher
 from hvkeras.launcher.membership import Exit, Workers
 from hvkeras.launcher.placement import HostRanks
 from hvkeras.launcher.printer import Printer
-from hvkeras.launcher.run import Launcher
-from hvkeras.report.outcome import Outcome
 
 SIGTERM = Cause(CauseKind.SIGNAL, None, "", None, "the launcher received SIGTERM", "", 143)
 

@@ -10,9 +10,9 @@ import pytest
 
 from harness.launchers import clean_environment
 from hvkeras.errors import MachineError
+from hvkeras.host.ssh import Ssh
+from hvkeras.launcher import launcher as launcher_run
 from hvkeras.launcher import restarts
-from hvkeras.launcher import run as launcher_run
-from hvkeras.launcher.host_agents import Ssh
 from hvkeras.launcher.job_spec import JobSpec
 from hvkeras.launcher.placement import fill
 from hvkeras.launcher.printer import Printer

@@ -15,14 +15,13 @@ import pytest
 from hvkeras.control.cause import Cause, CauseKind
 from hvkeras.control.membership_channel import MembershipClient
 from hvkeras.control.messages import FunctionEntered, Ready
+from hvkeras.diagnostics.outcome import Outcome
 from hvkeras.errors import MachineError
 from hvkeras.launcher.elastic_membership import ElasticMembership
-from hvkeras.launcher.fixed_membership import FixedMembership
 from hvkeras.launcher.host_pool import HostPool
 from hvkeras.launcher.job_spec import JobSpec
-from hvkeras.launcher.membership import Exit
+from hvkeras.launcher.membership import Exit, FixedMembership
 from hvkeras.launcher.placement import HostRanks
-from hvkeras.report.outcome import Outcome
 
 SECRET = "of the job"
 WITHIN = 30.0
@@ -215,8 +214,8 @@ def test_a_worker_learns_its_rank_over_the_membership_channel(serving: Callable[
     assert membership.ranks == [1]
     (answer,) = answers
     assert answer.commit == 5
-    assert (answer.place["HVKERAS_RUN_RANK"], answer.place["HVKERAS_RUN_SIZE"]) == ("0", "1")
-    assert answer.place["HVKERAS_RUN_CONTROL"] == "{}:{}".format(*membership.server.address)
+    assert (answer.variables["HVKERAS_RUN_RANK"], answer.variables["HVKERAS_RUN_SIZE"]) == ("0", "1")
+    assert answer.variables["HVKERAS_RUN_CONTROL"] == "{}:{}".format(*membership.server.address)
 
 
 def test_a_newcomer_that_fails_does_not_end_the_generation(serving: Callable[..., Any]) -> None:

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from harness.handlers import Channel
-from hvkeras.control.messages import AgentEnded, EndAgent, Heartbeat, HostLeaving, Line, Machine, StartAgent
+from hvkeras.control.messages import AgentEnded, AgentLine, EndAgent, Heartbeat, HostLeaving, Machine, StartAgent
 from hvkeras.errors import MachineError
 from hvkeras.host.network import host_identity
 from hvkeras.launcher.host_agents import HostAgent
@@ -87,12 +87,13 @@ def test_an_agent_speaks_through_the_connection_of_its_host(reported):
         assert channel.sent[1] == [StartAgent()]
         with pytest.raises(MachineError, match="A host must be there when ranks start on it"):
             hosts.open("pod-1")
-        channel.tell(member, Heartbeat(), Line("a greeting"), Line('{"type": "hello", "pid": 7, "host": "inside"}'))
+        channel.tell(member, Heartbeat(), AgentLine("a greeting"),
+                     AgentLine('{"type": "hello", "pid": 7, "host": "inside"}'))
         await connecting
         assert agent.host_name == "pod-1"
         running = asyncio.ensure_future(agent.run({"folder": "x", "environment": {
             "HVKERAS_SECRET": SECRET, "HVKERAS_LOG_LEVEL": "INFO", "PATH": "/bin"}}))
-        channel.tell(member, Line('{"type": "started", "worker": 0, "pid": 8}'), AgentEnded())
+        channel.tell(member, AgentLine('{"type": "started", "worker": 0, "pid": 8}'), AgentEnded())
         await running
         await agent.ended(5.0)
         agent.release()
@@ -100,7 +101,8 @@ def test_an_agent_speaks_through_the_connection_of_its_host(reported):
 
     asyncio.run(run())
     assert [event["type"] for event in events] == ["started"]
-    assert channel.sent[1][1:] == [Line('{"folder": "x", "environment": {"HVKERAS_LOG_LEVEL": "INFO"}}'), EndAgent()]
+    assert channel.sent[1][1:] == [AgentLine('{"folder": "x", "environment": {"HVKERAS_LOG_LEVEL": "INFO"}}'),
+                                   EndAgent()]
 
 
 def test_an_agent_whose_host_is_lost_has_not_started(reported):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hvkeras.errors import MachineError
-from hvkeras.launcher.slurm_hosts import allocated_hosts
+from hvkeras.launcher.placement import allocated_hosts
 
 # What `scontrol show hostnames` of Slurm 22.05 prints for these lists.
 EXPANDED = {"n[1-3]": "n1\\nn2\\nn3\\n", "n7": "n7\\n"}

@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 from hvkeras.control.cause import Cause, CauseKind
+from hvkeras.control.launch_environments import parameter_server_launch
 from hvkeras.errors import UsageError
-from hvkeras.launch_environments import parameter_server_launch
 from hvkeras.parameter_server.chief import Chief
 from hvkeras.settings import Settings
 

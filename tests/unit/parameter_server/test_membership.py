@@ -6,8 +6,8 @@ import pytest
 
 from harness.handlers import Channel
 from hvkeras.control.cause import Cause, CauseKind
+from hvkeras.control.launch_environments import parameter_server_launch
 from hvkeras.control.messages import ExitReported, Failed, Heartbeat, JobEnded, LeftJob, MayExit
-from hvkeras.launch_environments import parameter_server_launch
 from hvkeras.parameter_server.cluster_membership import ClusterHandler
 from hvkeras.settings import Settings
 

@@ -6,8 +6,8 @@ import pytest
 
 from hvkeras.errors import UsageError
 from hvkeras.host.gpus import VISIBLE
-from hvkeras.spark.gpus import visible_devices
 from hvkeras.spark.order import Gpus
+from hvkeras.spark.task import visible_devices
 
 GIVEN = {"gpu": ["2", "3"]}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from hvkeras.training.compile_arguments import arguments_of
+from hvkeras.training.model_description import arguments_of
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation", "ignore:You are saving your model as an HDF5 file")

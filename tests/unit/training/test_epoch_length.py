@@ -11,7 +11,7 @@ from hvkeras.errors import UnsupportedError, UsageError
 from hvkeras.training.epoch_length import (
     CommonEnd,
     Decision,
-    Facts,
+    FitFacts,
     Length,
     decide,
     decide_again,
@@ -19,18 +19,18 @@ from hvkeras.training.epoch_length import (
 )
 
 
-def decision(*everyone: Facts, policy: str = "trim") -> Decision:
+def decision(*everyone: FitFacts, policy: str = "trim") -> Decision:
     return decide(range(len(everyone)), everyone, policy)
 
 
-def of_batches(*batches: int | None, **also: Any) -> list[Facts]:
-    return [Facts(None, count, **also) for count in batches]
+def of_batches(*batches: int | None, **also: Any) -> list[FitFacts]:
+    return [FitFacts(None, count, **also) for count in batches]
 
 
 def test_equal_ranks_are_left_alone() -> None:
     assert decision(*of_batches(3, 3)) == Decision()
-    assert decision(Facts(5, None), Facts(5, None)) == Decision(steps=5, common_end=True)
-    assert decision(Facts(5, -1), Facts(5, -1)) == Decision()
+    assert decision(FitFacts(5, None), FitFacts(5, None)) == Decision(steps=5, common_end=True)
+    assert decision(FitFacts(5, -1), FitFacts(5, -1)) == Decision()
 
 
 @pytest.mark.parametrize(("policy", "batches", "joined"), [("trim", 2, False), ("join", 4, True)])
@@ -78,7 +78,7 @@ def test_data_of_unknown_length_ends_on_all_ranks(batches: tuple[int | None, ...
 
 
 def test_the_fewest_steps_per_epoch_are_taken_and_reported() -> None:
-    made = decision(Facts(5, -1), Facts(3, -1), Facts(None, 9))
+    made = decision(FitFacts(5, -1), FitFacts(3, -1), FitFacts(None, 9))
     assert (made.steps, made.common_end) == (3, True)
     assert "5 on rank 0, 3 on rank 1, no limit on rank 2" in made.warnings[0]
 
@@ -90,7 +90,7 @@ def test_the_fewest_steps_per_epoch_are_taken_and_reported() -> None:
     ("batches", 2, 0, "Each rank needs at least one batch"),
 ])
 def test_ranks_that_cannot_train_together_are_reported(field: str, one: Any, other: Any, text: str) -> None:
-    facts = [Facts(**{"steps": None, "batches": 2, field: value}) for value in (one, other)]
+    facts = [FitFacts(**{"steps": None, "batches": 2, field: value}) for value in (one, other)]
     with pytest.raises(UsageError, match=text):
         decision(*facts)
 
@@ -98,8 +98,8 @@ def test_ranks_that_cannot_train_together_are_reported(field: str, one: Any, oth
 def test_odd_data_is_mentioned() -> None:
     same = decision(*of_batches(3, 3, fingerprint="of these rows"))
     assert "all 2 ranks train on the same data; hvd.shard(data)" in same.warnings[0]
-    assert not decision(*[Facts(None, 3, fingerprint=name) for name in ("one", "other")]).warnings
-    unlike = decision(Facts(None, 3, last_rows=2), Facts(None, 3, last_rows=1))
+    assert not decision(*[FitFacts(None, 3, fingerprint=name) for name in ("one", "other")]).warnings
+    unlike = decision(FitFacts(None, 3, last_rows=2), FitFacts(None, 3, last_rows=1))
     assert "different numbers of samples (2 on rank 0, 1 on rank 1)" in unlike.warnings[0]
 
 

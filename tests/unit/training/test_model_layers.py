@@ -9,7 +9,7 @@ import pytest
 
 from hvkeras import compat
 from hvkeras.errors import DivergenceError
-from hvkeras.training.model_layers import digest_of, layers_of, require_same_model
+from hvkeras.training.model_description import digest_of, layers_of, require_same_model
 
 
 def model(units: int = 8, dropout: float = 0.2, activation: Any = "relu", strength: float = 0.01,

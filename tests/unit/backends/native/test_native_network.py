@@ -12,7 +12,7 @@ import pytest
 
 from harness.processes import run_python
 from hvkeras.backends.native import NativeBackend, network
-from hvkeras.launch_environments import Launch
+from hvkeras.control.launch_environments import Launch
 
 ROOT = Path(__file__).resolve().parents[4]
 
@@ -104,7 +104,7 @@ import errno, socket
 from types import SimpleNamespace
 from hvkeras.backends.native import network, ports
 from hvkeras.backends.native.ucx import Ucx
-from hvkeras.cpp_library.loading import library
+from hvkeras.backends.cpp_library import library
 from hvkeras.errors import MachineError
 
 def listening():

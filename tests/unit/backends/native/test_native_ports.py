@@ -132,19 +132,19 @@ def test_of_too_many_addresses_the_networks_around_them_are_admitted(version: in
 def admits(program: list[ports.Instruction], address: str) -> bool:
     """What the kernel makes of a filter for a packet from an address."""
     packed = ipaddress.ip_address(address).packed
-    place, loaded = 0, 0
+    index, loaded = 0, 0
     for _ in range(200):  # steps, which are few
-        code, if_true, if_false, value = program[place]
-        place += 1
+        code, if_true, if_false, value = program[index]
+        index += 1
         if code == ports._RETURN:
             return bool(value)
         if code == ports._LOAD:
             (loaded,) = struct.unpack_from("!I", packed, value)
         elif code == ports._JUMP:
-            place += value
+            index += value
         else:
             holds = {ports._EQUAL: loaded == value, ports._GREATER: loaded > value, ports._AT_LEAST: loaded >= value}
-            place += if_true if holds[code] else if_false
+            index += if_true if holds[code] else if_false
     raise AssertionError("too many steps")
 
 

@@ -1,0 +1,92 @@
+"""Detection of a process's rank and peers: one pure function per launcher, tried in a fixed order.
+
+The order is a contract: our own launcher, then launchers that start processes, then TF_CONFIG
+(which may be left over in a shell), then torchrun's variables (which some clusters set beside
+TF_CONFIG, for other frameworks), then a Kubernetes Indexed Job (in whose pods any of these may start
+ranks), then Slurm (whose variables are also set in batch scripts that start nothing). The first launcher
+whose variables are complete wins. An incomplete set of variables is an error, unless a launcher further
+down announces several ranks: then the variables are left over, or a script has set them for itself.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+
+from hvkeras.control.launch_environments import (
+    horovodrun_gloo,
+    hvkeras_run,
+    hydra,
+    indexed_job,
+    open_mpi,
+    slurm,
+    spark,
+    tf_config,
+    torchrun,
+)
+from hvkeras.control.launch_environments.launch import IncompleteLaunchError, Launch, Rendezvous
+from hvkeras.control.launch_environments.tf_config import describe_cluster, detect_parameter_servers
+
+__all__ = ["LAUNCH_ENVIRONMENTS", "Launch", "Rendezvous", "describe_cluster", "detect_launch",
+           "parameter_server_launch"]
+
+LAUNCH_ENVIRONMENTS: tuple[Callable[[Mapping[str, str]], Launch | None], ...] = (
+    hvkeras_run.detect,
+    spark.detect,
+    horovodrun_gloo.detect,
+    open_mpi.detect,
+    hydra.detect,
+    tf_config.detect,
+    torchrun.detect,
+    indexed_job.detect,
+    slurm.detect,
+)
+
+
+def detect_launch(environ: Mapping[str, str] | None = None) -> Launch:
+    """Detects how this process was launched.
+
+    Example:
+        >>> detect_launch({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4"}).size
+        4
+
+    Args:
+        environ: The environment to read; this process's by default.
+
+    Returns:
+        What the first detected launcher announces, else a job of one process.
+
+    Raises:
+        UsageError: A launcher's variables are set but cannot be read, or are incomplete while no other launcher
+            announces several ranks.
+    """
+    environ = os.environ if environ is None else environ
+    incomplete: IncompleteLaunchError | None = None
+    for detect in LAUNCH_ENVIRONMENTS:
+        try:
+            launch = detect(environ)
+        except IncompleteLaunchError as error:
+            incomplete = incomplete or error
+            continue
+        if launch is not None and (incomplete is None or launch.size > 1):
+            return launch
+        if launch is not None:
+            break  # one rank (a TF_CONFIG, a Slurm shell) must not hide an incomplete launch of several
+    if incomplete is not None:
+        raise incomplete
+    return Launch("none")
+
+
+def parameter_server_launch(environ: Mapping[str, str] | None = None) -> Launch:
+    """Detects which task of a cluster with parameter servers this process is.
+
+    Args:
+        environ: The environment to read; this process's by default.
+
+    Returns:
+        What TF_CONFIG says.
+
+    Raises:
+        UsageError: There is no TF_CONFIG, or it describes no such cluster.
+    """
+    return detect_parameter_servers(os.environ if environ is None else environ)

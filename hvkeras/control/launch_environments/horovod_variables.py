@@ -1,0 +1,74 @@
+"""A rank's numbers in horovodrun's environment variables, because scripts read them as soon as they start.
+
+An additional variable records who has set them, so that processes that a rank starts do not take them for horovodrun's.
+"""
+
+from __future__ import annotations
+
+import socket
+
+from hvkeras.control.launch_environments import horovodrun_gloo, tf_config
+from hvkeras.control.launch_environments.launch import Launch
+from hvkeras.host.network import split_address
+from hvkeras.host.topology import Topology, topology_from_hosts
+
+_NAMES = (horovodrun_gloo.PROCESS_ID, horovodrun_gloo.PROCESS_COUNT, horovodrun_gloo.LOCAL_PROCESS_ID,
+          horovodrun_gloo.LOCAL_PROCESS_COUNT, "HOROVOD_CROSS_RANK", "HOROVOD_CROSS_SIZE")
+HOST_NAME = "HOROVOD_HOSTNAME"
+
+
+def with_launcher(launcher: str, values: dict[str, str]) -> dict[str, str]:
+    """Adds the variable that records who has set the numbers.
+
+    Args:
+        launcher: The launcher's printed name.
+        values: The variables.
+    """
+    return {**values, horovodrun_gloo.SET_BY: launcher}
+
+
+def rank_variables(rank: int, size: int, local_rank: int, local_size: int, cross_rank: int, cross_size: int,
+                   host: str) -> dict[str, str]:
+    """Returns horovodrun's variables for a rank.
+
+    Args:
+        rank: The rank.
+        size: The number of ranks.
+        local_rank: Its number on its host.
+        local_size: The number of ranks on its host.
+        cross_rank: Its host's number among those that have a rank of this local rank.
+        cross_size: The number of such hosts.
+        host: Its host's name.
+    """
+    values = (rank, size, local_rank, local_size, cross_rank, cross_size)
+    return {**dict(zip(_NAMES, map(str, values), strict=True)), HOST_NAME: host}
+
+
+def topology_variables(topology: Topology) -> dict[str, str]:
+    """Returns horovodrun's variables for a rank whose topology is known.
+
+    Args:
+        topology: The rank's topology.
+    """
+    return rank_variables(topology.rank, topology.size, topology.local_rank, topology.local_size, topology.cross_rank,
+                          topology.cross_size, topology.host)
+
+
+def launch_variables(launch: Launch) -> dict[str, str]:
+    """Returns horovodrun's variables as far as a launch announces them; before the rendezvous, some may be unknown.
+
+    Args:
+        launch: What the launcher has announced.
+
+    Returns:
+        The variables; none for a process that no launcher, or horovodrun itself, has started.
+    """
+    if launch.rendezvous.kind == "none" or launch.launcher == horovodrun_gloo.LAUNCHER:
+        return {}
+    if launch.launcher == tf_config.LAUNCHER:
+        hosts = [split_address(each)[0] for each in launch.cluster]
+        return with_launcher(launch.launcher, topology_variables(topology_from_hosts(launch.rank, hosts)))
+    cross = (0, 1) if launch.local_size == launch.size else (None, None)
+    values = zip(_NAMES, (launch.rank, launch.size, launch.local_rank, launch.local_size, *cross), strict=True)
+    known = {name: str(value) for name, value in values if value is not None}
+    return with_launcher(launch.launcher, {HOST_NAME: socket.gethostname(), **known})

@@ -1,0 +1,196 @@
+"""Launch of this process (rank, size, rendezvous), read from the variables of its launcher.
+
+Impossible values are errors: text instead of a number, or a rank beyond the size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hvkeras.errors import UsageError, explain
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """Where the ranks of one launch can find each other.
+
+    Attributes:
+        kind: `none` (one process), `run` (our launcher serves the control channel at `address`), `standby` (the
+            process joins an elastic job of our launcher that runs already), `spark` (rank 0's task serves the channel),
+            `mpi` (exchange over MPI), `horovod_store` (horovodrun's key-value store at `address`),
+            `tf_config` (rank 0 listens at its own TF_CONFIG `address`), `address` (rank 0 listens at
+            `address`, which all ranks were given), `folder` (rank 0 writes address and secret to a
+            private shared folder, under `job`).
+        address: `host:port`, or "".
+        job: A text that distinguishes this job from others of the same user; "" where not needed.
+        communicator: With `mpi`, the `mpi4py.MPI.Comm` of the ranks that form the job; None for all.
+    """
+
+    kind: str
+    address: str = ""
+    job: str = ""
+    communicator: Any = None
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What a launcher announced to this process.
+
+    Attributes:
+        launcher: The launcher's name, as printed: `mpirun (Open MPI)`, `TF_CONFIG`, ...
+        rank: The announced rank.
+        size: The announced number of ranks.
+        rendezvous: Where the ranks find each other.
+        local_rank: The announced local rank, if the launcher announces one.
+        local_size: The announced local size, if the launcher announces one.
+        cluster: With TF_CONFIG, `host:port` of every rank, in rank order.
+        tasks: What users call each rank, in rank order: with TF_CONFIG its task (`chief 0`, `worker 0`, ...), in a
+            Kubernetes Job its pod; empty where ranks are known by their numbers.
+        mpi: Whether the process was started by an MPI launcher.
+    """
+
+    launcher: str
+    rank: int = 0
+    size: int = 1
+    rendezvous: Rendezvous = field(default_factory=lambda: Rendezvous("none"))
+    local_rank: int | None = None
+    local_size: int | None = None
+    cluster: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = ()
+    mpi: bool = False
+
+    def task_name(self, rank: int) -> str:
+        """The name by which users know a rank: `worker 1 (10.0.0.2:2222)` under TF_CONFIG, a pod, or `rank 1`."""
+        if rank >= len(self.tasks):
+            return f"rank {rank}"
+        return self.tasks[rank] + (f" ({self.cluster[rank]})" if self.cluster else f" (rank {rank})")
+
+
+class IncompleteLaunchError(UsageError):
+    """Some of a launcher's variables are set, but others that it always sets are missing."""
+
+
+@dataclass(frozen=True)
+class Names:
+    """One launcher's variable names for rank, size, local rank and local size.
+
+    Attributes:
+        rank: The variable of the rank.
+        size: The variable of the number of ranks.
+        local_rank: The variable of the rank within the host; "" where the launcher has none.
+        local_size: The variable of the number of ranks on the host; "" where the launcher has none.
+    """
+
+    rank: str
+    size: str
+    local_rank: str = ""
+    local_size: str = ""
+
+
+def is_launched_by(launcher: str, environ: Mapping[str, str], needed: Sequence[str],
+                   distinctive: Sequence[str]) -> bool:
+    """Returns whether a launcher started this process: whether all of the needed variables are set.
+
+    Args:
+        launcher: The launcher's printed name.
+        environ: The environment.
+        needed: The variables that are read, which the launcher sets on every rank.
+        distinctive: The variables that nothing else sets, so that a single one identifies the launcher.
+
+    Raises:
+        IncompleteLaunchError: Some are set, but not all that are needed: treating this as a job of one process would be
+            wrong.
+    """
+    missing = [name for name in needed if not _is_set(environ, name)]
+    present = {name: environ[name] for name in distinctive if _is_set(environ, name)}
+    if missing and present:
+        are = "are" if len(missing) > 1 else "is"
+        raise IncompleteLaunchError(explain(
+            f"A process that {launcher} starts must get all of its variables, but {', '.join(missing)} {are} missing",
+            f"pass {'them' if len(missing) > 1 else 'it'} on to this process as well (containers, sudo and env -i leave"
+            f" variables out), or unset {', '.join(present)} to run a single process", **present))
+    return not missing
+
+
+def _is_set(environ: Mapping[str, str], name: str) -> bool:
+    return bool(environ.get(name, "").strip())
+
+
+def number(environ: Mapping[str, str], name: str, launcher: str, least: int = 0) -> int:
+    """Reads one variable as a whole number.
+
+    Args:
+        environ: The environment.
+        name: The variable.
+        launcher: The launcher that set it, for the message.
+        least: The smallest valid value.
+
+    Raises:
+        UsageError: It is not a number, or too small.
+    """
+    text = environ[name].strip()
+    if text.isascii() and text.isdigit() and int(text) >= least:
+        return int(text)
+    raise UsageError(explain(f"{name} must be a whole number of at least {least}, as {launcher} sets it",
+                             f"let the launcher set {name}, or unset it to run a single process",
+                             **{name: environ[name]}))
+
+
+def launch_from(launcher: str, environ: Mapping[str, str], names: Names, rendezvous: Rendezvous,
+                mpi: bool = False) -> Launch:
+    """Builds the `Launch` of a launcher that announces its ranks' numbers.
+
+    Args:
+        launcher: The launcher's printed name.
+        environ: The environment, which contains rank and size.
+        names: The launcher's variable names.
+        rendezvous: Where the ranks find each other.
+        mpi: Whether it is an MPI launcher.
+
+    Raises:
+        UsageError: A number cannot be read, or a rank is not below its size.
+    """
+    rank, size = number(environ, names.rank, launcher), number(environ, names.size, launcher, least=1)
+    _check_below(rank, size, names.rank, names.size, launcher)
+    local_rank = number(environ, names.local_rank, launcher) if environ.get(names.local_rank) else None
+    local_size = number(environ, names.local_size, launcher, least=1) if environ.get(names.local_size) else None
+    if local_rank is not None and local_size is not None:
+        _check_below(local_rank, local_size, names.local_rank, names.local_size, launcher)
+    return Launch(launcher, rank, size, rendezvous, local_rank, local_size, mpi=mpi)
+
+
+def served_launch(launcher: str, kind: str, environ: Mapping[str, str], names: Names, control: str) -> Launch | None:
+    """Recognises a rank of a launcher of our own, which serves the control channel and says where.
+
+    Args:
+        launcher: The launcher's printed name.
+        kind: The kind of rendezvous.
+        environ: The environment.
+        names: The launcher's variable names; they begin like `control`.
+        control: The variable of the control channel's address.
+
+    Returns:
+        The launch; None if this launcher did not start the process.
+
+    Raises:
+        UsageError: A variable is missing or cannot be read.
+    """
+    needed = (names.rank, names.size, names.local_rank, names.local_size, control)
+    if not is_launched_by(launcher, environ, needed, needed):
+        return None
+    address = environ[control]
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise UsageError(explain(f"{control} must be host:port, as {launcher} sets it",
+                                 f"unset the variables that begin with {control.rpartition('_')[0]}_, or start with"
+                                 f" {launcher}", **{control: address}))
+    return launch_from(launcher, environ, names, Rendezvous(kind, address))
+
+
+def _check_below(rank: int, size: int, rank_name: str, size_name: str, launcher: str) -> None:
+    if rank >= size:
+        raise UsageError(explain(f"{rank_name} must be below {size_name}, as {launcher} sets them",
+                                 "let the launcher set both; do not export one of them by hand",
+                                 **{rank_name: rank, size_name: size}))

@@ -1,0 +1,158 @@
+"""Analysis of a `tf.data` pipeline from its stages: whether it batches, and whether its order can vary.
+
+Stages are recognized by the names of TensorFlow's private classes; a stage with another name makes the answer
+"not known", and the user is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from hvkeras.data.partition import Batches
+
+_BATCHING = {"Batch", "ParallelBatch", "PaddedBatch", "DenseToSparseBatch", "MapAndBatch", "Rebatch", "LegacyRebatch"}
+_SINGLE = {"TensorSlice", "Range", "Random", "TFRecord", "TextLine", "FixedLengthRecord", "Csv", "Unbatch"}
+# Stages that produce one element for each input element.
+_ONE_TO_ONE = {"Map", "ParallelMap", "Prefetch", "Cache", "Options", "Shuffle", "AssertCardinality", "Model",
+               "CopyToDevice", "MaxIntraOpParallelism", "PrivateThreadPool", "Restructured", "Snapshot"}
+# Also stages that drop or repeat elements, and do not change whether elements are batches.
+_KEEPING = {*_ONE_TO_ONE, "Repeat", "Skip", "Take", "Shard", "Filter", "Scan", "TakeWhile", "Unique", "IgnoreErrors"}
+_MAPPING = {"Map", "ParallelMap", "Scan", "Restructured"}
+_JOINING = {"Zip", "Concatenate", "DirectedInterleave"}
+
+
+def _stage(dataset: Any) -> str:
+    """Returns the name of the last stage: `Batch` for TensorFlow's class `_BatchDataset`."""
+    return type(dataset).__name__.lstrip("_").split("Dataset")[0]
+
+
+def _inputs(dataset: Any) -> list[Any]:
+    return list(dataset._inputs()) if hasattr(dataset, "_inputs") else []
+
+
+def _stages(dataset: Any) -> list[Any]:
+    """Returns all stages, the last one first."""
+    return [dataset, *(stage for source in _inputs(dataset) for stage in _stages(source))]
+
+
+def is_batched(dataset: Any) -> bool | None:
+    """Whether the elements are batches; None if unknown."""
+    stage, sources = _stage(dataset), _inputs(dataset)
+    if stage in _SINGLE or has_scalars(dataset):
+        return False
+    if stage in _BATCHING:
+        return True
+    if stage in _KEEPING and len(sources) == 1:
+        return is_batched(sources[0])
+    if stage in _JOINING:
+        sources = sources[1:] if stage == "DirectedInterleave" else sources  # the first selects the source
+        found = {answer for answer in map(is_batched, sources) if answer is not None}
+        return found.pop() if len(found) == 1 else None
+    return None
+
+
+def has_scalars(dataset: Any) -> bool:
+    """Whether an element contains a single number or string, which batches never do."""
+    specs = tf.nest.flatten(dataset.element_spec)
+    return any(getattr(getattr(spec, "shape", None), "rank", None) == 0 for spec in specs)
+
+
+def batches_of(dataset: Any) -> Batches | None:
+    """Returns the row counts of a batched pipeline's elements, if they are known without reading it."""
+    count = int(dataset.cardinality())
+    rows = static_rows(dataset)
+    if count < 0:
+        return None
+    if rows is not None:
+        return Batches(rows, count, 0)
+    while _stage(dataset) in _ONE_TO_ONE and len(_inputs(dataset)) == 1:
+        dataset = _inputs(dataset)[0]
+    if _stage(dataset) not in ("Batch", "ParallelBatch", "PaddedBatch") or _stage(_inputs(dataset)[0]) in _BATCHING:
+        return None
+    rows, samples = int(dataset._batch_size), int(_inputs(dataset)[0].cardinality())
+    if samples < 0 or -(-samples // rows) != count:
+        return None
+    return Batches(rows, samples // rows, samples % rows)
+
+
+def static_rows(dataset: Any) -> int | None:
+    """Returns the number of rows of every batch, if it is constant and part of the static shapes."""
+    for spec in tf.nest.flatten(dataset.element_spec):
+        if spec.shape.rank:
+            return None if spec.shape[0] is None else int(spec.shape[0])
+    return None
+
+
+def zipped_batches(dataset: Any, unmapped: bool = False) -> list[Any]:
+    """Returns the batched pipelines that a pipeline zips; none unless there are several.
+
+    Their rows are not those of the same samples: each may have a batch size of its own.
+
+    Args:
+        dataset: The pipeline.
+        unmapped: Whether the arrays of an element must be those of the pipelines, in their order.
+    """
+    while _stage(dataset) in _KEEPING and len(_inputs(dataset)) == 1:
+        if unmapped and _stage(dataset) in _MAPPING:
+            return []
+        dataset = _inputs(dataset)[0]
+    if _stage(dataset) != "Zip":
+        return []
+    found = [one for source in _inputs(dataset) for one in zipped_batches(source, unmapped) or [source]]
+    return found if len(found) > 1 and all(map(is_batched, found)) else []
+
+
+def has_stage(dataset: Any, is_sought: Callable[[Any], bool]) -> bool:
+    """Whether a pipeline has such a stage."""
+    return any(map(is_sought, _stages(dataset)))
+
+
+def batch_size(dataset: Any) -> int | None:
+    """Returns the number of rows in a full batch, if the static shapes or the batching stage state it."""
+    rows = static_rows(dataset)
+    if rows is not None:
+        return rows
+    while _stage(dataset) in _KEEPING and len(_inputs(dataset)) == 1:
+        dataset = _inputs(dataset)[0]
+    found = getattr(dataset, "_batch_size", None) if _stage(dataset) in _BATCHING else None
+    return None if found is None else int(found)
+
+
+def batching_to(dataset: Any, is_source: Callable[[Any], bool]) -> tuple[Any, int | None, bool]:
+    """Follows a pipeline back to a stage, through stages that keep the order of elements, and batch them once.
+
+    Args:
+        dataset: The pipeline.
+        is_source: Whether a stage is the one.
+
+    Returns:
+        The stage, the rows in a batch, and whether an incomplete last batch is dropped; None instead of the stage if it
+        cannot be reached like this, and instead of the rows if nothing batches.
+    """
+    rows: int | None = None
+    drops = False
+    while not is_source(dataset):
+        stage, sources = _stage(dataset), _inputs(dataset)
+        if stage in ("Batch", "ParallelBatch", "PaddedBatch") and rows is None:
+            rows, drops = int(dataset._batch_size), bool(dataset._drop_remainder)
+        elif stage not in _ONE_TO_ONE or stage in ("Shuffle", "Cache", "Snapshot"):
+            return None, rows, drops
+        if len(sources) != 1:
+            return None, rows, drops
+        dataset = sources[0]
+    return dataset, rows, drops
+
+
+def shuffle_seeds(dataset: Any) -> list[tuple[int, int]]:
+    """Returns the seed pair of each stage that shuffles or draws; (0, 0) means a different order at every start."""
+    return [(int(stage._seed), int(stage._seed2)) for stage in _stages(dataset)
+            if hasattr(stage, "_seed") and hasattr(stage, "_seed2")]
+
+
+def is_nondeterministic(dataset: Any) -> bool:
+    """Whether the pipeline may yield elements as they become ready, in an order that differs between runs."""
+    return dataset.options().deterministic is False or any(
+        getattr(stage, "_deterministic", None) == "false" for stage in _stages(dataset))

@@ -1,0 +1,373 @@
+"""Data of elastic jobs: what `hvd.shard` has assigned to ranks is assigned again after a membership change."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from hvkeras import compat
+from hvkeras.data.accounts import Account, accounts, rough
+from hvkeras.data.partition import Batches, Partition, split_arrays
+from hvkeras.data.pipeline import batching_to
+from hvkeras.data.proof import fingerprint
+from hvkeras.data.sequences import EpochEnd, Share, require_rows, split_sequence
+from hvkeras.data.structure import IdentityMap, concatenate, count_rows, leaves, spec_of_rows, take_rows, take_slice
+from hvkeras.errors import UsageError, explain
+from hvkeras.host.console import prints_at, say
+from hvkeras.job.process_sets import ProcessSet
+from hvkeras.job.session import current_session, this_process
+
+CHUNK, MOST_AT_ONCE = 1024**2, 64  # bytes, and batches, that are read at once
+
+
+class Arrays:
+    """Arrays that `hvd.shard` has assigned.
+
+    Args:
+        data: The whole arrays.
+        training: As for `hvd.shard`.
+        shuffle: As for `hvd.shard`.
+        seed: As for `hvd.shard`.
+    """
+
+    def __init__(self, data: Any, training: bool, shuffle: bool, seed: int) -> None:
+        self.training = training
+        self.whole: list[Any] = leaves(data)
+        self._data, self._shuffle, self._seed = data, shuffle, seed
+        count = count_rows(data)
+        self.account: Account = accounts().account(("arrays", rough(fingerprint(data)), shuffle), count, seed)
+        self._base = np.random.default_rng(seed).permutation(count) if shuffle else None
+        self._split: tuple[tuple[int, int], list[Any]] | None = None
+
+    def rows(self, shuffles: bool) -> Any:
+        """Returns the rows of this rank in what is left of the pass, an int64 array in the order of its steps."""
+        done, usable, size, rank = self.account.share(all_of_them=True)
+        order = self.account.order(shuffles)[done : done + usable][rank::size]
+        return order if self._base is None else self._base[order]
+
+    def current(self) -> list[Any]:
+        """Returns this rank's share now, for evaluation: an array for each of the whole ones."""
+        topology = current_session().topology
+        index = topology.rank, topology.size
+        if self._split is None or self._split[0] != index:
+            share, _ = split_arrays(self._data, Partition(*index, self.training), self._shuffle, self._seed)
+            self._split = index, leaves(share)
+        return self._split[1]
+
+
+@dataclass(frozen=True)
+class _AssignedRows:
+    """Which of the whole arrays an array of a share comes from."""
+
+    source: Arrays
+    index: int
+
+
+class ShardOrigins:
+    """What each share comes from that `hvd.shard` has made in this process, as long as the share exists.
+
+    Attributes:
+        arrays: The whole arrays of an array.
+        datasets: The account of a dataset of samples.
+        of_whole_elements: True for a dataset whose elements were assigned whole.
+    """
+
+    def __init__(self) -> None:
+        self.arrays: IdentityMap[_AssignedRows] = IdentityMap()
+        self.datasets: IdentityMap[Account] = IdentityMap()
+        self.of_whole_elements: IdentityMap[bool] = IdentityMap()
+
+
+def shares() -> ShardOrigins:
+    """Returns what is known of the shares in this process."""
+    return this_process().part(ShardOrigins)
+
+
+def remember_arrays(share: Any, source: Arrays) -> None:
+    """Remembers that a share comes from whole arrays, as long as the share exists."""
+    for index, leaf in enumerate(leaves(share)):
+        if leaf is not None:
+            shares().arrays[leaf] = _AssignedRows(source, index)
+
+
+def resharded(data: Any) -> Any:
+    """Returns the present share of data, if it was assigned for evaluation by `hvd.shard`; other data unchanged."""
+    def current(leaf: Any) -> Any:
+        if isinstance(leaf, Share) and leaf.assigned is not None and not leaf.assigned.training:
+            return leaf.assigned.current()
+        found = shares().arrays.get(leaf)
+        return leaf if found is None or found.source.training else found.source.current()[found.index]
+
+    if data is None or isinstance(data, tf.data.Dataset):
+        return data
+    return tf.nest.map_structure(current, data)
+
+
+@dataclass(frozen=True)
+class Data:
+    """Data for `fit` that goes on where the account says.
+
+    Attributes:
+        account: The account.
+        batch: The samples in a step of this rank.
+        drops: Whether a last step with fewer samples is left out.
+        dataset: What `fit` is to train on; None to leave its arguments as they are.
+        end_pass: Called when a pass has ended.
+    """
+
+    account: Account
+    batch: int
+    drops: bool = False
+    dataset: Any = None
+    end_pass: Callable[[], None] = lambda: None
+
+
+def accounted(x: Any, y: Any, sample_weight: Any, batch_size: int | None, shuffle: bool) -> Data | None:
+    """Returns data for `fit` that is assigned anew in each pass; None if it is not known how.
+
+    Args:
+        x: As for `fit`.
+        y: As for `fit`.
+        sample_weight: As for `fit`.
+        batch_size: As for `fit`.
+        shuffle: As for `fit`.
+    """
+    if isinstance(x, tf.data.Dataset):
+        return _accounted_dataset(x)
+    if isinstance(x, Share):
+        return _accounted_batches(x, shuffle)
+    given = (x,) if y is None and sample_weight is None else (x, y) if sample_weight is None else (x, y, sample_weight)
+    found = [shares().arrays.get(leaf) for leaf in tf.nest.flatten(given) if leaf is not None]
+    assigned = [one for one in found if one is not None and one.source.training]
+    if not assigned or len(assigned) < len(found) or len({one.source.account.count for one in assigned}) > 1:
+        return None
+    source, batch = assigned[0].source, batch_size or 32
+    whole = [one.source.whole[one.index] for one in assigned]
+    specs = [spec_of_rows(leaf) for leaf in whole]
+    if None in specs or any(leaf is None for leaf in tf.nest.flatten(given)):
+        return None
+    dataset = _dataset_of(whole, specs, given, lambda: source.rows(shuffle), source.account, batch)
+    return Data(source.account, batch, dataset=dataset)
+
+
+def _dataset_of(whole: Sequence[Any], specs: Sequence[Any], like: Any, rows: Callable[[], Any], account: Account,
+                batch: int) -> Any:
+    """Returns the batches of a pass; the last one has what is left, which may be a row more than `batch`.
+
+    Several batches are read at once: a call of Python takes as long as reading a small one.
+    """
+    in_python = [index for index, leaf in enumerate(whole) if not tf.is_tensor(leaf)]
+    kinds = [specs[index].dtype for index in in_python]
+    at_once = min(MOST_AT_ONCE, max(1, CHUNK // max(1, batch * sum(_bytes_of_row(spec) for spec in specs))))
+
+    def read(indices: Any, steps: Any) -> Any:
+        found = tf.numpy_function(lambda some: [
+            np.asarray(take_rows(whole[index], some), kind.as_numpy_dtype)
+            for index, kind in zip(in_python, kinds, strict=True)], [indices], kinds) if in_python else []
+        picked = dict(zip(in_python, found, strict=True))
+        parts = [tf.ensure_shape(picked[index], spec.shape) if index in picked else tf.gather(whole[index], indices)
+                 for index, spec in enumerate(specs)]
+        return tf.nest.pack_sequence_as(like, [_in_steps(part, steps) for part in parts])
+
+    def chunks(_: Any) -> Any:
+        mine = tf.ensure_shape(tf.numpy_function(rows, [], tf.int64), [None])
+        steps = tf.ensure_shape(tf.numpy_function(lambda: np.int64(account.steps(batch)), [], tf.int64), [])
+        full = tf.maximum(steps - 1, 0)  # the last step is a chunk of its own, as it may have another size
+
+        def part(chunk: Any) -> Any:
+            first = tf.minimum(chunk * at_once, full)
+            after = tf.where(first == full, steps, tf.minimum(first + at_once, full))
+            return mine[first * batch : tf.where(after == steps, tf.size(mine, tf.int64), after * batch)], after - first
+
+        return tf.data.Dataset.range(tf.where(steps == 0, steps, 1 - (-full // at_once))).map(part)
+
+    return tf.data.Dataset.range(1).flat_map(chunks).map(read).prefetch(1).unbatch().prefetch(2)
+
+
+def _in_steps(part: Any, steps: Any) -> Any:
+    """Gives rows another dimension in front of them, for the steps."""
+    shape = tf.shape(part, tf.int64)
+    cut = tf.reshape(part, tf.concat([[steps, shape[0] // steps], shape[1:]], axis=0))
+    return tf.ensure_shape(cut, [None, None, *part.shape[1:]])
+
+
+def _bytes_of_row(spec: Any) -> int:
+    return int((spec.shape[1:].num_elements() or 1) * spec.dtype.size)
+
+
+def resharded_dataset(dataset: Any, marks: Any, count: int, buffer_size: int, seed: int) -> Any:
+    """Returns the share of an unbatched dataset, read anew for each pass by the rank that this process then is.
+
+    Args:
+        dataset: The whole dataset.
+        marks: The fingerprint of its first samples.
+        count: The number of samples.
+        buffer_size: The samples in the buffer that shuffles all of them; 0 for none.
+        seed: The seed of shuffling.
+    """
+    account = accounts().account(("dataset", rough(marks), buffer_size), count, seed)
+
+    def numbers() -> Any:
+        return np.asarray([*account.share(), seed + account.passes], np.int64)
+
+    def left(_: Any) -> Any:
+        # Not tf.unstack, at which TensorFlow 2.21 crashes here.
+        now = tf.ensure_shape(tf.numpy_function(numbers, [], tf.int64), [5])
+        whole = dataset if not buffer_size else dataset.shuffle(buffer_size, seed=now[4],
+                                                                reshuffle_each_iteration=False)
+        return whole.skip(now[0]).take(now[1]).shard(now[2], now[3])
+
+    share = tf.data.Dataset.range(1).flat_map(left)
+    shares().datasets[share] = account
+    return share
+
+
+def remember_batches(share: Any, data: Any, training: bool, seed: int, process_set: ProcessSet) -> None:
+    """Remembers what a share of batches comes from, if their number is known."""
+    if share.batches is not None:
+        share.assigned = ReshardedBatches(data, share, training, seed, EpochEnd(data, seed, process_set))
+
+
+def _accounted_batches(share: Share, shuffle: bool) -> Data | None:
+    if share.assigned is None or not share.assigned.training or (dataset := share.assigned.dataset(shuffle)) is None:
+        return None
+    return Data(share.assigned.account, share.assigned.batches.rows, dataset=dataset, end_pass=share.assigned.end_pass)
+
+
+def _accounted_dataset(dataset: Any) -> Data | None:
+    """Returns the data of a dataset, if it batches samples that `hvd.shard` has assigned, and changes no other way."""
+    datasets = shares().datasets
+    source, batch, drops = batching_to(dataset, lambda stage: datasets.get(stage) is not None)
+    account = None if source is None else datasets.get(source)
+    return None if account is None or batch is None else Data(account, batch, drops)
+
+
+Pieces = list[tuple[int, int, int]]  # the parts of batches of one step: batch, first row, row after the last
+KEPT = 2  # plans of passes: one may be read while the next one begins
+
+
+class ReshardedBatches:
+    """Batches that `hvd.shard` has assigned.
+
+    Args:
+        data: The whole data.
+        share: This rank's share in the beginning.
+        training: As for `hvd.shard`.
+        seed: As for `hvd.shard`.
+        end: Ends an epoch of the data.
+    """
+
+    def __init__(self, data: Any, share: Share, training: bool, seed: int, end: EpochEnd) -> None:
+        assert share.batches is not None
+        self.training = training
+        self.batches: Batches = share.batches
+        self.account: Account = accounts().account(
+            ("batches", type(data).__name__, rough(share.marks)), self.batches.total, seed)
+        self._data, self._seed, self._end = data, seed, end
+        self._ended = 0  # how often the data's own end of an epoch was called
+        self._first = data[0]
+        self._plans: dict[int, list[Pieces]] = {}
+        self._numbers = itertools.count()
+
+    def plan(self, shuffles: bool) -> list[Pieces]:
+        """Returns what this rank trains on in each step of what is left of the pass."""
+        account, rows = self.account, self.batches.rows
+        topology = current_session().topology
+        order = (np.random.default_rng([self._seed, account.passes]).permutation(self.batches.full) if shuffles
+                 else np.arange(self.batches.full))[account.done // rows :]
+        in_rounds = len(order) // topology.size * topology.size
+        steps: list[Pieces] = [[(int(batch), 0, rows)] for batch in order[topology.rank : in_rounds : topology.size]]
+        rest = [(int(batch), rows) for batch in order[in_rounds:]]
+        rest += [(self.batches.full, self.batches.last)] if self.batches.last else []
+        start, stop = Partition(topology.rank, topology.size, True).part(sum(count for _, count in rest))
+        pieces, before = [], 0
+        for batch, count in rest:
+            first, after = max(start - before, 0), min(stop - before, count)
+            if first < after:
+                pieces.append((batch, first, after))
+            before += count
+        return [*steps, pieces] if pieces else steps
+
+    def dataset(self, shuffles: bool) -> Any:
+        """Returns the batches of a pass, read by as many threads as the data have workers; None if types are unknown.
+
+        Args:
+            shuffles: Whether the order of the batches is new in each pass.
+        """
+        flat = tf.nest.flatten(self._first)
+        specs = [spec_of_rows(leaf) for leaf in flat]
+        if None in specs:
+            return None
+
+        def begin() -> Any:
+            self._catch_up()
+            self._require_same_number()
+            number = next(self._numbers)
+            self._plans[number] = self.plan(shuffles)
+            self._plans.pop(number - KEPT, None)
+            return np.asarray([number, len(self._plans[number])], np.int64)
+
+        def load(number: Any, step: Any) -> list[Any]:
+            return [np.asarray(leaf, spec.dtype.as_numpy_dtype)
+                    for leaf, spec in zip(self._step(self._plans[int(number)][int(step)]), specs, strict=True)]
+
+        def loaded(number: Any, step: Any) -> Any:
+            read = tf.numpy_function(load, [number, step], [spec.dtype for spec in specs])
+            return tf.nest.pack_sequence_as(self._first, [tf.ensure_shape(leaf, spec.shape)
+                                                          for leaf, spec in zip(read, specs, strict=True)])
+
+        def steps(_: Any) -> Any:
+            begun = tf.ensure_shape(tf.numpy_function(begin, [], tf.int64), [2])
+            return tf.data.Dataset.range(begun[1]).map(lambda step: (begun[0], step))
+
+        workers = max(1, int(getattr(self._data, "workers", 1) or 1))
+        return tf.data.Dataset.range(1).flat_map(steps).map(loaded, num_parallel_calls=workers,
+                                                            deterministic=True).prefetch(2)
+
+    def end_pass(self) -> None:
+        """Ends an epoch of the data, on all ranks alike."""
+        self._ended += 1
+        self._end(self._ended)
+
+    def current(self) -> Any:
+        """Returns this rank's share now, for evaluation."""
+        topology = current_session().topology
+        share, _ = split_sequence(self._data, Partition(topology.rank, topology.size, self.training), self.batches,
+                                  self.batches.rows, self._seed, self._end)
+        return share
+
+    def _catch_up(self) -> None:
+        """Makes the data what they are after so many epochs, in a process that has not been there from the start."""
+        if self._ended > self.account.passes and compat.overrides(self._data, "on_epoch_end"):
+            session = current_session()
+            if session.topology.rank == 0 and prints_at(session.settings, "WARNING"):
+                say("on_epoch_end of the data cannot be undone: samples of an epoch that is repeated may come twice, or"
+                    " not at all. HINT: commit at the end of each epoch")
+        while self._ended < self.account.passes:
+            self._ended += 1
+            self._end.apply(self._ended)
+        if hasattr(self._data, "on_epoch_begin"):
+            self._data.on_epoch_begin()
+
+    def _require_same_number(self) -> None:
+        count, before = compat.count_batches(self._data), self.batches.full + bool(self.batches.last)
+        if count != before:
+            raise UsageError(explain("In an elastic job, data that hvd.shard has assigned must keep the number of their"
+                                     " batches", "change the contents of batches in on_epoch_end, not __len__",
+                                     batches=count, before=before))
+
+    def _step(self, pieces: Pieces) -> list[Any]:
+        """Returns the leaves of a step's batch."""
+        parts = []
+        for batch, first, after in pieces:
+            loaded = self._data[batch]
+            if batch < self.batches.full:
+                require_rows(loaded, batch, self.batches.rows)
+            found, whole = leaves(loaded), (first, after) == (0, self.batches.rows)
+            parts.append(found if whole else [take_slice(leaf, slice(first, after)) for leaf in found])
+        return parts[0] if len(parts) == 1 else [concatenate(each) for each in zip(*parts, strict=True)]

@@ -1,0 +1,370 @@
+"""Sharding of a `keras.utils.PyDataset` or `tf_keras.utils.Sequence`: whole batches, and parts of the last ones."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from hvkeras import compat
+from hvkeras.compat import patches
+from hvkeras.data.accounts import keeps_accounts
+from hvkeras.data.partition import Batches, Coverage, Partition
+from hvkeras.data.proof import DataFacts, Hints, common_randomness, fingerprint, require_same_data
+from hvkeras.data.structure import concatenate, count_rows, map_leaves, take_slice, with_rows
+from hvkeras.errors import UsageError, explain
+from hvkeras.host.console import prints_at, say
+from hvkeras.job.process_sets import ProcessSet
+from hvkeras.job.session import current_session, is_initialized
+
+WAY_OUT = 'pass by="elements" to hvd.shard, so that each rank takes whole batches'
+ENDLESS = 2**62  # stands for the number of batches; no training reaches it
+HINTS = Hints(
+    call="call hvd.shard with the same arguments on every rank",
+    amount="construct the same data on every rank, the whole of them, and do not split them before hvd.shard",
+    order="",
+    contents="construct the same data on every rank, and shuffle them with a random generator of their own that has"
+             " the same seed on every rank",
+)
+
+
+def shard_sequence(
+    data: Any, partition: Partition, shuffle: Any, seed: int, whole: bool, process_set: ProcessSet
+) -> tuple[Any, Coverage]:
+    """Returns this rank's share of the batches; if `whole`, none of them is split."""
+    if shuffle:
+        raise UsageError(explain("The order of batches is shuffled by model.fit", "leave shuffle out here; fit(shuffle="
+                                 "True), its default, shuffles each rank's batches", shuffle=shuffle))
+    count = compat.count_batches(data)
+    if partition.size == 1 and not keeps_accounts():
+        return data, Coverage(None, None, 0, "the whole data")
+    found: list[Batches] = []
+    marks: list[Any] = []
+
+    def describe() -> DataFacts:
+        _require_batches(count)
+        first, last = _ends(data, count, seed)
+        found[:] = [] if whole else [_batches_from(count_rows(first, WAY_OUT), count_rows(last, WAY_OUT), count or 1)]
+        marks[:] = fingerprint(map_leaves(with_rows, [first, last]))
+        what = f"{type(data).__name__}, training={partition.training}, seed={seed}, whole elements={whole}"
+        return DataFacts(f"batches of {what}", _amount(count, found), "", marks)
+
+    comparable = True
+    if partition.size == 1:
+        describe()
+    else:
+        comparable = require_same_data("shard", describe, lambda: map_leaves(with_rows, list(_ends(data, count, seed))),
+                                       HINTS, process_set)
+    patches.install(patches.ORDER, _who_shuffles)
+    for sentence in patches.newly_hidden():
+        if prints_at(current_session().settings, "WARNING"):
+            say(sentence)
+    end = EpochEnd(data, seed, process_set)
+    if whole:
+        share, coverage = split_whole(data, partition, count, seed, end)
+    else:
+        share, coverage = split_sequence(data, partition, None if count is None else found[0], found[0].rows, seed, end)
+    share.marks = marks
+    return share, coverage if comparable else coverage.doubtful()
+
+
+def _batches_from(first: int, last: int, count: int) -> Batches:
+    """Returns the row counts of all batches, from those of the first and the last one.
+
+    Raises:
+        UsageError: The last one has more rows than the first, or none.
+    """
+    if not 0 < last <= first:
+        raise UsageError(explain("Batches must have the same number of rows, and the last one as many or fewer",
+                                 "let __getitem__ return full batches, or pass by=\"elements\" to hvd.shard",
+                                 batch_0=first, last_batch=last))
+    return Batches(first, count - (last < first), last % first)
+
+
+def _require_batches(count: int | None) -> None:
+    if count == 0:
+        raise UsageError(explain("Data to shard must have batches", "give __len__ the number of batches", batches=0))
+
+
+def require_rows(loaded: Any, batch: int, rows: int) -> None:
+    """Checks that a batch is full.
+
+    Raises:
+        UsageError: It is not.
+    """
+    if count_rows(loaded, WAY_OUT) != rows:
+        raise UsageError(explain("All batches but the last must have the same number of rows, so that every rank has"
+                                 " some in every step", "let __getitem__ return full batches, or pass by=\"elements\""
+                                 " to hvd.shard", batch=batch, rows=count_rows(loaded), rows_of_batch_0=rows))
+
+
+def _ends(data: Any, count: int | None, seed: int) -> tuple[Any, Any]:
+    """Returns the first and the last batch, read with the same global random numbers on every rank."""
+    with common_randomness(seed):
+        first = data[0]
+    with common_randomness(seed):
+        return first, first if count in (None, 1) else data[count - 1]
+
+
+def _amount(count: int | None, batches: Sequence[Batches]) -> str:
+    if not batches:
+        return "batches without end" if count is None else f"{count:,} batches"
+    rows, last = batches[0].rows, batches[0].last or batches[0].rows
+    return f"batches of {rows} without end" if count is None else \
+        f"{count:,} batches, of {rows} rows and the last of {last}"
+
+
+def split_sequence(data: Any, partition: Partition, batches: Batches | None, rows: int, seed: int = 0,
+                   end: EpochEnd | None = None) -> tuple[Any, Coverage]:
+    """Returns this rank's share of batches that all ranks can load.
+
+    Args:
+        data: The complete data.
+        partition: The partition, which includes this rank's index.
+        batches: The row counts of all batches; None if the batches are endless.
+        rows: The number of rows in a full batch.
+        seed: The seed of the order of batches.
+        end: Called at the end of an epoch.
+    """
+    uneven = rows if partition.training else None
+    if batches is None:
+        return _endless(data, partition, uneven, end)
+    share = share_like(data)(data, *_rounds(batches, partition), uneven, end=end, order=(seed, partition.rank),
+                             batches=batches, partition=partition)
+    mine = len(share.whole_batches) * rows + sum(stop - start for _, start, stop in share.pieces)
+    return share, Coverage(mine, batches.total, partition.dropped(batches.total))
+
+
+def split_whole(data: Any, partition: Partition, count: int | None, seed: int = 0,
+                end: EpochEnd | None = None) -> tuple[Any, Coverage]:
+    """Returns this rank's share of batches, none of which is split; arguments as for `split_sequence`."""
+    if count is None:
+        share, coverage = _endless(data, partition, None, end)
+        share.keeps_whole = True
+        return share, coverage
+    share = share_like(data)(data, _turns(count, partition), [], None, end=end, order=(seed, partition.rank),
+                             partition=partition)
+    share.keeps_whole = True
+    return share, Coverage(len(share.whole_batches), count, partition.dropped(count), what="element")
+
+
+def _endless(data: Any, partition: Partition, rows: int | None, end: EpochEnd | None) -> tuple[Any, Coverage]:
+    share = share_like(data)(data, range(partition.rank, ENDLESS, partition.size), [], rows, endless=True, end=end)
+    return share, Coverage(None, None, 0, f"1 of every {partition.size} batches of endless data")
+
+
+def _rounds(batches: Batches, partition: Partition) -> tuple[range, list[tuple[int, int, int]]]:
+    """Returns the batches that a rank gets whole, and its part of the others.
+
+    Raises:
+        UsageError: It gets nothing, in training.
+    """
+    whole_batches, pieces = batches.rounds(partition)
+    if not whole_batches and not pieces:
+        partition.require_one_each(batches.total)
+        pieces = [(0, 0, 0)]  # Keras cannot evaluate without a batch, and an empty one adds nothing to any metric
+    return whole_batches, pieces
+
+
+def _turns(count: int, partition: Partition) -> range:
+    """Returns the batches that a rank gets, if all are kept whole.
+
+    Raises:
+        UsageError: It gets none.
+    """
+    partition.require_one_each(count, "element")
+    if count < partition.size:
+        raise UsageError(explain("Each rank needs at least one batch to evaluate, since batches are kept whole", "start"
+                                 " fewer ranks, or evaluate on one: if hvd.rank() == 0: with hvd.alone(): ...",
+                                 batches=count, ranks=partition.size))
+    return partition.rows(count)
+
+
+def _who_shuffles(data: Any, shuffle: bool) -> bool:
+    """Whether Keras should shuffle the batches of `data`."""
+    return data.take_over_shuffle(shuffle) if isinstance(data, Share) else shuffle
+
+
+class Share:
+    """A rank's share of a `PyDataset` or `Sequence`; see `share_like`.
+
+    Attributes:
+        data: The complete data.
+        count: The number of all batches when they were assigned last.
+        whole_batches: The indices of the batches that this rank takes whole, in the order of its steps.
+        pieces: The parts of batches that make up its last batch: (batch, first row, row after the last).
+        batches: The row counts of all batches; None if they are endless, or kept whole.
+        keeps_whole: Whether no batch is split, so that ranks have unlike numbers of rows in a step.
+        marks: The fingerprint of the first and the last batch.
+        assigned: What deals the batches again when ranks change; None where they do not.
+    """
+
+    def __init__(
+        self, data: Any, whole_batches: range, pieces: Sequence[tuple[int, int, int]], rows: int | None = None,
+        endless: bool = False, end: EpochEnd | None = None, order: tuple[int, int] = (0, 0),
+        batches: Batches | None = None, partition: Partition | None = None,
+    ) -> None:
+        super().__init__(**compat.loading_options(data))
+        self.data: Any = data
+        self.count: int | None = None if endless else compat.count_batches(data)
+        self.whole_batches: range = whole_batches
+        self.pieces: Sequence[tuple[int, int, int]] = pieces
+        self._rows, self._endless, self._end, self._order_seed = rows, endless, end, order
+        self._partition = partition
+        self.batches: Batches | None = batches
+        self.keeps_whole: bool = False
+        self.marks: Any = None
+        self.assigned: Any = None
+        self._order: Any = None
+        self._epoch = 0
+        self._thread = threading.get_ident()
+
+    def __len__(self) -> int:
+        self.renew()
+        return len(self.whole_batches) + bool(self.pieces)
+
+    def renew(self, at_end: bool = False) -> None:
+        """Deals the batches again if their number has changed, as `on_epoch_end` or a callback may have changed it.
+
+        Args:
+            at_end: Whether the data's own `on_epoch_end` has just run, which may also have changed the last batch.
+
+        Raises:
+            UsageError: There are too few batches now, or the last one does not fit.
+        """
+        if self._partition is None or self._endless or self.assigned is not None:
+            return
+        count = compat.count_batches(self.data)
+        if count is None or (count == self.count and not (at_end and self.batches)):
+            return
+        _require_batches(count)
+        if self.batches is None:
+            self.whole_batches = _turns(count, self._partition)
+        else:
+            with common_randomness(self._order_seed[0]):
+                last = count_rows(self.data[count - 1], WAY_OUT)
+            self.batches = _batches_from(self.batches.rows, last, count)
+            self.whole_batches, self.pieces = _rounds(self.batches, self._partition)
+        if self._order is not None and count != self.count:
+            self._shuffle()
+        self.count = count
+
+    @property
+    def num_batches(self) -> int | None:
+        """The number of batches, which Keras 3 reads; None if they are endless."""
+        return None if self._endless else len(self)
+
+    def __getitem__(self, index: int) -> Any:
+        if index >= len(self.whole_batches):
+            if index >= len(self):
+                raise IndexError(index)
+            parts = [self._part(*piece) for piece in self.pieces]
+            return map_leaves(lambda *each: concatenate(each), *parts)
+        batch = self.whole_batches[index if self._order is None else int(self._order[index])]
+        loaded = self.data[batch]
+        if self._rows is not None:
+            require_rows(loaded, batch, self._rows)
+        return loaded
+
+    def _part(self, batch: int, start: int, stop: int) -> Any:
+        loaded = self.data[batch]
+        if self.batches is not None and batch < self.batches.full:
+            require_rows(loaded, batch, self.batches.rows)
+        elif self.batches is not None and count_rows(loaded, WAY_OUT) != self.batches.last:
+            raise UsageError(explain("The last batch must have as many rows as when the batches were assigned to the"
+                                     " ranks, at the end of the previous epoch", "change samples in on_epoch_end of the"
+                                     " data",
+                                     rows=count_rows(loaded), before=self.batches.last))
+        return map_leaves(lambda leaf: take_slice(leaf, slice(start, stop)), loaded)
+
+    def take_over_shuffle(self, shuffle: bool) -> bool:
+        """Shuffles the whole batches here rather than in Keras, which would mix the smaller last batch among them.
+
+        Each rank would then have the smaller batch in a different step, and the batches of a step would differ in size.
+
+        Returns:
+            Whether Keras should shuffle: always False.
+        """
+        self._thread = threading.get_ident()
+        self._order = None
+        if shuffle and not self._endless:
+            self._shuffle()
+        return False
+
+    def _shuffle(self) -> None:
+        self._order = np.random.default_rng([*self._order_seed, self._epoch]).permutation(len(self.whole_batches))
+
+    def on_epoch_begin(self) -> None:
+        """Forwards the call from Keras 3 to the data."""
+        if hasattr(self.data, "on_epoch_begin"):
+            self.data.on_epoch_begin()
+
+    def on_epoch_end(self) -> None:
+        """Forwards the call from Keras, with the same random numbers on every rank, and shuffles again.
+
+        The loading threads of tf_keras also call this at any time; their calls are ignored, since they do not come once
+        per epoch on every rank.
+        """
+        if threading.get_ident() != self._thread:
+            return
+        self._epoch += 1
+        if self._order is not None:
+            self._shuffle()
+        if self._end is not None:
+            self._end(self._epoch)
+        self.renew(at_end=compat.overrides(self.data, "on_epoch_end"))
+
+    def __reduce__(self) -> Any:
+        return _restored, (self.data, self.__dict__)
+
+
+class EpochEnd:
+    """Calls the data's own `on_epoch_end`, and checks that all ranks have the same order afterwards."""
+
+    def __init__(self, data: Any, seed: int, process_set: ProcessSet) -> None:
+        self.data: Any = data
+        self.seed: int = seed
+        self.process_set: ProcessSet = process_set
+
+    def __call__(self, epoch: int) -> None:
+        """Ends an epoch; the number of the first epoch is 1."""
+        if not self.apply(epoch) or not is_initialized():
+            return
+        count = compat.count_batches(self.data)
+
+        def describe() -> DataFacts:
+            first, _ = _ends(self.data, 1, self.seed)
+            return DataFacts("on_epoch_end", f"{count} batches", "", fingerprint([first]))
+
+        hints = Hints(HINTS.call, HINTS.amount, "", "shuffle in on_epoch_end with numpy.random or random, which"
+                      " hvkeras seeds alike on every rank, or with a generator of the same seed on every rank")
+        require_same_data("on_epoch_end of sharded data", describe, lambda: _ends(self.data, 1, self.seed)[:1], hints,
+                          self.process_set)
+
+    def apply(self, epoch: int) -> bool:
+        """Calls the data's own `on_epoch_end`, if there is one, with the same random numbers on every rank."""
+        if not compat.overrides(self.data, "on_epoch_end"):
+            return False
+        with common_randomness(self.seed + epoch):
+            self.data.on_epoch_end()
+        return True
+
+
+def share_like(data: Any) -> Callable[..., Any]:
+    """Returns the class for shares of `data`: a `Share` that Keras accepts as one of its own classes."""
+    return _share_class(compat.batches_base(data))
+
+
+@functools.cache
+def _share_class(base: type) -> type:
+    return type("Share", (Share, base), {"__module__": __name__})
+
+
+def _restored(data: Any, state: dict[str, Any]) -> Any:
+    """Creates the copy of a share in another process."""
+    made: Any = object.__new__(_share_class(compat.batches_base(data)))
+    made.__dict__.update(state)
+    return made

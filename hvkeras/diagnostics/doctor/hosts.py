@@ -1,0 +1,182 @@
+"""Runs the checks on other hosts over ssh, and checks what involves several hosts: names, routes, clocks."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import json
+import secrets
+import shlex
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from hvkeras.control import wire
+from hvkeras.control.connection import Connection, Introduction
+from hvkeras.control.handler import Handler, Member, Members
+from hvkeras.control.message_server import MessageServer
+from hvkeras.control.messages import HostTime, HostTimeNoted, Message
+from hvkeras.diagnostics.doctor.machine import NOTE, OK, PROBLEM, CheckResult, check_result
+from hvkeras.errors import UsageError
+from hvkeras.host.network import address_towards
+from hvkeras.host.ssh import Ssh
+
+CALL_DEADLINE = 5.0  # seconds for a connection between hosts
+ANSWER_DEADLINE = 180.0  # seconds in which a host must finish its own checks
+MAX_CLOCK_OFFSET = 1.0  # seconds
+
+Report = dict[str, Any]  # a host's `findings` and `versions`
+
+
+class CallHandler(Handler):
+    """Records the clocks of hosts that call.
+
+    Attributes:
+        clocks: Seconds by which each host is ahead.
+    """
+
+    def __init__(self) -> None:
+        self.members = Members()
+        self.clocks: dict[str, float] = {}
+
+    def on_message(self, member: Member, message: Message) -> None:
+        """Records the time on a host."""
+        if isinstance(message, HostTime):
+            self.clocks[member.host] = message.time - time.time()
+            member.send(HostTimeNoted())
+
+
+class CallServer:
+    """Accepts calls from other hosts that prove a secret, on an address passed to them, and records their clocks.
+
+    Args:
+        host: One of the other hosts; the address is the one that it can reach.
+    """
+
+    def __init__(self, host: str) -> None:
+        self.secret: str = secrets.token_hex(32)  # the hosts get it on the standard input of their ssh
+        self.handler = CallHandler()
+        self.server = MessageServer(self.handler, self.secret.encode(), address_towards(host))
+
+
+def call(address: str, name: str, secret: str) -> CheckResult:
+    """Connects to the host that requested the check, and sends it the time.
+
+    Args:
+        address: Its `host:port`.
+        name: The name it uses for this host.
+        secret: What both hosts know and nobody else.
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), CALL_DEADLINE) as connection:
+            source = connection.getsockname()[0]
+            made = Connection(connection, secret.encode(), Introduction(0, 0, name))
+            connection.settimeout(CALL_DEADLINE)
+            made.send(HostTime(time.time()))
+            made.read()
+    except (OSError, wire.AuthenticationError) as error:
+        return CheckResult("route", PROBLEM, f"no connection to {address} on the first host ({error})",
+                       "allow TCP connections between the hosts in the firewall, or choose the network with"
+                       " HVKERAS_NETWORK_INTERFACES on the first host")
+    return CheckResult("route", OK, f"{source} reaches {address} on the first host")
+
+
+def names(others: Sequence[str]) -> CheckResult:
+    """Checks whether this host can resolve the others' names, and from which of its addresses it would reach them."""
+    routes, unknown = [], []
+    for other in others:
+        try:
+            routes.append(f"{other} from {address_towards(other)}")
+        except UsageError:
+            unknown.append(other)
+    if unknown:
+        return CheckResult("names", PROBLEM, f"no address here for {', '.join(unknown)}",
+                       "add the hosts to DNS or /etc/hosts on every host")
+    return CheckResult("names", OK, ", ".join(routes))
+
+
+def ask_all(hosts: Sequence[str], ssh: Ssh) -> dict[str, Report]:
+    """Runs the checks on every host.
+
+    Args:
+        hosts: Hosts other than this one.
+        ssh: How to reach them.
+
+    Returns:
+        The report of each host.
+    """
+    with (_call_server(hosts) as call_server,
+          concurrent.futures.ThreadPoolExecutor(len(hosts), "hvkeras-doctor") as pool):
+        reports = dict(zip(hosts, pool.map(lambda host: _ask(host, hosts, ssh, call_server), hosts), strict=True))
+    for host, report in reports.items():
+        if call_server is not None and host in call_server.handler.clocks:
+            offset = call_server.handler.clocks[host]
+            report["findings"].append(check_result("clock", f"{offset:+.3f} s against the first host",
+                                                   "times in logs and traces cannot be compared"
+                                                   if abs(offset) > MAX_CLOCK_OFFSET else "",
+                                                   "timedatectl set-ntp true", NOTE))
+    return reports
+
+
+@contextlib.contextmanager
+def _call_server(hosts: Sequence[str]) -> Iterator[CallServer | None]:
+    """Accepts connections during the checks; None if no host has an address here, which `names` reports."""
+    for host in hosts:
+        with contextlib.suppress(UsageError):
+            call_server = CallServer(host)
+            break
+    else:
+        yield None
+        return
+    call_server.server.start()
+    try:
+        yield call_server
+    finally:
+        call_server.server.stop()
+
+
+def _ask(host: str, hosts: Sequence[str], ssh: Ssh, call_server: CallServer | None) -> Report:
+    others = [other for other in hosts if other != host]
+    command = [sys.executable, "-m", "hvkeras", "doctor", "--json", *(["--others", ",".join(others)] if others else [])]
+    if call_server is not None:
+        command += ["--call", "{}:{}".format(*call_server.server.address), "--called", host]
+    line, secret = ssh.command_line(host, shlex.join(command)), "" if call_server is None else call_server.secret
+    try:
+        done = subprocess.run(line, capture_output=True, text=True, input=secret,
+                              timeout=ssh.timeout + ANSWER_DEADLINE, check=False)
+    except subprocess.TimeoutExpired:
+        return _no_report(f"it did not answer within {ssh.timeout + ANSWER_DEADLINE:g} s", "try: " + shlex.join(line))
+    with contextlib.suppress(ValueError, LookupError, TypeError):
+        report = json.loads(done.stdout[done.stdout.index("{"):])["hosts"][0]
+        return {"findings": [CheckResult(**row) for row in report["findings"]], "versions": report["versions"]}
+    answers = next(iter((done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]), f"code {done.returncode}")
+    return _no_report(f"hvkeras doctor cannot be run there over ssh ({answers})",
+                      "install the same Python and hvkeras there, and try: " + shlex.join(line))
+
+
+def _no_report(found: str, fix: str) -> Report:
+    return {"findings": [CheckResult("ssh", PROBLEM, found, fix)], "versions": {}}
+
+
+def differences(versions: Mapping[str, Mapping[str, str]]) -> Iterator[CheckResult]:
+    """Compares the versions that must be the same on all hosts.
+
+    Args:
+        versions: The installed versions of each host.
+
+    Yields:
+        A finding for each difference, or one that there is none.
+    """
+    known = {host: own for host, own in versions.items() if own}
+    first = next(iter(known.values()), {})
+    differing = [part for part in first if len({own.get(part, "") for own in known.values()}) > 1]
+    for part in differing:
+        each = ", ".join(f"{own.get(part) or 'none'} on {host}" for host, own in known.items())
+        state = NOTE if part in ("Horovod", "MPI") else PROBLEM  # jobs with other engines do not need these
+        yield CheckResult(part, state, each, f"install the same {part} on every host")
+    if not differing and len(known) > 1:
+        yield CheckResult("versions", OK, f"the same on {len(known)} hosts")

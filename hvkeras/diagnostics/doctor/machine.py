@@ -1,0 +1,153 @@
+"""Checks of the machine: cores, memory, shared memory, open files, ports, host name, proxies."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import resource
+import socket
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from hvkeras.host.network import LOOPBACK
+
+OK, NOTE, PROBLEM = "ok", "note", "problem"  # a note affects or slows down some jobs; a problem prevents all of them
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """One row of the table.
+
+    Attributes:
+        check: What was checked.
+        state: `ok`, `note` or `problem`.
+        found: What was found, and why it matters.
+        fix: What to do about it; "" if there is nothing to do.
+    """
+
+    check: str
+    state: str
+    found: str
+    fix: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """The row as data for JSON."""
+        return asdict(self)
+
+
+def check_result(check: str, found: str, objection: str = "", fix: str = "", state: str = PROBLEM) -> CheckResult:
+    """Makes a finding that is `ok` without an objection, else has `state` and `found` followed by the objection."""
+    return CheckResult(check, state, f"{found}: {objection}", fix) if objection else CheckResult(check, OK, found)
+
+
+MIB = 1024**2
+SHARED_MEMORY = Path("/dev/shm")
+LEAST_SHARED = 64 * MIB  # what the native engine needs for a few ranks, with a margin
+LEAST_MEMORY = 2048 * MIB  # two ranks with TensorFlow and a small model
+LEAST_FILES = 1024
+_CONNECT_DEADLINE = 2.0
+_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy", "all_proxy")
+_CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+
+
+def findings(environ: Mapping[str, str]) -> Iterator[CheckResult]:
+    """Checks this machine.
+
+    Args:
+        environ: The environment variables, for the proxies set in them.
+
+    Yields:
+        A finding for each check.
+    """
+    yield cores()
+    yield memory()
+    yield shared_memory()
+    yield open_files()
+    yield ports()
+    yield name()
+    yield proxies(environ)
+
+
+def cores() -> CheckResult:
+    """Checks how many cores this process may use."""
+    allowed = len(os.sched_getaffinity(0))
+    quota = _quota()
+    text = f"{allowed} of {psutil.cpu_count()}"
+    return check_result("cores", text, f"the container's quota is {quota:g}" if quota and quota < allowed else "",
+                        f"start no more than {max(1, int(quota))} ranks here, or raise the quota", NOTE)
+
+
+def _quota() -> float:
+    """The number of cores that the container may use; 0 without a limit."""
+    with contextlib.suppress(OSError, ValueError):
+        limit, period = _CGROUP_QUOTA.read_text().split()
+        return int(limit) / int(period)
+    return 0.0
+
+
+def memory() -> CheckResult:
+    """Checks the available memory."""
+    free, total = psutil.virtual_memory().available, psutil.virtual_memory().total
+    return check_result("memory", f"{free / MIB:,.0f} of {total / MIB:,.0f} MiB free",
+                        "a rank takes about 1 GiB with a small model" if free < LEAST_MEMORY else "",
+                        "start fewer ranks, or end the programs that use the memory", NOTE)
+
+
+def shared_memory(folder: Path = SHARED_MEMORY) -> CheckResult:
+    """Checks the free space for shared memory between the ranks of a host."""
+    try:
+        free = psutil.disk_usage(str(folder)).free
+    except OSError as error:
+        return CheckResult("shared memory", PROBLEM, f"{folder} cannot be used ({error.strerror})",
+                       f"mount -t tmpfs tmpfs {folder}, or HVKERAS_BACKEND=tfdist")
+    return check_result("shared memory", f"{free / MIB:,.0f} MiB free in {folder}",
+                        "the backend native and MPI need more for several ranks" if free < LEAST_SHARED else "",
+                        "docker run --shm-size=1g, or remove leftover files there", NOTE)
+
+
+def open_files() -> CheckResult:
+    """Checks how many files and connections a process may have open."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    few = limit != resource.RLIM_INFINITY and limit < LEAST_FILES
+    return check_result("open files", "no limit" if limit == resource.RLIM_INFINITY else f"up to {limit:,} per process",
+                        "jobs of many ranks and datasets of many files need more" if few else "",
+                        f"ulimit -n {LEAST_FILES * 4}", NOTE)
+
+
+def ports() -> CheckResult:
+    """Checks whether processes on this machine can connect to each other over TCP."""
+    fix = f"allow TCP connections to {LOOPBACK} in the firewall"
+    try:
+        with socket.create_server((LOOPBACK, 0)) as server, \
+                socket.create_connection(server.getsockname(), _CONNECT_DEADLINE):
+            number = server.getsockname()[1]
+    except OSError as error:
+        return CheckResult("ports", PROBLEM, f"no connection within this machine ({error})", fix)
+    return CheckResult("ports", OK, f"connections within this machine work (tried port {number})")
+
+
+def name() -> CheckResult:
+    """Checks whether this machine's own name resolves."""
+    own = socket.gethostname()
+    try:
+        address = socket.gethostbyname(own)
+    except OSError as error:
+        return CheckResult("host name", NOTE, f"{own} has no address ({error}), so that other hosts must be given one",
+                       f"add a line for {own} to /etc/hosts, or HVKERAS_NETWORK_INTERFACES")
+    loopback = ipaddress.ip_address(address).is_loopback
+    return CheckResult("host name", OK, f"{own} is {address}" + (
+        "; between hosts the address of the default route is taken" if loopback else ""))
+
+
+def proxies(environ: Mapping[str, str]) -> CheckResult:
+    """Checks whether a proxy would intercept connections between TensorFlow workers; hvkeras's backends avoid it."""
+    found = [name for name in (*_PROXIES, *map(str.upper, _PROXIES)) if environ.get(name)]
+    excluded = environ.get("no_proxy") or environ.get("NO_PROXY") or environ.get("no_grpc_proxy") or ""
+    text = ", ".join(found) + (f"; not for {excluded}" if excluded else "") if found else "none"
+    return check_result("proxies", text, "strategies of tf.distribute use them between workers as well"
+                        if found and not excluded else "", "name the hosts of the job in no_proxy", NOTE)

@@ -1,0 +1,204 @@
+"""What limits a job and what to do about it: the advice in a report on one run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from hvkeras.diagnostics.run_summary import Summary
+from hvkeras.diagnostics.time_split import TimeSplit
+
+# Shares of the typical step, or of all time, from which on something is reported; docs/report.md has the same table.
+THRESHOLDS: Mapping[str, float] = {
+    "steps": 20,  # minimum number of steps timed on each rank for any finding
+    "seconds": 5,  # their minimum total duration: other load on a machine comes and goes in seconds
+    "slow rank": 0.10,  # of a step that a rank is busy longer than the others
+    "input": 0.10,  # of a step, waiting for the next batch
+    "wait": 0.15,  # of a step, waiting for other ranks, if no rank is consistently slow
+    "communication": 0.20,  # of a step
+    "update": 0.10,  # of a step, if each rank updates all weights
+    "pauses": 0.30,  # of all time, in validation, checkpoints, and anything else that takes long between steps
+}
+_REASON = 0.25  # of a rank's delay; smaller parts of it are not mentioned
+
+
+@dataclass(frozen=True)
+class Slowest:
+    """The rank that the others wait for.
+
+    Attributes:
+        rank: The rank.
+        seconds: How much longer it is busy in a step than the others.
+        parts: How much of that is due to `input` and to `compute`, in seconds; negligible parts are left out.
+    """
+
+    rank: int
+    seconds: float
+    parts: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that limits the job.
+
+    Attributes:
+        what: `slow rank`, `input`, `wait`, `communication`, `update` or `pauses`, as in `THRESHOLDS`.
+        share: Its share of a step or, for pauses, of all time.
+        text: A description of the problem.
+        remedy: What to do about it.
+    """
+
+    what: str
+    share: float
+    text: str
+    remedy: str
+
+
+def enough(splits: Mapping[int, TimeSplit]) -> bool:
+    """Whether enough steps were timed to draw conclusions."""
+    return bool(splits) and all(split.steps >= THRESHOLDS["steps"] and split.steps * split.step >= THRESHOLDS["seconds"]
+                                for split in splits.values())
+
+
+def slowest_rank(splits: Mapping[int, TimeSplit]) -> Slowest | None:
+    """Finds the rank that is busy longest, if it stands out from the others.
+
+    Args:
+        splits: The time breakdown of a typical step, by rank.
+
+    Returns:
+        The rank; None if the ranks are similar or too few steps were timed.
+    """
+    if len(splits) < 2 or not enough(splits):
+        return None
+    busy = {rank: split.busy for rank, split in splits.items()}
+    rank = max(busy, key=lambda each: busy[each])
+    others = [split for each, split in splits.items() if each != rank]
+    more = busy[rank] - median(split.busy for split in others)
+    if more < THRESHOLDS["slow rank"] * splits[rank].step:
+        return None
+    parts = {"input": splits[rank].input - median(split.input for split in others),
+             "compute": splits[rank].busy - splits[rank].input - median(split.busy - split.input for split in others)}
+    return Slowest(rank, more, {part: seconds for part, seconds in parts.items() if seconds >= _REASON * more})
+
+
+def findings(summary: Summary) -> list[Finding]:
+    """What limits a job, the largest share first; empty if too few steps were timed."""
+    splits = summary.splits
+    if not enough(splits):
+        return []
+    found = [_slow_rank(summary), _input(splits), _wait(summary), _communication(splits), _update(summary),
+             _pauses(summary)]
+    return sorted((finding for finding in found if finding is not None), key=lambda finding: -finding.share)
+
+
+# Advice in the report on one run; a comparison removes it, as it is the answer.
+COMPARE = " hvkeras compare shows whether another backend is faster here."
+
+
+def limit(splits: Mapping[int, TimeSplit], found: Sequence[Finding]) -> str:
+    """What limits a job most, and what to do, as text; "" if nothing is known about its steps.
+
+    Args:
+        splits: The time breakdown of a typical step, by rank.
+        found: The result of `findings`.
+    """
+    if found:
+        return f"What limits training most: {found[0].text} {found[0].remedy}"
+    if not splits:
+        return ""
+    if not enough(splits):
+        count, seconds = min((split.steps, split.steps * split.step) for split in splits.values())
+        return (f"The run is too short to judge what limits it: {count} typical step{'s' * (count != 1)},"
+                f" {seconds:.2g} s in all, were timed on a rank, and at least {THRESHOLDS['steps']:g} steps and"
+                f" {THRESHOLDS['seconds']:g} s are needed.")
+    return ("Only computing limits training. What is left to try is: jit_compile=True where the"
+            " backend is native, mixed precision on GPUs, or more ranks.")
+
+
+_REMEDIES = {
+    "input": "Check where it reads its data from, partition the data evenly (hvd.shard), and let"
+    " prefetch(tf.data.AUTOTUNE),"
+             " cache(), or more parallel calls of map() and interleave() read ahead.",
+    "compute": "Check what else runs on its cores (threads, other jobs, a slower machine), and whether its batches are"
+               " larger, or its callbacks do more, than those of the others.",
+}
+
+
+def because(summary: Summary, slowest: Slowest) -> str:
+    """Why a rank is slow, as the end of a sentence."""
+    names = {"input": "its input takes", "compute": "its computing takes"}
+    reasons = [f"{names[part]} {milliseconds(seconds)} longer" for part, seconds in slowest.parts.items()]
+    others = "rank" if summary.size == 2 else "ranks"
+    return f"{' and '.join(reasons)} than that of the other {others}"
+
+
+def _slow_rank(summary: Summary) -> Finding | None:
+    slowest = slowest_rank(summary.splits)
+    if slowest is None:
+        return None
+    share = slowest.seconds / summary.splits[slowest.rank].step
+    remedy = " ".join(_REMEDIES[part] for part in slowest.parts)
+    return Finding("slow rank", share, f"All ranks wait for {summary.name(slowest.rank)} ({share:.0%} of each step), as"
+                   f" {because(summary, slowest)}.", remedy)
+
+
+def _input(splits: Mapping[int, TimeSplit]) -> Finding | None:
+    slowest = slowest_rank(splits)
+    others = [split for rank, split in splits.items() if slowest is None or rank != slowest.rank]
+    share = median(split.input / split.step for split in others)  # a slow rank is a separate finding
+    if share < THRESHOLDS["input"]:
+        return None
+    return Finding("input", share, f"Training waits for data: {share:.0%} of a step passes until the next batch"
+                   " arrives.", "End the dataset with prefetch(tf.data.AUTOTUNE), give map() and interleave()"
+                   " num_parallel_calls=tf.data.AUTOTUNE, and use cache() for what does not change. Where the cores"
+                   " are busy already, prepare the data once, beforehand.")
+
+
+def _wait(summary: Summary) -> Finding | None:
+    waits = [(split.wait or 0.0) / split.step for split in summary.splits.values()]
+    share = sum(waits) / len(waits)
+    if share < THRESHOLDS["wait"] or slowest_rank(summary.splits) is not None:
+        return None
+    return Finding("wait", share, f"The ranks are uneven from step to step: {share:.0%} of a step is spent waiting,"
+                   " sometimes for one rank and sometimes for another.", "Batches of different lengths take different"
+                   " times: sort or pad them in the same way on all ranks. On a machine with more ranks than free"
+                   " cores, use fewer ranks.")
+
+
+def _communication(splits: Mapping[int, TimeSplit]) -> Finding | None:
+    share = median(split.communication / split.step for split in splits.values())
+    if share < THRESHOLDS["communication"]:
+        return None
+    waits = "" if all(split.wait is not None for split in splits.values()) else (
+        " (waiting for other ranks included, which cannot be separated as a record is missing)")
+    return Finding("communication", share, f"Communication takes {share:.0%} of a step{waits}.",
+                   "A larger batch per rank makes fewer exchanges of the same size; backward_passes_per_step does the"
+                   " same without more memory. compression=hvd.Compression.fp16 halves the bytes, which helps on slow"
+                   f" networks.{COMPARE}")
+
+
+def _update(summary: Summary) -> Finding | None:
+    share = median(split.update / split.step for split in summary.splits.values())
+    if share < THRESHOLDS["update"] or summary.size == 1 or summary.shares_update or summary.backend != "native":
+        return None  # on other engines, sharing it takes more time than it saves
+    return Finding("update", share, f"Each rank updates all weights, which takes {share:.0%} of a step.",
+                   f"DistributedOptimizer(shard_update=True) has each rank update 1/{summary.size} of them, and keep"
+                   f" 1/{summary.size} of the optimizer's state; hvkeras compare --shard-update on,off shows what that"
+                   " gives here.")
+
+
+def _pauses(summary: Summary) -> Finding | None:
+    share = summary.pause_share
+    if share < THRESHOLDS["pauses"]:
+        return None
+    return Finding("pauses", share, f"{share:.0%} of the time from the first step to the last was spent in steps that"
+                   " took over five times as long as others: validation, checkpoints, callbacks at the end of an epoch,"
+                   " or data that had not arrived.", "Validate and save less often, or on fewer samples.")
+
+
+def milliseconds(seconds: float) -> str:
+    """Formats a time in milliseconds for readers."""
+    value = 1000 * seconds
+    return f"{value:,.0f} ms" if value >= 100 else f"{value:.3g} ms"

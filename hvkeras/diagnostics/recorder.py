@@ -1,0 +1,457 @@
+"""Recording of a rank's training: when its steps ran, on how many samples, where the time went, and the results.
+
+With HVKERAS_REPORT=<folder> (set by users) or HVKERAS_RECORD=<folder> (set by `hvkeras compare`), each rank keeps
+`rank.<n>.npz` in that folder up to date from a thread; with the latter, rank 0 also writes `weights.npz` when it leaves
+the job. With HVKERAS_TRACE_STEPS, `hvkeras.diagnostics.tracer` writes a trace. Otherwise nothing is added to any graph.
+
+Every step of a distributed optimizer or tape calls `hvkeras.gradients.reducer.GradientReducer`, which records a
+timestamp once this rank's gradients are computed. Samples are the rows of the outermost model call under a gradient
+tape, so custom training loops are counted like `fit`. All times are those of `hvkeras.diagnostics.spans`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+
+from hvkeras import compat
+from hvkeras.compat import graphs, patches
+from hvkeras.control import stalls
+from hvkeras.control.launch_environments import hvkeras_run
+from hvkeras.diagnostics import spans
+from hvkeras.diagnostics.after_run import await_records, report_on_run, reports_to
+from hvkeras.diagnostics.record import WELL, Array, Record, remove, write_weights
+from hvkeras.diagnostics.ring_buffer import PythonRing, Rows, Track, counts
+from hvkeras.diagnostics.spans import CALLS, STEPS, InputWaits, Steps
+from hvkeras.diagnostics.tracer import Tracer
+from hvkeras.host.console import say, summary
+from hvkeras.host.forks import at_exit, detach_in_children
+from hvkeras.host.gpus import gpus_in_use
+from hvkeras.host.machine import resident_memory
+from hvkeras.job.session import Session, this_process
+
+if TYPE_CHECKING:
+    from hvkeras.control.client import ControlClient
+
+CAPACITY = 16_384  # latest steps, and latest calls of fit's train function, that are held: 0.5 MiB each
+STALLS = 100  # first warnings that are recorded
+LOSS_EVERY = 1.0  # seconds between two recorded losses within an epoch
+LOSSES = 10_000  # latest losses that are held
+WRITE_EVERY = 2.0  # seconds between two writes of the record
+WRITE_SHARE = 0.005  # maximum share of the time spent writing; the interval grows to respect it
+CLOCKS_EVERY = 60.0  # seconds between two measurements of the hosts' clock offset
+LAST_WRITE = 5.0  # seconds that an exiting rank waits for a write in progress
+COMPILED = "the step is compiled by XLA, where no clock can be read"
+SESSIONS = "sessions of TensorFlow 1 are not recorded"
+SEVERAL_CALLS = "a model is called more than once in a step"
+
+
+class Recorder:
+    """Fills the record of this rank, and writes it periodically from a thread.
+
+    Args:
+        folder: The folder to write to; None to write nothing.
+        record: The record, with what is known so far.
+        keeps_weights: Whether to write the final weights as well.
+        control: The control client, which knows the common clock; None for a single process.
+    """
+
+    def __init__(self, folder: Path | None, record: Record, keeps_weights: bool = False,
+                 control: ControlClient | None = None) -> None:
+        self._folder = folder
+        self._record = record
+        self._keeps_weights = keeps_weights
+        self._control = control
+        self._clocks_compared = -CLOCKS_EVERY
+        self.tracer: Tracer | None = None
+        self.is_on: Callable[[], bool] = lambda: False  # whether this recorder is the active one
+        self._variables: dict[Any, Any] = {}
+        self._kinds: dict[Any, int] = {}
+        self._steps, self._calls = Steps(CAPACITY), PythonRing(2, CAPACITY)
+        self._losses = PythonRing(2, LOSSES)
+        self._training_began = self._last_loss = 0.0
+        self._depth = threading.local()
+        self._eager_models: set[int] = set()
+        self._models: weakref.WeakKeyDictionary[Any, set[int]] = weakref.WeakKeyDictionary()  # by function
+        # Of this job, where an earlier one of this process wrote before.
+        self.first_rows: dict[str, int] = counts({**spans.store().collectives(), **spans.store().updates()})
+        self._wrote = 0.0  # seconds of CPU time that the thread has used
+        self._over = threading.Event()
+        self._writing, self._updating = threading.Lock(), threading.Lock()
+        self._writer = threading.Thread(target=self._write_now_and_then, name="hvkeras-recorder", daemon=True)
+        self.input_waits: InputWaits = InputWaits()
+        self.report: Path | None = None  # folder for the report on the whole job, if this rank writes it at the end
+
+    def begin(self) -> None:
+        """Writes what is known so far, replacing an earlier job's record, and starts the writer thread."""
+        self._write()
+        self._writer.start()
+
+    def step(self, gradients: Sequence[Any], variables: Sequence[Any], local: Collection[Any]) -> None:
+        """Adds a timestamp and remembers the variables; see `recorder.step`."""
+        sources = [getattr(variable, "source", variable) for variable in variables]  # those of a tape may be tensors
+        known = {compat.variable_key(source): source for source in sources if hasattr(source, "trainable")}
+        if self._keeps_weights:
+            for key, variable in known.items():
+                if key not in local:
+                    self._variables.setdefault(key, variable)
+        self._models_of_step().clear()
+        if graphs.compiled_by_xla() or not graphs.from_function_graphs():
+            self._record.no_steps = COMPILED if graphs.from_function_graphs() else SESSIONS
+            return
+        kind = self._kinds.setdefault(tuple(known), len(self._kinds))
+        done = [getattr(gradient, "values", gradient) for gradient in gradients if gradient is not None]
+        self._steps.ready(done, kind)
+
+    def around_call(self, original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+        """Calls a model, and counts its samples if this is the outermost call and trains."""
+        depth = getattr(self._depth, "value", 0)
+        if depth == 0 and self.is_on() and graphs.under_tape():
+            self._count(model, (args, kwargs))
+        self._depth.value = depth + 1
+        try:
+            return original(model, *args, **kwargs)
+        finally:
+            self._depth.value = depth
+
+    def _count(self, model: Any, inputs: Any) -> None:
+        """Adds the rows of a model call; if a step calls several models, only the first one counts."""
+        models = self._models_of_step()
+        if id(model) in models:
+            self._record.no_samples = SEVERAL_CALLS
+        rows = _rows_of(inputs) if not models else None
+        models.add(id(model))
+        if rows is not None and not graphs.compiled_by_xla() and graphs.from_function_graphs():
+            tensors = [tensor for tensor in tf.nest.flatten(inputs, expand_composites=True) if tf.is_tensor(tensor)]
+            self._steps.batch_arrived(rows, tensors)
+
+    def _models_of_step(self) -> set[int]:
+        """The models called since the last step, in the function under construction or eagerly."""
+        graph = graphs.function_graph()
+        if graph is None:
+            return self._eager_models
+        return self._models.setdefault(graph, set())
+
+    def note_call(self, began: float, ended: float, logs: Any) -> None:
+        """Records when a call of fit's train function began and ended, and from time to time its loss."""
+        if not self.is_on():
+            return
+        self._calls.append(began, ended)
+        self._training_began = self._training_began or began
+        if ended - self._last_loss >= LOSS_EVERY:
+            self.note_loss(ended, logs)
+
+    def note_loss(self, now: float, logs: Any) -> None:
+        """Records the loss, if the logs have one."""
+        self._last_loss = now
+        with contextlib.suppress(TypeError, ValueError, KeyError, AttributeError):
+            self._losses.append(now - self._training_began, float(logs["loss"]))
+
+    def note_logs(self, kind: str, logs: Mapping[str, Any]) -> None:
+        """Records the latest logs of a kind; see `recorder.note_logs`."""
+        numbers = {}
+        for name, value in logs.items():
+            with contextlib.suppress(TypeError, ValueError):
+                numbers[name] = float(value)
+        self._record.logs = {**self._record.logs, kind: numbers}  # replaced, not modified: the writer may be reading it
+        self._record.last_logs = kind
+
+    def note_stall(self, text: str) -> None:
+        """Records a warning; see `recorder.note_stall`."""
+        if len(self._record.stalls) < STALLS:
+            self._record.stalls.append(text)
+
+    def note_compilation(self, seconds: float) -> None:
+        """Records a compilation of the update; see `recorder.note_compilation`."""
+        self._record.compiling += seconds
+
+    def steps_made(self) -> int:
+        """How many steps this rank has computed."""
+        return self._steps.rows().after
+
+    def tracks(self) -> dict[str, Track]:
+        """The tracks of this rank's training, by name; a call of the train function is recorded after its steps."""
+        return {**spans.store().collectives(), **spans.store().updates(), CALLS: self._calls, STEPS: self._steps,
+                **self.input_waits.tracks()}
+
+    def tables(self, rows: Mapping[str, Rows]) -> dict[str, Any]:
+        """Converts rows of tracks to attributes of a record.
+
+        Args:
+            rows: The rows, by the name of their track.
+        """
+        store = spans.store()
+        collectives = {key: track for key, track in store.collectives().items() if key in rows and len(rows[key].table)}
+        steps, calls = rows[STEPS], rows[CALLS].table
+        indices = np.searchsorted(steps.table[:, 0], calls) + steps.first
+        updates = np.concatenate([np.zeros((0, 2)), *(rows[name].table for name in store.updates() if name in rows)])
+        inputs = np.concatenate([rows[name].table for name in self.input_waits.tracks() if name in rows])
+        return {
+            "stamps": steps.table, "first_step": steps.first,
+            "calls": np.column_stack([calls, indices[:, 0], indices[:, 1] - 1]).astype(np.float64),
+            "inputs": inputs[np.argsort(inputs[:, 1], kind="stable")],
+            "updates": updates[np.argsort(updates[:, 1], kind="stable")],
+            "collectives": {key: rows[key].table for key in collectives},
+            "first_runs": {key: rows[key].first - self.first_rows.get(key, 0) for key in collectives},
+            "buckets": {key: vars(track.content) for key, track in collectives.items()},
+        }
+
+    def current(self) -> Record:
+        """The record in its current state."""
+        with self._updating:
+            rows = {name: track.rows(self.first_rows.get(name, 0)) for name, track in self.tracks().items()}
+            for name, table in self.tables(rows).items():
+                setattr(self._record, name, table)
+            self._record.losses = self._losses.rows().table
+            self._compare_clocks()
+            self._record.peak_memory = resident_memory("VmHWM") or 0
+            self._record.gpu = gpus_in_use()
+            self._record.written = time.time()
+            return dataclasses.replace(self._record)
+
+    def finish(self, ended: str) -> None:
+        """Ends the thread and writes the record for the last time."""
+        if os.getpid() != self._record.pid:  # a forked process is not a rank
+            return
+        self._over.set()
+        self.input_waits.stop()
+        if self._writer.is_alive():
+            self._writer.join(LAST_WRITE)
+        if self._keeps_weights and self._folder is not None:
+            write_weights(self._folder, [_value(variable) for variable in self._variables.values()])
+        self._record.ended = ended
+        try:
+            self._write()
+        except OSError as error:
+            say(f"the record of this rank cannot be written: {error}")
+        if self.tracer is not None:
+            self.tracer.finish(ended)
+
+    def write_report(self, patient: bool) -> None:
+        """Writes the report if this rank is responsible for it; `patient` waits for the other ranks' last records."""
+        if self.report is not None and os.getpid() == self._record.pid:
+            if patient:
+                await_records(self.report, self._record.size)
+            say(report_on_run(self.report).removeprefix("hvkeras: "))
+
+    def amend(self, ended: str) -> None:
+        """Writes the record once more when the job failed after `finish`."""
+        if self._folder is not None and os.getpid() == self._record.pid and self._record.ended != ended:
+            self._record.ended = ended
+            self._record.write(self._folder)
+
+    def _write_now_and_then(self) -> None:
+        pause = WRITE_EVERY
+        while not self._over.wait(pause):
+            began = time.thread_time()
+            try:
+                self._write()
+            except OSError as error:
+                say(f"the record of this rank cannot be written: {error}")
+                return
+            seconds = time.thread_time() - began
+            self._wrote += seconds
+            pause = max(WRITE_EVERY, seconds / WRITE_SHARE)
+
+    def writing_share(self) -> float:
+        """The fraction of time that the writer thread was busy; see `recorder.writing_share`."""
+        return self._wrote / (time.time() - self._record.began)
+
+    def _write(self) -> None:
+        """Updates the record and writes it atomically."""
+        if not self._writing.acquire(timeout=LAST_WRITE):
+            return
+        try:
+            record = self.current()
+            if self._folder is not None:
+                record.write(self._folder)
+        finally:
+            self._writing.release()
+
+    def _compare_clocks(self) -> None:
+        """Records this host's offset from the common clock, and requests a new measurement from time to time."""
+        if self._control is None:
+            self._record.clock_uncertainty = 0.0
+            return
+        if time.monotonic() - self._clocks_compared >= CLOCKS_EVERY:
+            self._clocks_compared = time.monotonic()
+            self._control.measure_clock()
+        if (offset := self._control.clock.offset) is not None:
+            self._record.clock_offset, self._record.clock_uncertainty = offset.seconds, offset.uncertainty
+
+
+def _rows_of(inputs: Any) -> Any:
+    """The length of the first axis of the first tensor among a call's arguments; None if there is none."""
+    for tensor in tf.nest.flatten(inputs):
+        if isinstance(tensor, tf.SparseTensor):
+            return tf.cast(tensor.dense_shape[0], tf.int64)
+        if isinstance(tensor, tf.RaggedTensor):
+            return tf.cast(tensor.nrows(), tf.int64)
+        if isinstance(tensor, np.ndarray):
+            return tensor.shape[0] if tensor.ndim else None
+        if tf.is_tensor(tensor):
+            return None if tensor.shape.rank == 0 else tf.shape(tensor, out_type=tf.int64)[0]
+    return None
+
+
+def _value(variable: Any) -> Array:
+    """A variable's value, in a dtype that NumPy's file format supports."""
+    value = np.asarray(compat.as_tf_variable(variable))
+    return value if value.dtype.kind in "biufc" else value.astype(np.float32)
+
+
+_USER = "recording"
+
+def folder_of(settings: Any) -> Path | None:
+    """The folder for a job's records according to its settings; None if it writes none."""
+    if settings.record:
+        return Path(settings.record)
+    return Path(settings.report) / "records" if settings.report else None
+
+
+class Recording:
+    """The recorder of this process's session, and those of former ones.
+
+    Graphs write to the tracks of their recorder for as long as they live.
+    """
+
+    def __init__(self) -> None:
+        self._recorders: list[Recorder] = []
+        self._active: Recorder | None = None
+        detach_in_children(self)
+
+    def in_child(self) -> None:
+        """Leaves the record to the process that a child was forked from."""
+        self._active = None
+        self._recorders.clear()
+
+    def start(self, session: Session) -> None:
+        """Starts to record a session, if its settings ask for it."""
+        settings, topology = session.settings, session.topology
+        folder = folder_of(settings)
+        if folder is None and settings.trace_steps is None:
+            return
+        if not self._recorders:
+            at_exit(self.finish)
+        rank = topology.rank
+        if rank == 0 and folder is not None:
+            remove(folder, since=topology.size)
+        record = Record(rank, topology.size, session.backend.name, host=topology.host, pid=os.getpid(),
+                        began=time.time())
+        recorder = self._active = Recorder(folder, record, bool(settings.record) and rank == 0, session.control)
+        if rank == 0 and session.launch.launcher != hvkeras_run.LAUNCHER:  # that launcher writes the report itself
+            recorder.report = reports_to(settings)
+        recorder.is_on = lambda: self._active is recorder
+        self._recorders.append(recorder)
+        if self.note_stall not in stalls.listeners:
+            stalls.listeners.append(self.note_stall)
+        if session.hooks is not None and self.finish not in session.hooks.before_last_line:
+            session.hooks.before_last_line.append(self.finish)
+        patches.install(patches.RECORDING, patches.RecordingBehaviour(
+            recorder.around_call, recorder.note_call, self.is_on, recorder.input_waits.around))
+        spans.store().start(_USER)
+        recorder.begin()
+        if settings.trace_steps is not None and all(one.tracer is None for one in self._recorders):
+            recorder.tracer = Tracer(session, recorder)  # of a process's first session
+
+    def is_on(self) -> bool:
+        """Whether this rank is being recorded."""
+        return self._active is not None
+
+    def step(self, gradients: Sequence[Any], variables: Sequence[Any], local: Collection[Any] = ()) -> None:
+        """Records a step; in a graph, each run of the step under construction.
+
+        Args:
+            gradients: This rank's gradients: tensors, `tf.IndexedSlices` or None.
+            variables: Their variables.
+            local: Keys of the variables that are local to this rank; their values do not represent the job.
+        """
+        if self._active is not None:
+            self._active.step(gradients, variables, local)
+
+    def note_logs(self, kind: str, logs: Mapping[str, Any]) -> None:
+        """Records the logs of Keras at the end of an epoch or an evaluation.
+
+        Args:
+            kind: `fit` or `evaluate`.
+            logs: Numbers by name, such as `loss` and `val_accuracy`.
+        """
+        if self._active is not None:
+            self._active.note_logs(kind, logs)
+
+    def note_epoch(self, logs: Any) -> None:
+        """Records the loss at the end of an epoch.
+
+        Args:
+            logs: The logs of Keras, combined over all ranks.
+        """
+        if self._active is not None:
+            self._active.note_loss(time.time(), logs)
+
+    def note_stall(self, text: str) -> None:
+        """Records a warning about late ranks, on the rank that receives it first."""
+        if self._active is not None:
+            self._active.note_stall(text)
+
+    def note_compilation(self, seconds: float) -> None:
+        """Records how long XLA has compiled the optimizer's update."""
+        if self._active is not None:
+            self._active.note_compilation(seconds)
+
+    def evaluating(self) -> contextlib.AbstractContextManager[None]:
+        """Returns a context whose batches do not count as training."""
+        return contextlib.nullcontext() if self._active is None else self._active.input_waits.paused()
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Suspends recording in its body, and for functions that are traced in it."""
+        recorder, self._active = self._active, None
+        spans.store().stop(_USER)
+        try:
+            with contextlib.nullcontext() if recorder is None else recorder.input_waits.paused():
+                yield
+        finally:
+            self._active = recorder
+            if recorder is not None:
+                spans.store().start(_USER)
+
+    def writing_share(self) -> float:
+        """Returns the fraction of time that the thread which writes the record was busy."""
+        return 0.0 if self._active is None else self._active.writing_share()
+
+    def finish(self, ended: str | None = None) -> None:
+        """Writes the final record: at `shutdown()`, at process exit or at the end of the job, whichever comes first.
+
+        Args:
+            ended: How this rank ends; by default, well, or with the exception being handled.
+        """
+        recorder, self._active = self._active, None
+        if recorder is not None:
+            spans.store().stop(_USER)
+            recorder.finish(_ending() if ended is None else ended)
+            recorder.write_report(patient=ended is None)
+        elif ended is not None and self._recorders:
+            self._recorders[-1].amend(ended)
+
+
+def recording() -> Recording:
+    """Returns what this process records."""
+    return this_process().part(Recording)
+
+
+def _ending() -> str:
+    error = sys.exc_info()[1] or getattr(sys, "last_value", None)
+    if error is None:
+        return WELL
+    return summary(error)

@@ -1,0 +1,179 @@
+"""Converts a rank's record to a trace for Perfetto and Chrome: steps, input, computing and collectives as rows.
+
+The format is Chrome's Trace Event Format (complete and metadata events), which Perfetto opens:
+https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hvkeras.diagnostics.record import Array, Record
+from hvkeras.diagnostics.trace_files import Event
+
+STEPS, INPUT, CALLS, COMPUTING, UPDATE = "steps", "input", "train function", "computing", "update"
+ROWS = (STEPS, INPUT, CALLS, COMPUTING, UPDATE)  # shown above the rows of collectives
+BEFORE = 1024  # steps before the window that are looked at in custom training loops
+
+_Found = tuple[str, str, float, float, Event]  # row, name, start, end, arguments
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step: its index, its start and end, and when its gradients were ready (0: unknown).
+
+    It stands for several steps, from `index` to `last`, if it is unknown when each of them began.
+    """
+
+    index: int
+    last: int
+    begin: float
+    end: float
+    ready: float = 0.0
+
+
+def _steps(record: Record, first: int, after: int) -> list[Step]:
+    """The steps of a window, and some around it: those of the train function's calls or, in custom loops, consecutive.
+
+    In a custom training loop, a step lasts until its last collective ends or, without any, until its gradients are
+    ready.
+    """
+    if len(record.calls):
+        near = (record.calls[:, 3] >= first - 1) & (record.calls[:, 2] <= after)
+        return [step for call in record.calls[near] for step in _of_call(call, record)]
+    skipped = max(0, first - BEFORE - record.first_step)
+    ready, runs = record.stamps[skipped:, 0], np.concatenate([np.zeros((0, 2)), *record.collectives.values()])
+    if not len(ready):
+        return []
+    begin = min([float(ready[0]), *runs[runs[:, 0] <= ready[0], 0]])
+    return _consecutive(record.first_step + skipped, begin, _ends(ready, runs), ready)
+
+
+def _of_call(call: Array, record: Record) -> list[Step]:
+    """The steps of one call; if there are several, they end when their collectives end."""
+    begin, end, first, last = float(call[0]), float(call[1]), int(call[2]), int(call[3])
+    if last < first:
+        return []
+    ready = record.stamps[max(0, first - record.first_step):max(0, last + 1 - record.first_step), 0]
+    if len(ready) != last + 1 - first:  # the steps ran long before the window
+        return [Step(first, last, begin, end)]
+    within = [runs[(runs[:, 0] >= begin) & (runs[:, 1] <= end)] for runs in record.collectives.values()]
+    within = [runs for runs in within if len(runs)]
+    if within and all(len(runs) == len(ready) for runs in within):
+        ends = np.max([runs[:, 1] for runs in within], axis=0).tolist()  # each runs once per step
+    else:
+        ends = _ends(ready, np.concatenate([np.zeros((0, 2)), *within]))
+    return _consecutive(first, begin, [*ends[:-1], end], ready)
+
+
+def _consecutive(first: int, begin: float, ends: Sequence[float], ready: Array) -> list[Step]:
+    # A busy rank may record the timestamp late, but gradients are ready before their collectives end.
+    return [Step(first + index, first + index, since, until, min(float(moment), until))
+            for index, (since, until, moment) in enumerate(zip([begin, *ends[:-1]], ends, ready, strict=True))]
+
+
+def _ends(ready: Array, runs: Array) -> list[float]:
+    """When steps end: with the last of their collectives, all of which precede those of the next step.
+
+    The collectives between the gradients of two steps are therefore split at their widest gap, in which the next step
+    computes.
+    """
+    runs = runs[np.argsort(runs[:, 0])]
+    reached = np.maximum.accumulate(np.concatenate([[-math.inf], runs[:, 1]]))
+    indices = np.searchsorted(runs[:, 0], ready, side="right")
+    ends = []
+    for moment, later, since, until in zip(ready, [*ready[1:], math.inf], indices, [*indices[1:], len(runs)],
+                                           strict=True):
+        busy = np.maximum(reached[since:until + 1], moment)  # end of the busy time before each run, and after the last
+        ends.append(float(busy[np.argmax(np.append(runs[since:until, 0], later) - busy)]))
+    return ends
+
+
+def events(record: Record, first: int, after: int) -> list[Event]:
+    """Makes the events of a window of steps, on the common clock.
+
+    Args:
+        record: The record of these steps and those around them.
+        first: The first step.
+        after: The step after the last one.
+
+    Returns:
+        The metadata events that name the rows, then the complete events in order of time.
+    """
+    everyone = _steps(record, first, after)
+    wanted = [step for step in everyone if first <= step.last and step.index < after]
+    if not wanted:
+        return []
+    before = [step.end for step in everyone if step.last < first]
+    since, until = min(before[-1] if before else math.inf, wanted[0].begin), wanted[-1].end
+    found: list[_Found] = [
+        *((STEPS, _named(step.index, step.last), step.begin, step.end, {"step": step.index}) for step in wanted),
+        *((INPUT, "input", begin, end, {}) for begin, end in _between(record.inputs, since, until)),
+        *_calls(record.calls, first, after),
+        *_computing(wanted, record.inputs),
+        *((UPDATE, UPDATE, begin, end, {}) for begin, end in _between(record.updates, since, until)),
+        *_collectives(record, wanted, since, until),
+    ]
+    labels = dict.fromkeys([*ROWS, *sorted((row for row, *_ in found if row not in ROWS), key=_natural)])
+    rows = {row: index + 1 for index, row in enumerate(labels) if any(each[0] == row for each in found)}
+    made = [{"name": name, "cat": "collective" if row not in ROWS else row, "ph": "X", "pid": record.rank,
+             "tid": rows[row], "ts": round((begin + record.clock_offset) * 1e6, 3),
+             "dur": round(max(0.0, end - begin) * 1e6, 3), "args": arguments}
+            for row, name, begin, end, arguments in found]
+    return [*_names(rows, record.rank), *sorted(made, key=lambda event: (event["ts"], event["tid"]))]
+
+
+def _between(spans: Array, since: float, until: float) -> list[list[float]]:
+    """The spans that begin in an interval."""
+    chosen: list[list[float]] = spans[(spans[:, 0] >= since) & (spans[:, 0] < until)].tolist()
+    return chosen
+
+
+def _names(rows: Mapping[str, int], rank: int) -> Iterator[Event]:
+    for row, number in rows.items():
+        yield {"name": "thread_name", "ph": "M", "pid": rank, "tid": number, "args": {"name": row}}
+        yield {"name": "thread_sort_index", "ph": "M", "pid": rank, "tid": number, "args": {"sort_index": number}}
+
+
+def _calls(calls: Array, first: int, after: int) -> Iterator[_Found]:
+    for begin, end, start, last in calls:
+        if first <= last and start < after:
+            yield CALLS, f"train function, {_named(int(start), int(last))}", float(begin), float(end), {}
+
+
+def _natural(label: str) -> list[tuple[int, str]]:
+    """A sort key that puts part 2 before part 10."""
+    return [(int(piece), "") if piece.isdecimal() else (-1, piece) for piece in re.split(r"(\d+)", label)]
+
+
+def _named(first: int, last: int) -> str:
+    return f"step {first}" if first == last else f"steps {first} to {last}"
+
+
+def _computing(steps: Sequence[Step], inputs: Array) -> Iterator[_Found]:
+    """The time from the start of each step, or the end of its input, until its gradients are ready."""
+    for step in steps:
+        if step.ready:
+            waited = inputs[(inputs[:, 1] > step.begin) & (inputs[:, 1] <= step.ready), 1]
+            begin = float(waited.max()) if len(waited) else step.begin
+            yield COMPUTING, "gradients", begin, step.ready, {"step": step.index}
+
+
+def _collectives(record: Record, steps: Sequence[Step], since: float, until: float) -> Iterator[_Found]:
+    begins = [step.begin for step in steps]
+    for key, runs in record.collectives.items():
+        known = record.buckets.get(key, {})
+        label = known.get("label") or key
+        for began, ended in _between(runs, since, until):
+            arguments: Event = {"collective": label, "operation": known.get("operation"), "how": known.get("how"),
+                                "bytes": known.get("bytes")}
+            index = bisect.bisect_right(begins, began) - 1
+            if index >= 0 and began < steps[index].end:
+                arguments["step"] = steps[index].index
+            yield label, str(known.get("collective") or "collective"), began, ended, arguments

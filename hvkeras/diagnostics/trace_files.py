@@ -1,0 +1,238 @@
+"""The trace files of a job: one per rank, written atomically, and the file that they are merged into.
+
+Ranks write `trace.rank.0.json` and so on next to `trace.json`. All of them use the common clock, so merging only
+concatenates the events.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hvkeras.errors import MachineError, UsageError, explain
+from hvkeras.host.console import in_words
+
+Event = dict[str, Any]
+
+_RANK_FILE = re.compile(r"(.+)\.rank\.(\d+)((?:\.[^.]*)?)")
+_NEEDED = {"size", "steps", "machine", "missing_steps", "over", "clock_offset", "clock_uncertainty"}
+VIEWER = "ui.perfetto.dev"
+
+
+def process_name(rank: int, name: str) -> list[Event]:
+    """The metadata events that name a rank and sort the ranks.
+
+    Args:
+        rank: The rank.
+        name: Its name in the trace.
+    """
+    return [{"name": "process_name", "ph": "M", "pid": rank, "args": {"name": name}},
+            {"name": "process_sort_index", "ph": "M", "pid": rank, "args": {"sort_index": rank}}]
+
+
+def rank_file(path: Path, rank: int) -> Path:
+    """The path of a rank's part of a trace.
+
+    Args:
+        path: The merged file.
+        rank: The rank.
+    """
+    return path.with_name(f"{path.stem}.rank.{rank}{path.suffix}")
+
+
+def rank_files(path: Path) -> dict[int, Path]:
+    """The existing files of ranks, by rank.
+
+    Args:
+        path: The merged file.
+    """
+    return {int(match[2]): path.with_name(file) for file in os.listdir(path.parent)
+            if (match := _RANK_FILE.fullmatch(file)) and (match[1], match[3]) == (path.stem, path.suffix)}
+
+
+@dataclass(frozen=True)
+class Merged:
+    """A merged trace.
+
+    Attributes:
+        path: The file.
+        ranks: The ranks in it.
+        missing: The job's ranks without a file here.
+        cut_off: The ranks some of whose steps are missing.
+        no_steps: Why a rank's steps are not recorded, or "".
+        uncertainty: The maximum error between the times of two ranks, in seconds; None if unknown.
+    """
+
+    path: Path
+    ranks: tuple[int, ...]
+    missing: tuple[int, ...]
+    cut_off: tuple[int, ...]
+    no_steps: str
+    uncertainty: float | None
+
+    def sentence(self) -> str:
+        """A summary of the trace in one sentence."""
+        text = f"trace of {in_words(self.ranks)} in {self.path}, to be opened at {VIEWER}"
+        if self.no_steps:
+            text += f"; steps cannot be seen: {self.no_steps}"
+        elif self.cut_off:
+            text += f"; {in_words(self.cut_off)} ended before the window did"
+        if self.missing:
+            text += f"; {in_words(self.missing)} left no file here (hvkeras trace merges again)"
+        if self.uncertainty is None:
+            text += "; not all clocks could be compared"
+        elif self.uncertainty:
+            text += f"; the clocks of the hosts agree within {1000 * self.uncertainty:.3g} ms"
+        return text
+
+
+def write(path: Path, events: Iterable[Event], facts: dict[str, Any]) -> None:
+    """Writes a trace atomically.
+
+    Args:
+        path: The file.
+        events: Its events.
+        facts: Metadata, which viewers show along with the trace.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    head = json.dumps({"displayTimeUnit": "ms", "otherData": facts})[:-1]
+    try:
+        temporary.unlink(missing_ok=True)
+        with temporary.open("x", encoding="utf-8") as file:
+            file.write(f'{head}, "traceEvents": [\n' + ",\n".join(json.dumps(event) for event in events) + "\n]}\n")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_rank(path: Path, events: Iterable[Event], facts: dict[str, Any]) -> None:
+    """Writes one rank's part of a trace.
+
+    Args:
+        path: The merged file; the rank's file is written next to it.
+        events: The events.
+        facts: At least `rank`, `size`, `host`, `machine` (which identifies the host), `pid`; `steps`, the window as
+            text; `missing_steps`, how many steps of the window are missing; `over`, whether this is the rank's last
+            write; and `clock_offset`, which the times include, with `clock_uncertainty`.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    named = process_name(facts["rank"], f"rank {facts['rank']} on {facts['host']}, pid {facts['pid']}")
+    write(rank_file(path, facts["rank"]), [*named, *events], facts)
+
+
+def parts(path: Path) -> dict[int, dict[str, Any]]:
+    """Reads the files that the ranks of the latest job have written, by rank.
+
+    Args:
+        path: The merged file.
+
+    Raises:
+        UsageError: A file is not a rank's trace.
+    """
+    found = rank_files(path)
+    if not found:
+        return {}
+    latest = max(found, key=lambda rank: (found[rank].stat().st_mtime, -rank))
+    read = {rank: _read(file) for rank, file in sorted(found.items())}
+    # Ignores files of an earlier job with another size or another window.
+    of_job = [read[latest]["otherData"][name] for name in ("size", "steps")]
+    return {rank: part for rank, part in read.items()
+            if [part["otherData"][name] for name in ("size", "steps")] == of_job}
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        part: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        whole = isinstance(part["traceEvents"], list) and part["otherData"].keys() >= _NEEDED
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        whole = False
+    if not whole:
+        raise UsageError(explain("Files with names such as trace.rank.0.json must be what ranks have written",
+                                 "move it away", file=str(file)))
+    return part
+
+
+def merge(path: Path) -> Merged | None:
+    """Merges the existing rank files of a trace.
+
+    Args:
+        path: The merged file, which is replaced if it exists.
+
+    Returns:
+        A description of the merged trace; None if no rank has written a file.
+
+    Raises:
+        MachineError: The file cannot be written.
+        UsageError: A file is not a rank's trace.
+    """
+    found = parts(path)
+    if not found:
+        return None
+    uncertainty = _share_clocks(list(found.values()))
+    facts = {rank: part["otherData"] for rank, part in found.items()}
+    first = next(iter(facts.values()))
+    missing = tuple(rank for rank in range(first["size"]) if rank not in found)
+    try:
+        write(path, (event for part in found.values() for event in part["traceEvents"]),
+              {"steps": first["steps"], "size": first["size"], "missing": missing, "ranks": facts})
+    except OSError as error:
+        raise MachineError(explain(f"The trace's file must be writable ({error.strerror})", "choose another folder",
+                                   trace_file=str(path))) from None
+    return Merged(path, tuple(found), missing, tuple(rank for rank in found if facts[rank]["missing_steps"]),
+                  next((str(fact["no_steps"]) for fact in facts.values() if fact.get("no_steps")), ""),
+                  uncertainty)
+
+
+def _share_clocks(found: Sequence[dict[str, Any]]) -> float | None:
+    """Applies the best offset measured on each machine to all of its ranks, since they share one clock.
+
+    Returns the maximum error between the times of two machines, in seconds; None if unknown.
+    """
+    best: dict[str, tuple[float, float]] = {}
+    for facts in (part["otherData"] for part in found):
+        uncertainty = math.inf if facts["clock_uncertainty"] is None else facts["clock_uncertainty"]
+        mine = (uncertainty, facts["clock_offset"])
+        best[facts["machine"]] = min(best.get(facts["machine"], mine), mine)
+    for part in found:
+        facts = part["otherData"]
+        uncertainty, offset = best[facts["machine"]]
+        shift = 1e6 * (offset - facts["clock_offset"])
+        for event in part["traceEvents"]:
+            if shift and "ts" in event:
+                event["ts"] = round(event["ts"] + shift, 3)
+        facts.update(clock_offset=offset, clock_uncertainty=None if uncertainty == math.inf else uncertainty)
+    worst = sum(sorted(uncertainty for uncertainty, _ in best.values())[-2:]) if len(best) > 1 else 0.0
+    return None if worst == math.inf else worst
+
+
+def merge_all(index: Path) -> list[Merged]:
+    """Merges every trace in a folder, or a single trace.
+
+    Args:
+        index: A folder, or a merged file, which need not exist.
+
+    Raises:
+        MachineError: A file cannot be written.
+        UsageError: No rank's trace was found.
+    """
+    folder = index if index.is_dir() else index.parent
+    names = os.listdir(folder) if folder.is_dir() else []
+    found = {folder / f"{match[1]}{match[3]}" for name in names if (match := _RANK_FILE.fullmatch(name))}
+    merged = [merge(path) for path in sorted(found) if index.is_dir() or path.name == index.name]
+    if not merged:
+        raise UsageError(explain("Ranks must have written traces there, in files such as trace.rank.0.json",
+                                 "record with hvkeras run --trace-steps 100:120, and name that folder or trace file",
+                                 place=str(index)))
+    return [one for one in merged if one is not None]
+

@@ -1,0 +1,40 @@
+"""Makes Keras 3 accept Keras 2 features that scripts written for Horovod use, and prints a notice once."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from hvkeras.compat import keras_2, patches
+from hvkeras.control.launch_environments import detect_launch
+from hvkeras.errors import UsageError
+from hvkeras.horovod import as_horovod
+from hvkeras.host.console import prints_at, say
+from hvkeras.settings import Settings
+
+
+def install_hooks(module: Any) -> None:
+    """Adds Keras 2 features to the contents of a Keras 3 module, while `import horovod` imports hvkeras.
+
+    Args:
+        module: The module that has just been imported.
+    """
+    if as_horovod.is_installed():
+        patches.install(patches.KERAS_2, _say_once, {module.__name__: module})
+
+
+def uninstall_hooks() -> None:
+    """Restores Keras 3 to its original state."""
+    patches.uninstall(patches.KERAS_2)
+
+
+@functools.cache
+def _say_once() -> None:
+    """Prints the supported Keras 2 features on rank 0 when a script first uses one of them."""
+    try:
+        should_print = detect_launch().rank == 0 and prints_at(Settings(), "WARNING")
+    except UsageError:
+        return  # init() reports the error
+    if should_print:
+        say("this script uses features of Keras 2, which Keras 3 supports here:"
+            f" {', '.join(keras_2.FEATURES)} (--as-horovod)")

@@ -1,0 +1,35 @@
+"""Commands on other hosts by ssh."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Ssh:
+    """How to reach other hosts: by ssh, with its `-p` and `-i`, or by srun, on the nodes of this Slurm allocation.
+
+    Attributes:
+        port: The port of ssh.
+        identity_file: The key for ssh.
+        timeout: Seconds after which a host counts as unreachable.
+        by_srun: Whether srun starts the agents.
+    """
+
+    port: int | None = None
+    identity_file: str | None = None
+    timeout: float = 60.0
+    by_srun: bool = False
+
+    @property
+    def program(self) -> str:
+        """The program that starts agents on other hosts."""
+        return "srun" if self.by_srun else "ssh"
+
+    def command_line(self, host: str, command: str) -> list[str]:
+        """Returns the ssh command line that runs a shell command on a host."""
+        options = ["-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={max(1, int(self.timeout))}",
+                   "-o", "ServerAliveInterval=15"]
+        options += ["-p", str(self.port)] if self.port is not None else []
+        options += ["-i", self.identity_file] if self.identity_file is not None else []
+        return ["ssh", *options, host, command]

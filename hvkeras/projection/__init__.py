@@ -1,1 +1,0 @@
-"""Projects a measured job to more ranks with a cost model; docs/projection.md has the formulas."""

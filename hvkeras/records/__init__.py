@@ -1,1 +1,0 @@
-"""The records that ranks write for reports, and the figures derived from them."""

@@ -1,1 +1,0 @@
-"""Reports on training as self-contained HTML pages: `page` lays them out, `charts` draws the charts."""

@@ -1,0 +1,39 @@
+"""A task of an elastic job on Spark: a place for one rank after the other."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Iterator
+
+from hvkeras.control.launch_environments import hvkeras_run
+from hvkeras.horovod import as_horovod
+from hvkeras.host.gpus import VISIBLE
+from hvkeras.launcher.reported_job import serve
+from hvkeras.spark.elastic_job import SlotOrder
+from hvkeras.spark.task import visible_devices
+
+LAUNCHER = "Spark"
+
+
+def run(order: SlotOrder) -> Iterator[bytes]:
+    """Serves the job until it is over.
+
+    Args:
+        order: What the driver has sent.
+
+    Yields:
+        The pickled results that ranks have saved here.
+    """
+    from pyspark import TaskContext
+
+    task = TaskContext.get()
+    addresses = {name: given.addresses for name, given in task.resources().items()}
+    variables = {**order.environment, hvkeras_run.STARTED_BY: LAUNCHER}
+    devices = visible_devices(order.gpus, task.partitionId(), addresses, os.environ)
+    if devices is not None:
+        variables[VISIBLE] = devices
+    if order.as_horovod:
+        variables = {**as_horovod.environment({**os.environ, **variables})}
+    index = task.attemptNumber() * 10_000 + task.partitionId()
+    yield pickle.dumps(serve(order.address, order.secret, index, order.call, variables, order.commits))
