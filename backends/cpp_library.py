@@ -86,35 +86,35 @@ class Library:
         except (OSError, tf.errors.OpError) as error:
             raise MachineError(explain("The native engine's library must load", INSTALL, path=str(PATH),
                                        tensorflow=tf.__version__, error=str(error))) from error
-        declare(self.functions.hvkeras_refuse, ctypes.c_char_p, ctypes.c_char_p)
-        declare(self.functions.hvkeras_keep, ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64)
-        self.functions.hvkeras_hold_refusals.argtypes = [ctypes.c_int]
-        self.functions.hvkeras_hold_refusals.restype = None
-        self.functions.hvkeras_take_refusal.argtypes = [ctypes.c_char_p]
-        self.functions.hvkeras_take_refusal.restype = ctypes.c_bool
-        self.functions.hvkeras_kept.argtypes = [ctypes.c_char_p, ctypes.c_void_p]
-        self.functions.hvkeras_kept.restype = ctypes.c_int64
+        declare(self.functions.hvkeras_set_mismatch, ctypes.c_char_p, ctypes.c_char_p)
+        declare(self.functions.hvkeras_start_recording, ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64)
+        self.functions.hvkeras_hold_mismatches.argtypes = [ctypes.c_int]
+        self.functions.hvkeras_hold_mismatches.restype = None
+        self.functions.hvkeras_clear_mismatch.argtypes = [ctypes.c_char_p]
+        self.functions.hvkeras_clear_mismatch.restype = ctypes.c_bool
+        self.functions.hvkeras_read_recording.argtypes = [ctypes.c_char_p, ctypes.c_void_p]
+        self.functions.hvkeras_read_recording.restype = ctypes.c_int64
 
     def refuse(self, key: str, text: str) -> None:
-        """Makes the operation `hvkeras_refusable` of this key fail the next time it runs."""
-        self.functions.hvkeras_refuse(key.encode(), text.encode())
+        """Makes the operation `hvkeras_check_mismatch` of this key fail the next time it runs."""
+        self.functions.hvkeras_set_mismatch(key.encode(), text.encode())
 
     def hold_refusals(self, change: int) -> None:
         """Lets operations that are refused wait (1), or no longer (-1), before they fail."""
-        self.functions.hvkeras_hold_refusals(change)
+        self.functions.hvkeras_hold_mismatches(change)
 
     def take_refusal(self, key: str) -> bool:
         """Revokes a call of `refuse`; returns False if the operation has failed already."""
-        return bool(self.functions.hvkeras_take_refusal(key.encode()))
+        return bool(self.functions.hvkeras_clear_mismatch(key.encode()))
 
     def keep(self, key: str, columns: int, capacity: int) -> None:
-        """Starts recording the latest rows of a key: of a collective (begin and end), or of `hvkeras_note`."""
-        self.functions.hvkeras_keep(key.encode(), columns, capacity)
+        """Starts recording the latest rows of a key: of a collective (begin and end), or of `hvkeras_record`."""
+        self.functions.hvkeras_start_recording(key.encode(), columns, capacity)
 
     def kept(self, key: str, columns: int, capacity: int) -> tuple[Array, int]:
         """Returns the rows of a key, oldest first, and the oldest row's number; arguments as for `keep`."""
         rows = np.zeros((capacity, columns))
-        count = int(self.functions.hvkeras_kept(key.encode(), rows.ctypes.data))
+        count = int(self.functions.hvkeras_read_recording(key.encode(), rows.ctypes.data))
         return rows[: min(count, capacity)], max(0, count - capacity)
 
 

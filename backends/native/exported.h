@@ -1,11 +1,11 @@
-// What the functions share that Python calls through ctypes, which knows nothing of exceptions.
+// Shared by the functions that Python calls through ctypes, which cannot handle exceptions.
 #pragma once
 
 #include "core/status.h"
 
 #define EXPORTED __attribute__((visibility("default")))
 
-// How a function ended: a hvkeras::Code, and a text that lives until the thread's next call.
+// The result of a function: a hvkeras::Code, and a message that is valid until the thread's next call.
 struct ExportedStatus {
   int32_t code;
   const char* text;
@@ -13,7 +13,7 @@ struct ExportedStatus {
 
 namespace hvkeras {
 
-// Runs a body, which may throw.
+// Calls `body`, and converts exceptions to a status.
 template <typename Body>
 ExportedStatus guarded(Body&& body) {
   thread_local Status last;

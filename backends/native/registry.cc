@@ -1,4 +1,4 @@
-// What Python calls, through ctypes; see exported.h.
+// The engine's functions for Python, called through ctypes; see exported.h.
 #include "registry.h"
 
 #include <fcntl.h>
@@ -24,13 +24,13 @@ namespace hvkeras {
 
 namespace {
 
-// Memory that the processes of a host share.
+// Memory shared by the processes of a host.
 class SharedMemory {
  public:
   SharedMemory(const std::string& name, size_t bytes, bool create) : bytes_(bytes) {
     const int file = shm_open(name.c_str(), create ? O_CREAT | O_EXCL | O_RDWR : O_RDWR, 0600);
-    if (file < 0) fail("shared memory cannot be opened", name);
-    // Taken now: where the memory is not there, this is an error, but a later first use would be a crash.
+    if (file < 0) fail("failed to open shared memory", name);
+    // Allocates now: if /dev/shm is full, this returns an error, while a first access later would raise SIGBUS.
     const int error = create ? allocate(file, bytes) : 0;
     struct stat status{};
     const bool fits = error == 0 && fstat(file, &status) == 0 && static_cast<size_t>(status.st_size) == bytes;
@@ -40,7 +40,7 @@ class SharedMemory {
     if (fits && base_ != MAP_FAILED) return;
     if (create) shm_unlink(name.c_str());
     errno = reason;
-    fail(error == ENOSPC ? "/dev/shm is full (in a container: --shm-size)" : "shared memory cannot be mapped", name);
+    fail(error == ENOSPC ? "/dev/shm is full (in a container: --shm-size)" : "failed to map shared memory", name);
   }
   ~SharedMemory() { munmap(base_, bytes_); }
   SharedMemory(const SharedMemory&) = delete;
@@ -48,14 +48,14 @@ class SharedMemory {
   void* base() const { return base_; }
 
  private:
-  // Piece by piece: a signal takes back what a call has allocated so far, which then begins anew.
+  // In steps: when a signal interrupts a call, its allocation is undone and must be repeated.
   static int allocate(int file, size_t bytes) {
-    constexpr size_t kPiece = 1024 * 1024;
+    constexpr size_t kStepBytes = 1024 * 1024;
     for (size_t start = 0; start < bytes;) {
-      const size_t piece = std::min(kPiece, bytes - start);
-      const int error = posix_fallocate(file, static_cast<off_t>(start), static_cast<off_t>(piece));
+      const size_t step = std::min(kStepBytes, bytes - start);
+      const int error = posix_fallocate(file, static_cast<off_t>(start), static_cast<off_t>(step));
       if (error != 0 && error != EINTR) return error;
-      if (error == 0) start += piece;
+      if (error == 0) start += step;
     }
     return 0;
   }
@@ -68,17 +68,17 @@ class SharedMemory {
   void* base_ = MAP_FAILED;
 };
 
-// Where the pipe is that belongs to a shared memory.
-std::string path_of_notifier(const std::string& name) { return "/dev/shm" + name + ".notifier"; }
+// The path of the named pipe that belongs to a shared memory.
+std::string notifier_path(const std::string& name) { return "/dev/shm" + name + ".notifier"; }
 
-// An engine in memory of its own. Declared in this order, the engine ends before its memory.
+// An engine with its memory. The order of members matters: the engine is destroyed before its memory.
 struct Group {
-  std::unique_ptr<Notifier> notifier;  // of a group on several hosts
+  std::unique_ptr<Notifier> notifier;  // only if the group spans several hosts
   SharedMemory memory;
   Engine engine;
 
   Group(const std::string& name, bool create, Engine::Shape shape)
-      : notifier(shape.placement.hosts() > 1 ? std::make_unique<Notifier>(path_of_notifier(name), create) : nullptr),
+      : notifier(shape.placement.hosts() > 1 ? std::make_unique<Notifier>(notifier_path(name), create) : nullptr),
         memory(name,
                Engine::bytes(static_cast<int>(shape.global_ranks.size()), shape.slot_bytes, shape.placement.hosts()),
                create),
@@ -94,29 +94,28 @@ struct Group {
 struct Registry {
   std::mutex mutex;
   std::map<int64_t, std::shared_ptr<Group>> groups;
-  std::atomic<bool> is_used{false};    // whether this process has ever had a group
-  std::atomic<bool> is_copied{false};  // by a fork, which copies memory and no thread: the rank is another process
+  std::atomic<bool> is_used{false};         // whether this process has ever opened a group
+  std::atomic<bool> is_forked_copy{false};  // in a forked child, which has none of the threads
 };
 
 Registry& registry() {
   static Registry* const only = [] {
-    auto* const made = new Registry;  // never destroyed: threads may outlive the end of main()
-    pthread_atfork(nullptr, nullptr, [] { registry().is_copied = registry().is_used.load(); });
-    return made;
+    auto* const created = new Registry;  // never destroyed: threads may outlive the end of main()
+    pthread_atfork(nullptr, nullptr, [] { registry().is_forked_copy = registry().is_used.load(); });
+    return created;
   }();
   return *only;
 }
 
-void require_own_process() {
-  if (registry().is_copied)
-    throw Failure("a collective must run in a rank's own process, not in one that it has forked");
+void require_not_forked() {
+  if (registry().is_forked_copy) throw Failure("a collective must run in the rank's process, not in a forked child");
 }
 
-// What the engine of a group member starts with: `ranks` are the group's global ranks, `hosts` has each one's host.
-Engine::Shape shape_of(int64_t group, int rank, const std::vector<int>& ranks, const std::vector<int>& hosts) {
+// The engine's parameters for a group member: `ranks` are the group's global ranks, `hosts` the host of each.
+Engine::Shape make_shape(int64_t group, int rank, const std::vector<int>& ranks, const std::vector<int>& hosts) {
   Engine::Shape shape;
-  shape.placement = placement_of(rank, hosts);
-  shape.slot_bytes = Channel::slot_bytes_for(static_cast<int>(shape.placement.most_on_a_host()));
+  shape.placement = make_placement(rank, hosts);
+  shape.slot_bytes = Channel::slot_bytes_for(static_cast<int>(shape.placement.max_ranks_per_host()));
   const std::vector<std::vector<int>>& ranks_on = shape.placement.ranks_on;
   for (const int member : ranks_on[static_cast<size_t>(shape.placement.host)]) {
     if (member < rank) ++shape.rank;
@@ -126,13 +125,15 @@ Engine::Shape shape_of(int64_t group, int rank, const std::vector<int>& ranks, c
   return shape;
 }
 
-// Ends a group that graphs no longer find. A thread that is in a collective of it may keep it, and be waiting there for
-// ranks that never come: so it is not left to the last owner to end the engine, which may be that very thread.
-void end(std::shared_ptr<Group> group, const Status& failure) {
+// Closes a group that has been removed from the registry. A thread inside one of its collectives may hold the last
+// reference, and wait for ranks that never arrive. So the engine is closed here, and not by the last owner, which may
+// be that thread.
+void close_group(std::shared_ptr<Group> group, const Status& failure) {
   if (!group) return;
-  if (group->engine.is_own_thread()) {  // as what followed from a collective may run there, whose result it handed out
+  // This may be called from the callback of a collective that the worker thread ran.
+  if (group->engine.is_worker_thread()) {
     group->engine.abort(failure);
-    auto* const kept = new std::shared_ptr<Group>(std::move(group));  // for ever, if no thread can be started
+    auto* const kept = new std::shared_ptr<Group>(std::move(group));  // leaked if no thread can be started
     std::thread([kept, failure] {
       pthread_setname_np(pthread_self(), "hvkeras-closing");
       (*kept)->engine.close(failure);
@@ -146,13 +147,13 @@ void end(std::shared_ptr<Group> group, const Status& failure) {
 }  // namespace
 
 std::shared_ptr<Engine> engine_of(int64_t group) {
-  require_own_process();
+  require_not_forked();
   Registry& all = registry();
   const std::lock_guard<std::mutex> lock(all.mutex);
   const auto found = all.groups.find(group);
   if (found == all.groups.end())
     throw Failure(
-        "this graph's collectives need the running job in which it was traced. HINT: call hvd.init() first, and "
+        "this graph's collectives need the job in which it was traced to be running. HINT: call hvd.init() first, and "
         "hvd.shutdown() last");
   return std::shared_ptr<Engine>(found->second, &found->second->engine);
 }
@@ -161,37 +162,38 @@ std::shared_ptr<Engine> engine_of(int64_t group) {
 
 extern "C" {
 
-// `rank` is this process's index among `global_ranks`, and `hosts` has a number for each of them that tells its host
-// from others. The ranks of one host open the same memory, which the first of them creates; on several hosts it has
-// connected its link before. `costs` has the latency, the time of a message and that of a byte between hosts (Costs).
+// `rank` is this process's index in `global_ranks`, and `hosts` has the host number of each of them. The ranks of one
+// host open the same memory, which the first of them creates. If there are several hosts, that rank has connected its
+// link before. `costs` has the latency, the time per message and the time per byte between hosts (Costs).
 EXPORTED ExportedStatus hvkeras_open_group(int64_t group, const char* name, int create, int rank, int ranks,
                                            const int32_t* global_ranks, const int32_t* hosts, int oversubscribed,
                                            const double* costs) {
   using namespace hvkeras;
   return guarded([&] {
-    require_own_process();
-    Engine::Shape shape = shape_of(group, rank, std::vector<int>(global_ranks, global_ranks + ranks),
-                                   std::vector<int>(hosts, hosts + ranks));
+    require_not_forked();
+    Engine::Shape shape = make_shape(group, rank, std::vector<int>(global_ranks, global_ranks + ranks),
+                                     std::vector<int>(hosts, hosts + ranks));
     shape.oversubscribed = oversubscribed != 0;
     shape.costs = {costs[0], costs[1], costs[2]};
-    auto made = std::make_shared<Group>(name, create != 0, std::move(shape));
+    auto opened = std::make_shared<Group>(name, create != 0, std::move(shape));
     {
       const std::lock_guard<std::mutex> lock(registry().mutex);
-      std::swap(registry().groups[group], made);
+      std::swap(registry().groups[group], opened);
       registry().is_used = true;
     }
-    end(std::move(made), {Code::kFailed, "the engine was started again"});
+    // After the swap, this is the previous engine of the group, if there is one.
+    close_group(std::move(opened), {Code::kFailed, "the engine was restarted"});
   });
 }
 
 EXPORTED ExportedStatus hvkeras_unlink(const char* name) {
   return hvkeras::guarded([&] {
     shm_unlink(name);
-    unlink(hvkeras::path_of_notifier(name).c_str());
+    unlink(hvkeras::notifier_path(name).c_str());
   });
 }
 
-// Collectives of the group that are under way fail for this reason.
+// Collectives of the group that are in flight fail with this reason.
 EXPORTED ExportedStatus hvkeras_close_group(int64_t group, const char* reason) {
   using namespace hvkeras;
   return guarded([&] {
@@ -203,11 +205,11 @@ EXPORTED ExportedStatus hvkeras_close_group(int64_t group, const char* reason) {
       closing = std::move(found->second);
       registry().groups.erase(found);
     }
-    end(std::move(closing), {Code::kFailed, reason});
+    close_group(std::move(closing), {Code::kFailed, reason});
   });
 }
 
-// Another rank has failed: all collectives of this process fail for this reason, now and later.
+// Another rank has failed: all collectives of this process, current and future, fail with this reason.
 EXPORTED ExportedStatus hvkeras_abort(const char* reason) {
   using namespace hvkeras;
   return guarded([&] {
@@ -220,8 +222,9 @@ EXPORTED ExportedStatus hvkeras_abort(const char* reason) {
   });
 }
 
-// Whether collectives of this process fail since another rank has failed, or its host is out of reach. TensorFlow hands
-// on no code of ours, and XLA and Python's functions in graphs no code at all, so that whoever has an error asks this.
+// Whether collectives of this process fail because another rank has failed or its host is unreachable. TensorFlow does
+// not pass our codes through, and XLA and Python functions in graphs pass no code at all, so callers check this after
+// an error.
 EXPORTED bool hvkeras_peer_has_failed() {
   using namespace hvkeras;
   const std::lock_guard<std::mutex> lock(registry().mutex);
@@ -231,6 +234,6 @@ EXPORTED bool hvkeras_peer_has_failed() {
   });
 }
 
-EXPORTED const char* hvkeras_instructions() { return hvkeras::instructions(); }
+EXPORTED const char* hvkeras_instructions() { return hvkeras::instruction_set(); }
 
 }  // extern "C"

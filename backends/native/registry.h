@@ -1,4 +1,4 @@
-// The engines of this process, by the numbers that Python gives its groups of ranks.
+// The engines of this process, by the group numbers that Python assigns.
 #pragma once
 
 #include <memory>
@@ -7,7 +7,7 @@
 
 namespace hvkeras {
 
-// Throws Failure where there is none: before init(), or after shutdown().
+// Throws Failure if there is none: before init(), or after shutdown().
 std::shared_ptr<Engine> engine_of(int64_t group);
 
 }  // namespace hvkeras

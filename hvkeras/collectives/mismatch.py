@@ -91,8 +91,8 @@ def refusable(session: Session, plan: Plan, results: Any) -> Any:
     if available is None:
         return results
     session.entries.set_refusable(plan.key)
-    return tf.nest.pack_sequence_as(results, available.hvkeras_refusable(inputs=tf.nest.flatten(results),
-                                                                          key=plan.key))
+    return tf.nest.pack_sequence_as(results, available.hvkeras_check_mismatch(inputs=tf.nest.flatten(results),
+                                                                              key=plan.key))
 
 
 def raise_if_refused(plan: Plan) -> None:
@@ -111,7 +111,7 @@ def raise_if_refused(plan: Plan) -> None:
 
 
 def refuse_in_graph(key: str, difference: Callable[[Any], str], found: Any) -> bool:
-    """Makes the operation `hvkeras_refusable` of a key fail in the running graph if `difference` finds one.
+    """Makes the operation `hvkeras_check_mismatch` of a key fail in the running graph if `difference` finds one.
 
     Args:
         key: The operation's key.
@@ -185,7 +185,7 @@ def compared(session: Session, plan: Plan, calls: Sequence[Call],
     agreed = tf.numpy_function(compare, [table], tf.bool)
     graphs.run_independently(agreed.op)
     with tf.control_dependencies([agreed]):
-        checked = iter(raises.hvkeras_refusable(inputs=inputs, key=key) if raises else map(tf.identity, inputs))
+        checked = iter(raises.hvkeras_check_mismatch(inputs=inputs, key=key) if raises else map(tf.identity, inputs))
     return [call.on([next(checked) for _ in call.tensors]) for call in calls]
 
 

@@ -72,7 +72,7 @@ class NativeRing:
     def append(self, numbers: Sequence[Any], count: Any = 1) -> None:
         """Appends a row of float64 numbers, unless `count`, an int64, is 0."""
         with tf.device("CPU:0"):
-            noted = self._library.operations.hvkeras_note(
+            noted = self._library.operations.hvkeras_record(
                 numbers=list(numbers), keep=tf.convert_to_tensor(count, tf.int64), key=self._key)
         graphs.run_independently(noted)
 

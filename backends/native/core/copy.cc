@@ -13,12 +13,12 @@ namespace hvkeras {
 namespace {
 
 constexpr size_t kLine = 64;
-constexpr size_t kMany = 2048;        // bytes from which std::memcpy may take the slow way
-constexpr size_t kTimed = 16 * 1024;  // bytes from which the way matters more than the latency, and can be timed
-constexpr unsigned kTurns = 64;       // of which two are timed
-constexpr double kGain = 2.0;         // how much faster the way past the caches must be: it makes reading slower
+constexpr size_t kRepMovsBytes = 2048;        // bytes from which glibc's std::memcpy may use `rep movsb`, see copy.h
+constexpr size_t kMinTimedBytes = 16 * 1024;  // bandwidth dominates latency from here on
+constexpr unsigned kTimingInterval = 64;      // sequences; the first two are timed, one with each method
+constexpr double kMinSpeedup = 2.0;           // required of non-temporal stores, as they slow down reads
 
-// By std::memcpy, which compilers make one instruction of here: they need not believe in vectors of any alignment.
+// Compiles to one load or store per std::memcpy, which also handles unaligned addresses.
 void copy_line(char* to, const char* from) {
   using Register = long long __attribute__((vector_size(16)));
   Register one, two, three, four;
@@ -33,12 +33,12 @@ void copy_line(char* to, const char* from) {
   std::memcpy(to + 3 * sizeof one, &four, sizeof four);
 }
 
-// Writes past the caches.
-void stream(char* to, const char* from, size_t bytes) {
+// Copies with non-temporal stores.
+void copy_non_temporal(char* to, const char* from, size_t bytes) {
 #if defined(__SSE2__)
-  const size_t before = std::min(bytes, (kLine - reinterpret_cast<uintptr_t>(to) % kLine) % kLine);
-  std::memcpy(to, from, before);
-  size_t done = before;
+  const size_t head = std::min(bytes, (kLine - reinterpret_cast<uintptr_t>(to) % kLine) % kLine);
+  std::memcpy(to, from, head);
+  size_t done = head;
   for (; done + kLine <= bytes; done += kLine) {
     const auto* const source = reinterpret_cast<const __m128i*>(from + done);
     auto* const target = reinterpret_cast<__m128i*>(to + done);
@@ -58,7 +58,7 @@ void stream(char* to, const char* from, size_t bytes) {
 }  // namespace
 
 void copy(void* out, const void* in, size_t bytes) {
-  if (bytes < kMany) {
+  if (bytes < kRepMovsBytes) {
     std::memcpy(out, in, bytes);
     return;
   }
@@ -66,14 +66,14 @@ void copy(void* out, const void* in, size_t bytes) {
   const char* const from = static_cast<const char*>(in);
   for (size_t done = 0; done + kLine <= bytes; done += kLine) {
     copy_line(to + done, from + done);
-    asm volatile("" ::: "memory");  // or the compiler makes this loop a call of memcpy
+    asm volatile("" ::: "memory");  // prevents the compiler from turning this loop into a call of memcpy
   }
-  copy_line(to + bytes - kLine, from + bytes - kLine);  // what is left, and some of it again
+  copy_line(to + bytes - kLine, from + bytes - kLine);  // the remainder, which overlaps the last full line
 }
 
 void Writer::write(void* out, const void* in, size_t bytes) {
-  if (past_caches_ && !few_ && bytes >= kMany) {
-    stream(static_cast<char*>(out), static_cast<const char*>(in), bytes);
+  if (non_temporal_ && !is_short_ && bytes >= kRepMovsBytes) {
+    copy_non_temporal(static_cast<char*>(out), static_cast<const char*>(in), bytes);
   } else {
     copy(out, in, bytes);
   }
@@ -81,31 +81,31 @@ void Writer::write(void* out, const void* in, size_t bytes) {
 
 void Writer::flush() {
 #if defined(__SSE2__)
-  if (past_caches_) _mm_sfence();
+  if (non_temporal_) _mm_sfence();
 #endif
 }
 
 void Writer::begin(size_t bytes) {
-  few_ = bytes < kTimed;
-  if (few_) return;
-  const unsigned turn = turn_++ % kTurns;
-  if (turn > 1) return;
-  past_caches_ = turn == 1;
-  timed_ = bytes;
+  is_short_ = bytes < kMinTimedBytes;
+  if (is_short_) return;
+  const unsigned index = sequence_count_++ % kTimingInterval;
+  if (index > 1) return;
+  non_temporal_ = index == 1;
+  timed_bytes_ = bytes;
   start_ = Clock::now();
 }
 
 void Writer::end() {
   flush();
-  few_ = false;
-  if (timed_ == 0) return;
+  is_short_ = false;
+  if (timed_bytes_ == 0) return;
   const std::chrono::duration<double, std::nano> taken = Clock::now() - start_;
-  const double time = taken.count() / static_cast<double>(timed_);
-  timed_ = 0;
-  if (past_caches_) {
-    past_caches_ = time * kGain < plain_;
+  const double time = taken.count() / static_cast<double>(timed_bytes_);
+  timed_bytes_ = 0;
+  if (non_temporal_) {
+    non_temporal_ = time * kMinSpeedup < cached_ns_per_byte_;
   } else {
-    plain_ = time;
+    cached_ns_per_byte_ = time;
   }
 }
 

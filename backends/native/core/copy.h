@@ -1,4 +1,4 @@
-// Copies of tensors into shared memory and out of it.
+// Copies of tensors into and out of shared memory.
 #pragma once
 
 #include <chrono>
@@ -6,35 +6,36 @@
 
 namespace hvkeras {
 
-// Copies between memories that do not overlap. Not std::memcpy, in which glibc leaves 2 KiB and more to the processor's
-// own `rep movsb`: on AMD's Zen 3 that is 15 times slower where the target does not begin at a cache line, as parts of
-// buckets may not (measured; also https://lunnova.dev/articles/ryzen-slow-short-rep-mov).
+// Copies between buffers that do not overlap. std::memcpy is not used, as glibc copies 2 KiB and more with `rep movsb`.
+// On AMD Zen 3 that is 15 times slower if the target does not start on a cache line, as parts of buckets may not
+// (measured; see also https://lunnova.dev/articles/ryzen-slow-short-rep-mov).
 void copy(void* out, const void* in, size_t bytes);
 
-// Writes what other cores are to read, through the caches or past them, whichever is faster where the ranks run now.
+// Writes data that other cores will read, with regular or non-temporal stores, whichever is faster for the current
+// placement of ranks.
 //
-// Cores that share a cache are best served by it. Others hold the lines that they read before, and taking those back
-// one by one takes four times as long as writing past all caches. Which cores share a cache may change while a job
-// runs, and virtual machines do not tell: so both ways are timed now and then.
+// Between cores that share a cache, regular stores are the best. Other cores still hold the lines that they read
+// before, and invalidating those one by one takes four times as long as non-temporal stores. Which cores share a cache
+// may change while a job runs, and virtual machines do not expose it. So both methods are timed periodically.
 class Writer {
  public:
-  // Copies; others may read it after `flush`.
+  // Copies. Other ranks may read it after `flush`.
   void write(void* out, const void* in, size_t bytes);
-  // Before others are told that it is written.
+  // Makes previous writes visible; call before signaling other ranks.
   void flush();
-  // Before and after writes of so many bytes in all that nothing else comes between; `end` calls `flush`.
+  // Call before and after a sequence of writes of `bytes` in all, without other work between them; `end` calls `flush`.
   void begin(size_t bytes);
   void end();
 
  private:
   using Clock = std::chrono::steady_clock;
 
-  bool past_caches_ = false;
-  bool few_ = false;   // whether these are so few bytes that they go through the caches anyway
-  unsigned turn_ = 0;  // of those that are large enough to time
-  size_t timed_ = 0;   // bytes that are being written, and timed; else 0
+  bool non_temporal_ = false;
+  bool is_short_ = false;        // whether the current sequence is so short that it always uses regular stores
+  unsigned sequence_count_ = 0;  // of the sequences that are long enough to be timed
+  size_t timed_bytes_ = 0;       // bytes of the sequence that is being timed, or 0
   Clock::time_point start_;
-  double plain_ = 0.0;  // nanoseconds a byte, the last time, through the caches
+  double cached_ns_per_byte_ = 0.0;  // of the last timed sequence with regular stores
 };
 
 }  // namespace hvkeras

@@ -5,48 +5,48 @@
 #include <utility>
 #include <vector>
 
-#include "waiting.h"
+#include "synchronization.h"
 
 namespace hvkeras {
 
 namespace {
 
-constexpr int kRounds = 8, kBurst = 16;
-constexpr size_t kShort = 8, kFirst = 64 * 1024, kPiece = 256 * 1024, kMost = 1024 * 1024;  // bytes
-constexpr double kEnough = 10e-3;  // seconds: bytes that take so long have been measured well enough
+constexpr int kRepeats = 8, kBurst = 16;
+constexpr size_t kShortBytes = 8, kFirstBytes = 64 * 1024, kPieceBytes = 256 * 1024, kMaxBytes = 1024 * 1024;
+constexpr double kMaxSeconds = 10e-3;  // a message that takes this long is measured accurately
 
 double seconds_now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// The two ends of a measurement: one sends and takes the time, and the other answers.
-class Measuring {
+// The two ends of a measurement: the initiator sends and takes the time, the responder answers.
+class CostMeasurement {
  public:
-  Measuring(Link& link, int other, double timeout)
-      : link_(link), other_(other), end_(seconds_now() + timeout), memory_(kMost) {}
+  CostMeasurement(Link& link, int other, double timeout)
+      : link_(link), other_(other), end_(seconds_now() + timeout), memory_(kMaxBytes) {}
 
-  Costs asking() {
+  Costs initiate() {
     Costs costs;
-    const double there_and_back = best_of(kRounds, [&] { asked(1, kShort); });
-    const double burst = best_of(3, [&] { asked(kBurst, kShort); });
-    for (size_t bytes = kFirst;; bytes *= 2) {
-      const double taken = best_of(2, [&] { asked(1, bytes); });
-      costs.per_byte = std::max(0.0, taken - there_and_back) / static_cast<double>(bytes);
-      if (taken > kEnough || bytes == kMost) break;
+    const double short_round_trip = best_of(kRepeats, [&] { round_trip(1, kShortBytes); });
+    const double burst = best_of(3, [&] { round_trip(kBurst, kShortBytes); });
+    for (size_t bytes = kFirstBytes;; bytes *= 2) {
+      const double taken = best_of(2, [&] { round_trip(1, bytes); });
+      costs.per_byte = std::max(0.0, taken - short_round_trip) / static_cast<double>(bytes);
+      if (taken > kMaxSeconds || bytes == kMaxBytes) break;
     }
-    asked(0, 0);
-    costs.latency = there_and_back / 2;
-    costs.per_message = std::max(0.0, burst - there_and_back) / (kBurst - 1);
+    round_trip(0, 0);
+    costs.latency = short_round_trip / 2;
+    costs.per_message = std::max(0.0, burst - short_round_trip) / (kBurst - 1);
     return costs;
   }
 
-  void answering() {
+  void respond() {
     for (;;) {
-      uint64_t what[2];
-      receive(what, sizeof what);
-      if (what[0] == 0) return;
-      for (uint64_t message = 0; message < what[0]; ++message) receive_all(what[1]);
-      send(what, 1);
+      uint64_t header[2];
+      receive(header, sizeof header);
+      if (header[0] == 0) return;
+      for (uint64_t message = 0; message < header[0]; ++message) receive_all(header[1]);
+      send(header, 1);
     }
   }
 
@@ -62,27 +62,28 @@ class Measuring {
     return best;
   }
 
-  // So many messages of so many bytes, after one that announces them, and an answer once all are there.
-  void asked(uint64_t messages, uint64_t bytes) {
-    const uint64_t what[2] = {messages, bytes};
-    send(what, sizeof what);
+  // Sends a header, then `messages` messages of `bytes` bytes each, and waits for a reply once all have arrived.
+  void round_trip(uint64_t messages, uint64_t bytes) {
+    const uint64_t header[2] = {messages, bytes};
+    send(header, sizeof header);
     for (uint64_t message = 0; message < messages; ++message) {
-      for (size_t done = 0; done < bytes; done += kPiece) send(memory_.data(), std::min<size_t>(bytes - done, kPiece));
+      for (size_t done = 0; done < bytes; done += kPieceBytes)
+        send(memory_.data(), std::min<size_t>(bytes - done, kPieceBytes));
     }
     char answer;
     if (messages != 0) receive(&answer, 1);
   }
   void receive_all(uint64_t bytes) {
-    for (size_t done = 0; done < bytes; done += kPiece)
-      receive(memory_.data() + done, std::min<size_t>(bytes - done, kPiece));
+    for (size_t done = 0; done < bytes; done += kPieceBytes)
+      receive(memory_.data() + done, std::min<size_t>(bytes - done, kPieceBytes));
   }
-  void send(const void* data, size_t bytes) { await(link_.send(other_, Link::kData, data, bytes)); }
-  void receive(void* data, size_t bytes) { await(link_.receive(other_, Link::kData, data, bytes)); }
-  void await(Link::Ticket ticket) {
+  void send(const void* data, size_t bytes) { wait(link_.send(other_, Link::kData, data, bytes)); }
+  void receive(void* data, size_t bytes) { wait(link_.receive(other_, Link::kData, data, bytes)); }
+  void wait(Link::Handle handle) {
     Polling polling(false);
-    while (!link_.done(ticket)) {
-      if (seconds_now() > end_) throw Failure("the network's costs cannot be measured in time");
-      if (!polling.goes_on()) link_.sleep(Polling::kLongestSleep, -1);
+    while (!link_.done(handle)) {
+      if (seconds_now() > end_) throw Failure("timeout while measuring the network's costs");
+      if (!polling.keep_polling()) link_.sleep(Polling::kMaxSleepMicros, -1);
       link_.progress();
     }
   }
@@ -95,19 +96,19 @@ class Measuring {
 
 }  // namespace
 
-Costs measured(Link& link, int host, int hosts, double timeout) {
+Costs measure_costs(Link& link, int host, int hosts, double timeout) {
   const int other = host ^ 1;
   Costs costs{0.0, 0.0, 0.0};
   if (other >= hosts) return costs;
-  Measuring measuring(link, other, timeout);
+  CostMeasurement measurement(link, other, timeout);
   try {
     if (host < other) {
-      costs = measuring.asking();
+      costs = measurement.initiate();
     } else {
-      measuring.answering();
+      measurement.respond();
     }
   } catch (const std::exception&) {
-    link.give_up();  // nothing uses the memory any more
+    link.abort();  // the network no longer accesses the buffer after this
     throw;
   }
   return costs;
@@ -117,30 +118,31 @@ namespace between_hosts {
 
 namespace {
 
-constexpr size_t kMostUnordered = 16 * 1024;  // bytes, as leaders keep what comes before they are ready for it
+constexpr size_t kMaxUnorderedBytes = 16 * 1024;  // limited, as leaders buffer what arrives early
 
 }  // namespace
 
-Path path_of(size_t bytes, Type type, int hosts, size_t area_bytes, const Costs& costs) {
+Algorithm choose_algorithm(size_t bytes, Type type, int hosts, size_t buffer_bytes, const Costs& costs) {
   const double others = hosts - 1, length = static_cast<double>(bytes);
-  const double whole = costs.per_message + length * costs.per_byte;
-  const double part = costs.per_message + length / hosts * costs.per_byte;
-  const double agreeing = 2 * (costs.latency + costs.per_message);  // on the order: there and back
+  const double full_message = costs.per_message + length * costs.per_byte;
+  const double part_message = costs.per_message + length / hosts * costs.per_byte;
+  const double negotiation = 2 * (costs.latency + costs.per_message);  // a round trip to the first host
   int steps = 0;
   while (2 << steps <= hosts) ++steps;
-  const int folding = 1 << steps == hosts ? 0 : 2;
-  // In the order of the enumeration; each step of recursive doubling would round half precisions.
-  const bool halves = type == Type::kFloat16 || type == Type::kBfloat16;
-  const std::pair<double, bool> ways[] = {
-      {costs.latency + others * whole, bytes <= kMostUnordered},
-      {agreeing + costs.latency + others * whole, bytes * static_cast<size_t>(hosts) <= area_bytes},
-      {agreeing + (steps + folding) * (costs.latency + whole), bytes <= area_bytes && !halves},
-      {agreeing + 2 * (costs.latency + others * part), true},
+  const int fold_steps = 1 << steps == hosts ? 0 : 2;
+  // In the order of the enumeration. Recursive doubling is not used for half precision, as each step would round.
+  const bool is_half_precision = type == Type::kFloat16 || type == Type::kBfloat16;
+  const std::pair<double, bool> candidates[] = {
+      {costs.latency + others * full_message, bytes <= kMaxUnorderedBytes},
+      {negotiation + costs.latency + others * full_message, bytes * static_cast<size_t>(hosts) <= buffer_bytes},
+      {negotiation + (steps + fold_steps) * (costs.latency + full_message),
+       bytes <= buffer_bytes && !is_half_precision},
+      {negotiation + 2 * (costs.latency + others * part_message), true},
   };
-  Path best = Path::kInParts;
-  for (const Path path : {Path::kDoubled, Path::kAtOnce, Path::kUnordered}) {
-    const auto& [seconds, is_possible] = ways[static_cast<int>(path)];
-    if (is_possible && seconds <= ways[static_cast<int>(best)].first) best = path;
+  Algorithm best = Algorithm::kReduceScatter;
+  for (const Algorithm algorithm : {Algorithm::kRecursiveDoubling, Algorithm::kDirect, Algorithm::kUnordered}) {
+    const auto& [seconds, is_allowed] = candidates[static_cast<int>(algorithm)];
+    if (is_allowed && seconds <= candidates[static_cast<int>(best)].first) best = algorithm;
   }
   return best;
 }

@@ -1,8 +1,7 @@
-// What messages between hosts cost, and the way of an allreduce that takes the least time by it.
+// The costs of messages between hosts, and the choice of the fastest allreduce algorithm based on them.
 //
-// The model is Hockney's (docs/performance.md), with the sender's own work apart: a message of m bytes takes
-// latency + m * per_byte, and of several messages at once each begins per_message, and the time of its bytes, after the
-// one before.
+// This is Hockney's model with a separate overhead of the sender: a message of m bytes takes latency + m * per_byte.
+// Several messages at once start one after the other, each after the previous one's per_message and bytes.
 #pragma once
 
 #include "link.h"
@@ -17,23 +16,23 @@ struct Costs {
   double per_byte = 0.8e-9;
 };
 
-// Measures what this host's leader and its neighbour's take: leaders are paired in their order, and one of an odd
-// number measures nothing, which gives a latency of 0. All leaders call this at once, when nothing else is under way.
-// Throws Failure after so many seconds.
-Costs measured(Link& link, int host, int hosts, double timeout);
+// Measures the costs of messages between this host's leader and its neighbor's. Leaders measure in pairs; with an odd
+// number of hosts the last one measures nothing, and returns a latency of 0. All leaders call this at once, while
+// nothing else is in flight. Throws Failure after `timeout` seconds.
+Costs measure_costs(Link& link, int host, int hosts, double timeout);
 
 namespace between_hosts {
 
-enum class Path {
-  kUnordered,  // each host sends all others what it has, as soon as its own ranks are there: small.h
-  kAtOnce,     // the same in the common order
-  kDoubled,    // recursive doubling: doubling.h
-  kInParts,    // each host adds up its part of the data: segments.h
+enum class Algorithm {
+  kUnordered,          // each host sends its data to all others as soon as its own ranks are ready: small_allreduce.h
+  kDirect,             // each host sends its data to all others, in the common order
+  kRecursiveDoubling,  // recursive_doubling.h
+  kReduceScatter,      // each host reduces its part, then sends the result to all others: segments.h
 };
 
-// The way of an allreduce of so many bytes; the same on all ranks, as they know the same costs. Areas have
-// `area_bytes`.
-Path path_of(size_t bytes, Type type, int hosts, size_t area_bytes, const Costs& costs);
+// The algorithm for an allreduce of this many bytes. It is the same on all ranks, as they have the same costs. Staging
+// buffers have `buffer_bytes` bytes.
+Algorithm choose_algorithm(size_t bytes, Type type, int hosts, size_t buffer_bytes, const Costs& costs);
 
 }  // namespace between_hosts
 

@@ -2,56 +2,56 @@
 
 #include <pthread.h>
 
-#include "small_numbers.h"
+#include "denormals.h"
 
 namespace hvkeras {
 
 namespace {
 
-constexpr int64_t kHelp = 50;       // microseconds for which a caller waits for other ranks before it goes on
-constexpr int64_t kLook = 100'000;  // microseconds after which the worker looks whether it is to stop
+constexpr int64_t kCallerWaitMicros = 50;       // for the other ranks, before the caller returns
+constexpr int64_t kWorkerWaitMicros = 100'000;  // then the worker thread checks whether it must stop
 
-// A page, so that the parts of the memory do not share one.
-size_t paged(size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
+// Regions of shared memory start on page boundaries.
+size_t round_up_to_page(size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
 
-Patience patience(bool oversubscribed) { return oversubscribed ? Patience{20, 200} : Patience{}; }
+SpinPolicy spin_policy(bool oversubscribed) { return oversubscribed ? SpinPolicy{20, 200} : SpinPolicy{}; }
 
 }  // namespace
 
 size_t Engine::bytes(int ranks, size_t slot_bytes, int hosts) {
-  return paged(Matching::bytes()) + paged(Channel::bytes(ranks, slot_bytes)) +
+  return round_up_to_page(Matching::bytes()) + round_up_to_page(Channel::bytes(ranks, slot_bytes)) +
          (hosts > 1 ? Hosts::bytes(hosts, slot_bytes) : 0);
 }
 
 Engine::Engine(void* memory, Shape shape)
     : shape_(std::move(shape)),
-      channel_(static_cast<char*>(memory) + paged(Matching::bytes()), shape_.rank, ranks_here(), shape_.slot_bytes,
-               patience(shape_.oversubscribed), abort_),
+      channel_(static_cast<char*>(memory) + round_up_to_page(Matching::bytes()), shape_.rank, ranks_here(),
+               shape_.slot_bytes, spin_policy(shape_.oversubscribed), abort_),
       matching_(memory, shape_.rank, ranks_here(), shape_.global_ranks.data(), abort_, shape_.placement.hosts() > 1,
                 shape_.notifier) {
   if (shape_.placement.hosts() > 1) {
-    char* const areas = static_cast<char*>(memory) + bytes(ranks_here(), shape_.slot_bytes);
-    hosts_ = std::make_unique<Hosts>(areas, shape_.placement, shape_.slot_bytes, shape_.costs, shape_.link.get(),
+    char* const buffers = static_cast<char*>(memory) + bytes(ranks_here(), shape_.slot_bytes);
+    hosts_ = std::make_unique<Hosts>(buffers, shape_.placement, shape_.slot_bytes, shape_.costs, shape_.link.get(),
                                      channel_, shape_.oversubscribed);
     channel_.set_hosts(hosts_.get());
   }
   if (shape_.link) {
-    agreement_ = std::make_unique<Agreement>(matching_, *shape_.link, hosts_->host(), hosts_->hosts(),
-                                             shape_.oversubscribed, shape_.notifier, abort_);
-    hosts_->poll_while_idle([this] { agreement_->step(); });
+    negotiator_ = std::make_unique<Negotiator>(matching_, *shape_.link, hosts_->host(), hosts_->hosts(),
+                                               shape_.oversubscribed, shape_.notifier, abort_);
+    hosts_->poll_while_idle([this] { negotiator_->step(); });
   }
   try {
     worker_ = std::thread([this] { work(); });
   } catch (const std::system_error& error) {
-    throw Failure(std::string("a thread cannot be started: ") + error.what());
+    throw Failure(std::string("failed to start a thread: ") + error.what());
   }
 }
 
-// Ends with the scope, or before: then what came up meanwhile is left to the group's own thread.
+// Ends with its scope, or earlier with `end`. Work that has come up by then is left to the worker thread.
 class Engine::Turn {
  public:
   Turn() = default;
-  explicit Turn(Engine* engine) : engine_(engine) {}  // which is marked as running
+  explicit Turn(Engine* engine) : engine_(engine) {}  // `running_` must be set already
   Turn(Turn&& other) noexcept : engine_(std::exchange(other.engine_, nullptr)) {}
   Turn& operator=(Turn&&) = delete;
   ~Turn() { end(); }
@@ -63,18 +63,18 @@ class Engine::Turn {
 
  private:
   static void leave(Engine& engine) noexcept {
-    bool has_failed = false, is_unsent = false;
+    bool has_failed = false, has_unsent = false;
     try {
-      is_unsent = engine.shape_.link && !engine.shape_.link->all_sent();
+      has_unsent = engine.shape_.link && !engine.shape_.link->all_sent();
     } catch (const std::exception& failure) {
-      engine.give_up(status_of(failure));
+      engine.abort_with_link(status_of(failure));
     }
     {
       const std::lock_guard<std::mutex> lock(engine.mutex_);
       engine.running_ = false;
       has_failed = engine.abort_.raised();
-      engine.unsent_ = is_unsent && !has_failed;
-      if (engine.count_ != 0 || engine.unsent_ || engine.stopping_) engine.changed_.notify_one();
+      engine.has_unsent_ = has_unsent && !has_failed;
+      if (engine.request_count_ != 0 || engine.has_unsent_ || engine.stopping_) engine.changed_.notify_one();
     }
     if (has_failed) engine.fail_all();
   }
@@ -102,9 +102,9 @@ void Engine::submit(std::unique_ptr<Request> request) {
       return;
     }
     try {
-      Waiting& queue = waiting_[key];
-      queue.push_back(std::move(request));  // which takes it only where there is room
-      ++count_;
+      RequestQueue& queue = queues_[key];
+      queue.push_back(std::move(request));  // moves from `request` only if it succeeds
+      ++request_count_;
       if (queue.size() == 1) post(key, *queue.front());
     } catch (const std::exception& failure) {
       status = status_of(failure);
@@ -115,144 +115,149 @@ void Engine::submit(std::unique_ptr<Request> request) {
     if (request) request->done(status);
     return;
   }
-  int64_t help = kHelp;
-  while (Turn turn = take_turn()) {  // if another thread has it, that thread sees the request
-    if (!run_one(std::move(turn), help, shape_.oversubscribed)) return;
-    help = 0;  // further requests are worth no waiting
+  int64_t wait_micros = kCallerWaitMicros;
+  while (Turn turn = take_turn()) {  // if another thread has the turn, it handles the request
+    if (!run_one(std::move(turn), wait_micros, shape_.oversubscribed)) return;
+    wait_micros = 0;  // do not wait for further requests
   }
 }
 
-// Says that this rank is ready for a request, the first of its key.
+// Posts the first request of a key: this rank is ready for it.
 void Engine::post(const Key& key, const Request& request) {
-  const bool offers = hosts_ && request.allreduce && between_hosts::is_small(*request.allreduce, *hosts_);
-  matching_.post(key, request.details, offers);
+  const bool contributes =
+      hosts_ && request.allreduce && between_hosts::is_small_allreduce(*request.allreduce, *hosts_);
+  matching_.post(key, request.details, contributes);
 }
 
-// Waits until the log has an entry for this rank, for at most so long. A leader brings it there.
-bool Engine::await(int64_t microseconds, bool asleep) {
-  return agreement_ ? agreement_->await(microseconds) : matching_.await(microseconds, asleep);
+// Waits until the log has an entry for this rank, at most this long. On a leader it also makes progress on the network.
+bool Engine::wait(int64_t microseconds, bool sleep) {
+  return negotiator_ ? negotiator_->wait(microseconds) : matching_.wait(microseconds, sleep);
 }
 
-// The turn, if it is free and there is something to wait for.
+// Takes the turn if it is free and there are outstanding requests.
 Engine::Turn Engine::take_turn() {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (running_ || count_ == 0) return Turn();
+  if (running_ || request_count_ == 0) return Turn();
   running_ = true;
   return Turn(this);
 }
 
-// For the group's own thread: the turn, once there is something for it to do; none at the engine's end.
-Engine::Turn Engine::await_turn() {
+// For the worker thread: waits until the turn is free and there is work. Returns an empty turn when the engine stops.
+Engine::Turn Engine::wait_for_turn() {
   std::unique_lock<std::mutex> lock(mutex_);
-  changed_.wait(lock, [this] { return !running_ && (stopping_ || count_ != 0 || unsent_); });
+  changed_.wait(lock, [this] { return !running_ && (stopping_ || request_count_ != 0 || has_unsent_); });
   if (stopping_) return Turn();
   running_ = true;
   return Turn(this);
 }
 
-// Moves on what the link holds back, until there is something else to do; returns whether there is.
-bool Engine::send_rest() noexcept {
+// Makes progress on unsent data until there is a request to run, or nothing is left. Returns whether there is a
+// request.
+bool Engine::flush_link() noexcept {
   try {
     for (;;) {
-      const bool sent = !unsent_ || shape_.link->all_sent();
+      const bool sent = !has_unsent_ || shape_.link->all_sent();
       {
         const std::lock_guard<std::mutex> lock(mutex_);
-        if (count_ != 0 || sent || stopping_ || abort_.raised()) return count_ != 0;
+        if (request_count_ != 0 || sent || stopping_ || abort_.raised()) return request_count_ != 0;
       }
-      matching_.sleep_unless_ready([&] { shape_.link->sleep(Polling::kLongestSleep, shape_.notifier); });
+      matching_.sleep_unless_ready([&] { shape_.link->sleep(Polling::kMaxSleepMicros, shape_.notifier); });
       shape_.link->progress();
     }
   } catch (const std::exception& failure) {
-    give_up(status_of(failure));
+    abort_with_link(status_of(failure));
     return false;
   }
 }
 
-// Runs what the log asks for until a request has ended; returns false if none has for so long. The turn ends before the
-// result is handed out: what follows from it may take long, and may hand in further requests.
-bool Engine::run_one(Turn turn, int64_t microseconds, bool asleep) {
+// Processes log entries until a request has finished. Returns false if none has within this time. The turn ends before
+// the request's callback is called, as the callback may take long, and may submit further requests.
+bool Engine::run_one(Turn turn, int64_t microseconds, bool sleep) {
   try {
-    while (matching_.ready() || (microseconds != 0 && await(microseconds, asleep))) {
-      const Ended ended = run_next();
-      if (!ended.request) continue;
+    while (matching_.ready() || (microseconds != 0 && wait(microseconds, sleep))) {
+      const Finished finished = run_next();
+      if (!finished.request) continue;
       turn.end();
-      ended.request->run = nullptr;  // lets go of the tensors, so that what follows from them may use their memory
-      ended.request->allreduce = nullptr;
-      ended.request->done(ended.status);
+      finished.request->run = nullptr;  // releases the tensors, whose memory may be reused
+      finished.request->allreduce = nullptr;
+      finished.request->done(finished.status);
       return true;
     }
   } catch (const std::exception& failure) {
-    give_up(status_of(failure));
+    abort_with_link(status_of(failure));
   }
   return false;
 }
 
-// Runs the next entry of the log, which may end a request.
-Engine::Ended Engine::run_next() {
+// Processes the next entry of the log, which may finish a request.
+Engine::Finished Engine::run_next() {
   const Matching::Entry entry = matching_.next();
-  if (entry.step == Matching::Step::kOffer) {
-    offer(entry.key);
+  if (entry.step == Matching::Step::kContribute) {
+    contribute(entry.key);
     return {};
   }
-  std::unique_ptr<Request> request = taken(entry.key);
+  std::unique_ptr<Request> request = pop_request(entry.key);
   Status status = entry.status.ok() ? run(*request, entry) : entry.status;
   return {std::move(request), std::move(status)};
 }
 
-// A failure ends everything: it may have come in the midst of a collective.
+// Any failure aborts the engine: the collective may have been interrupted halfway.
 Status Engine::run(Request& request, const Matching::Entry& entry) {
-  const SmallNumbersKept kept;
+  const ScopedDenormals denormals;
   try {
     if (entry.step == Matching::Step::kFinish) {
-      between_hosts::finish(channel_, *request.allreduce, agreement_ ? agreement_->take(entry.key) : Parts());
+      between_hosts::finish_small_allreduce(channel_, *request.allreduce,
+                                            negotiator_ ? negotiator_->take_contributions(entry.key) : Contributions());
     } else {
       request.run(channel_);
     }
     return Status();
   } catch (const std::exception& failure) {
     const Status status = status_of(failure);
-    give_up(status);
+    abort_with_link(status);
     return status;
   }
 }
 
-// Gives the other hosts what this one has of a small allreduce, which is finished when they have done so, too.
-void Engine::offer(const Key& key) {
-  const SmallNumbersKept kept;
-  const Request& request = first(key);
-  std::vector<char> part = between_hosts::part_of_host(channel_, *request.allreduce);
-  if (agreement_) agreement_->offer(key, request.details, std::move(part));
+// Sends this host's contribution to a small allreduce to the other hosts. It finishes once theirs have arrived.
+void Engine::contribute(const Key& key) {
+  const ScopedDenormals denormals;
+  const Request& request = front_request(key);
+  std::vector<char> contribution = between_hosts::reduce_in_host(channel_, *request.allreduce);
+  if (negotiator_) negotiator_->contribute(key, request.details, std::move(contribution));
 }
 
-// Ends everything, by the thread whose turn it is.
-void Engine::give_up(const Status& failure) noexcept {
-  abort_.raise(failure);  // first, so that nobody begins anything on the link
+// Aborts the engine and its link. Only for the thread that has the turn.
+void Engine::abort_with_link(const Status& failure) noexcept {
+  abort_.raise(failure);  // first, so that no thread starts a new transfer on the link
   try {
-    if (shape_.link) shape_.link->give_up();
-  } catch (const std::exception&) {  // the first failure stays
+    if (shape_.link) shape_.link->abort();
+  } catch (const std::exception&) {  // the first failure is reported
   }
   abort(failure);
 }
 
-// The request that was posted under a key. Nobody else takes it: this thread has the turn.
-Request& Engine::first(const Key& key) {
+// The oldest request of a key, which has been posted. Only the thread that has the turn removes requests.
+Request& Engine::front_request(const Key& key) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  const auto found = waiting_.find(key);
-  if (found == waiting_.end() || found->second.empty()) throw Failure("the ranks' order of collectives was lost");
+  const auto found = queues_.find(key);
+  if (found == queues_.end() || found->second.empty())
+    throw Failure("internal error: no outstanding request for an entry of the log");
   return *found->second.front();
 }
 
-// The same, taken away; the next one of that key, if there is one, is posted instead.
-std::unique_ptr<Request> Engine::taken(const Key& key) {
+// Removes the oldest request of a key, and posts the next one, if there is one.
+std::unique_ptr<Request> Engine::pop_request(const Key& key) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  const auto found = waiting_.find(key);
-  if (found == waiting_.end() || found->second.empty()) throw Failure("the ranks' order of collectives was lost");
-  Waiting& queue = found->second;
+  const auto found = queues_.find(key);
+  if (found == queues_.end() || found->second.empty())
+    throw Failure("internal error: no outstanding request for an entry of the log");
+  RequestQueue& queue = found->second;
   if (queue.size() > 1) post(key, *queue[1]);
   std::unique_ptr<Request> request = std::move(queue.front());
   queue.pop_front();
-  --count_;
-  if (queue.empty()) waiting_.erase(found);
+  --request_count_;
+  if (queue.empty()) queues_.erase(found);
   return request;
 }
 
@@ -261,28 +266,28 @@ void Engine::abort(const Status& failure) noexcept {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     changed_.notify_all();
-    if (running_) return;  // whose turn it is ends the requests
+    if (running_) return;  // the thread that has the turn fails the requests
   }
   fail_all();
 }
 
 void Engine::fail_all() noexcept {
-  decltype(waiting_) left;
+  decltype(queues_) left;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    left.swap(waiting_);
-    count_ = 0;
+    left.swap(queues_);
+    request_count_ = 0;
   }
   for (const auto& [key, queue] : left) {
     for (const auto& request : queue) request->done(abort_.status());
   }
 }
 
-// The group's own thread: runs what the callers left.
+// The worker thread: runs collectives that no caller has run.
 void Engine::work() {
   pthread_setname_np(pthread_self(), "hvkeras-native");
-  while (Turn turn = await_turn()) {
-    if (send_rest()) run_one(std::move(turn), kLook, true);
+  while (Turn turn = wait_for_turn()) {
+    if (flush_link()) run_one(std::move(turn), kWorkerWaitMicros, true);
   }
   fail_all();
 }

@@ -1,18 +1,18 @@
-// One order for all ranks of a host, made by the ranks themselves, without anybody who decides.
+// A common order of collectives for all ranks of a host, determined by the ranks themselves, without a coordinator.
 //
-// A rank posts the key of each collective that it is ready for. The rank that posts a key last appends it to a log that
-// all see; the log is the order in which everybody runs the collectives. So ranks may post in any order, and what is in
-// the log is wanted by all: running it never waits for something that some rank has not asked for.
+// A rank posts the key of each collective that it is ready for. The rank that posts a key last appends it to a shared
+// log, and all ranks run the collectives in the order of the log. So ranks may post in any order, and every collective
+// in the log has been posted by all ranks: running it never waits for a rank that is not ready.
 #pragma once
 
 #include <string>
 #include <vector>
 
-#include "waiting.h"
+#include "synchronization.h"
 
 namespace hvkeras {
 
-// What tells a collective from others: a hash of its name and of all that is known of it when a graph is made.
+// Identifies a collective: a hash of its name, and of everything that is known about it when the graph is made.
 struct Key {
   uint64_t high = 0, low = 0;
   bool operator==(const Key& other) const { return high == other.high && low == other.low; }
@@ -25,57 +25,57 @@ struct KeyHash {
 
 class Matching {
  public:
-  // What an entry of the log asks for: to run the collective; or, where it goes the short way between hosts (small.h),
-  // first to offer what this host has of it, and then to finish it.
-  enum class Step : uint32_t { kRun, kOffer, kFinish };
+  // The action of a log entry: run the collective. A small allreduce between hosts (small_allreduce.h) has two entries:
+  // contribute this host's data, then finish.
+  enum class Step : uint32_t { kRun, kContribute, kFinish };
   struct Entry {
     Key key;
     Step step;
     Status status;  // a mismatch, if ranks differ
   };
 
-  static constexpr size_t kDetails = 96;     // bytes of details that are kept for a message; a hash covers all of them
-  static constexpr size_t kText = 512;       // bytes of a message
-  static constexpr uint32_t kLog = 1 << 15;  // entries that may be unread by the slowest rank
+  static constexpr size_t kMaxDetails = 96;          // bytes stored for error messages; a hash covers all
+  static constexpr size_t kMaxText = 512;            // bytes of an error message
+  static constexpr uint32_t kLogCapacity = 1 << 15;  // entries that the slowest rank has not read yet
 
   static size_t bytes();
-  // `base` is zeroed memory of `bytes()`, aligned to a page, the same for all ranks. With `between_hosts`, what all
-  // ranks of this host have posted is not in the log yet: the host's leader, whom `notifier` wakes, takes it, and
-  // appends what all hosts have.
-  Matching(void* base, int rank, int ranks, const int* global_ranks, const Abort& abort, bool between_hosts = false,
+  // `base` is zeroed, page-aligned memory of `bytes()`, the same for all ranks. With `between_hosts`, a key that all
+  // ranks of this host have posted is not appended to the log. Instead, the leader (woken by `notifier`) takes it, and
+  // appends it once all hosts are ready.
+  Matching(void* base, int rank, int ranks, const int* global_ranks, const AbortFlag& abort, bool between_hosts = false,
            int notifier = -1);
 
-  // Posts a key. A rank posts one again only after it has read it from the log. Throws Failure where so many wait that
-  // the log might not hold them.
-  // `details` is what must be equal on all ranks though the key does not say it: sizes found out when the graph runs,
-  // one for each tensor, separated by ";". With `offers`, the ranks of this host are to offer before other hosts are
-  // asked, so that it comes into the log at once.
-  void post(const Key& key, const std::string& details, bool offers = false);
+  // Posts a key. A rank posts the same key again only after it has read it from the log. Throws Failure if so many are
+  // outstanding that the log might overflow.
+  // `details` must be equal on all ranks, but is not part of the key: sizes that are known only when the graph runs,
+  // one for each tensor, separated by ";". With `contributes`, this host contributes before other hosts are asked, so
+  // the key is appended to the log immediately.
+  void post(const Key& key, const std::string& details, bool contributes = false);
   // Whether the log has an entry that this rank has not read.
   bool ready() const;
-  // Reads the next entry, which must be there.
+  // Reads the next entry, which must exist.
   Entry next();
-  // Waits until there is one, for at most so long; asleep, or spinning. Returns whether there is one.
-  bool await(int64_t microseconds, bool asleep);
+  // Waits until there is an entry, at most this long, spinning or asleep. Returns whether there is one.
+  bool wait(int64_t microseconds, bool asleep);
 
-  // What follows is for the leader of a host.
+  // The following is for the leader of a host.
   struct Ready {
     Key key;
     uint64_t details_hash;
-    int rank;             // the global rank whose details these are
-    std::string details;  // the beginning of them
+    int rank;             // the global rank that posted these details
+    std::string details;  // truncated to kMaxDetails
     Status status;        // a mismatch, if ranks of the host differ
   };
-  // Takes what all ranks of this host have posted since the last time, and do not offer.
+  // Takes the keys that all ranks of this host have posted since the last call, without small allreduces.
   std::vector<Ready> take_ready();
   // What this rank itself would post.
-  Ready own(const Key& key, const std::string& details) const;
-  // Calls `sleep`, which the notifier ends, unless there is more to take, or something in the log.
+  Ready make_ready(const Key& key, const std::string& details) const;
+  // Calls `sleep`, which the notifier interrupts, unless there are keys to take or entries in the log.
   template <typename Sleep>
   void sleep_unless_ready(Sleep&& sleep);
-  // Appends to the log what all hosts are ready for.
+  // Appends a key to the log for which all hosts are ready.
   void append(const Key& key, Step step, const Status& status);
-  // The mismatch of two ranks whose details differ.
+  // The error for two ranks whose details differ.
   static Status mismatch(const std::string& one, int rank_of_one, const std::string& other, int rank_of_other);
 
  private:
@@ -83,9 +83,9 @@ class Matching {
   struct Pending;
   class Lock;
 
-  uint32_t keep_error(const Status& mismatch);
+  uint32_t store_error(const Status& mismatch);
   Status error_of(uint32_t number) const;
-  void let_go_of_error(uint32_t number, uint32_t readers);
+  void release_error(uint32_t number, uint32_t readers);
   void append_locked(const Key& key, Step step, uint32_t error);
   bool begin_sleep();
   void end_sleep();
@@ -93,11 +93,11 @@ class Matching {
   Shared* shared_;
   int rank_, ranks_;
   const int* global_ranks_;
-  const Abort& abort_;
+  const AbortFlag& abort_;
   bool between_hosts_;
   int notifier_;
   uint32_t read_ = 0;
-  uint32_t taken_ = 0;
+  uint32_t taken_ready_ = 0;
   std::atomic<uint32_t> unread_{0};  // posts of this rank whose last entry it has not read
 };
 

@@ -7,15 +7,15 @@
 #include <cerrno>
 #include <cstring>
 
-#include "waiting.h"
+#include "synchronization.h"
 
 namespace hvkeras {
 
-// Open for both, it never ends, whoever else has it.
+// Opened for reading and writing, so that it never reports end-of-file, whoever else closes it.
 Notifier::Notifier(const std::string& path, bool create) : descriptor_(-1) {
   if (!create || mkfifo(path.c_str(), 0600) == 0) descriptor_ = open(path.c_str(), O_RDWR | O_NONBLOCK | O_CLOEXEC);
   if (descriptor_ < 0)
-    throw Failure("a named pipe cannot be opened: " + std::string(std::strerror(errno)) + ". Received: path='" + path +
+    throw Failure("failed to open a named pipe: " + std::string(std::strerror(errno)) + ". Received: path='" + path +
                   "'");
 }
 

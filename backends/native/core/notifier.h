@@ -1,5 +1,5 @@
-// What wakes the leader of a host that sleeps until something comes from other hosts: a pipe with a name, into which
-// the ranks of the host write when they have something for it.
+// Wakes the leader of a host that sleeps until there are network events: a named pipe to which the other ranks of the
+// host write.
 #pragma once
 
 #include <string>
@@ -20,7 +20,8 @@ class Notifier {
   int descriptor_;
 };
 
-// Both take a descriptor, or -1 for none. A full pipe wakes as well as one byte more would.
+// Wake the sleeper, and consume the notifications. Both take a descriptor, or -1 for none. If the pipe is full, the
+// sleeper is woken anyway.
 void notify(int notifier);
 void mute(int notifier);
 

@@ -22,11 +22,11 @@ Reducer reducer_of(Type type, Reduction reduction);
 namespace {
 
 #if defined(__x86_64__)
-// Asked of the processor itself: __builtin_cpu_supports says no to everything where compiler-rt is linked into a shared
-// library (seen with Zig 0.16).
+// Queries the processor directly: __builtin_cpu_supports returns false for everything if compiler-rt is linked into a
+// shared library (seen with Zig 0.16).
 struct Processor {
-  unsigned extensions = 0;  // of leaf 7, in ebx
-  unsigned saved = 0;       // the registers that the operating system saves for each thread
+  unsigned extensions = 0;  // CPUID leaf 7, EBX
+  unsigned saved = 0;       // XCR0: the register state that the operating system saves
 
   Processor() {
     unsigned a = 0, b = 0, c = 0, d = 0;
@@ -41,19 +41,19 @@ struct Processor {
   }
 };
 
-constexpr unsigned kYmm = 0x6, kZmm = 0xe6;  // in `saved`
+constexpr unsigned kYmm = 0x6, kZmm = 0xe6;  // bits of `saved`
 constexpr unsigned kAvx2 = 1u << 5;
 constexpr unsigned kAvx512 = (1u << 16) | (1u << 17) | (1u << 30) | (1u << 31);  // F, DQ, BW, VL
 #endif
 
-struct Instructions {
+struct InstructionSet {
   const char* name;
   bool (*supported)();
   Reducer (*reducer_of)(Type, Reduction);
 };
 
-// The best first. NEON is part of every 64-bit ARM, so `plain` uses it there.
-const Instructions kChoices[] = {
+// Best first. NEON is part of every 64-bit ARM processor, so `plain` uses it there.
+const InstructionSet kInstructionSets[] = {
 #if defined(__x86_64__)
     {"avx512", [] { return Processor().has(kAvx512, kZmm); }, avx512::reducer_of},
     {"avx2", [] { return Processor().has(kAvx2, kYmm); }, avx2::reducer_of},
@@ -61,28 +61,28 @@ const Instructions kChoices[] = {
     {"plain", [] { return true; }, plain::reducer_of},
 };
 
-const Instructions* best() {
-  for (const Instructions& choice : kChoices) {
-    if (choice.supported()) return &choice;
+const InstructionSet* best_supported() {
+  for (const InstructionSet& candidate : kInstructionSets) {
+    if (candidate.supported()) return &candidate;
   }
   return nullptr;
 }
 
-std::atomic<const Instructions*>& chosen() {
-  static std::atomic<const Instructions*> choice{best()};
-  return choice;
+std::atomic<const InstructionSet*>& current() {
+  static std::atomic<const InstructionSet*> candidate{best_supported()};
+  return candidate;
 }
 
 }  // namespace
 
-Reducer reducer_of(Type type, Reduction reduction) { return chosen().load()->reducer_of(type, reduction); }
+Reducer reducer_of(Type type, Reduction reduction) { return current().load()->reducer_of(type, reduction); }
 
-const char* instructions() { return chosen().load()->name; }
+const char* instruction_set() { return current().load()->name; }
 
-bool use_instructions(const char* name) {
-  for (const Instructions& choice : kChoices) {
-    if (std::strcmp(choice.name, name) == 0 && choice.supported()) {
-      chosen() = &choice;
+bool use_instruction_set(const char* name) {
+  for (const InstructionSet& candidate : kInstructionSets) {
+    if (std::strcmp(candidate.name, name) == 0 && candidate.supported()) {
+      current() = &candidate;
       return true;
     }
   }

@@ -1,3 +1,3 @@
-// The reducers for these instructions; see reduce_kernels.h.
+// The reducers for this instruction set; see reduce_kernels.h.
 #define HVKERAS_INSTRUCTIONS plain
 #include "reduce_kernels.h"

@@ -1,24 +1,25 @@
-// Segments of a long reduction between hosts, on their way: each host sends every other one its part of a segment, adds
-// up what it gets of its own part, and sends all others the result. That is as few bytes as by a ring, in two hops.
+// The segments of a large reduction between hosts. Each host sends every other host its part of a segment, reduces what
+// it receives for its own part, and sends the result to all others: a direct reduce-scatter and allgather. It sends as
+// few bytes as a ring, in two hops.
 #pragma once
 
 #include <utility>
 #include <vector>
 
-#include "hierarchy.h"
+#include "hierarchical.h"
 #include "hosts.h"
 
 namespace hvkeras::between_hosts {
 
-// So many segments after a segment has begun its way its parts are added up, and its result is read: as many are on the
-// wire meanwhile. A segment's place in memory is free for the one after that.
-constexpr size_t kExchangeAfter = 3, kReadAfter = 6, kWires = kReadAfter + 1;
-static_assert(kWires <= Hosts::kAreas);
-// So many segments before its turn a segment's parts may come, as other hosts may be ahead.
-constexpr size_t kAhead = 2;
+// A segment's parts are reduced `kExchangeAfter` segments after it was started, and its result is read `kReadAfter`
+// segments after that start; the segments between are in flight. One segment later its buffer is free again.
+constexpr size_t kExchangeAfter = 3, kReadAfter = 6, kSegmentBuffers = kReadAfter + 1;
+static_assert(kSegmentBuffers <= Hosts::kBuffers);
+// Receives are posted this many segments ahead, as other hosts may be ahead.
+constexpr size_t kPrepostedSegments = 2;
 
-// Elements [0, count) of a segment are divided among the hosts: host h reduces [bounds[h], bounds[h + 1]). Bounds of
-// one part mean all for each host.
+// The partition of a segment's elements [0, count) among the hosts: host h reduces [bounds[h], bounds[h + 1]). With
+// only two bounds, every host reduces all elements.
 using Bounds = std::vector<size_t>;
 
 // A segment: elements [start, stop) of the tensors.
@@ -27,37 +28,38 @@ struct Segment {
   Bounds bounds;
 };
 
-using Tickets = std::vector<Link::Ticket>;
+using Handles = std::vector<Link::Handle>;
 
-// The steps of a segment's way: its host's sum in an area, the exchange with other hosts, the sum of the hosts' sums.
+// The steps of each segment: reduction within the host into a staging buffer, exchange with other hosts, reduction
+// across hosts.
 class Segments {
  public:
-  // Where numbers go that a host's only rank has in one piece: straight from tensor to tensor, from a tensor into an
-  // area, or through areas, as all others.
-  enum class Way { kStraight, kIntoAreas, kThroughAreas };
+  // The use of staging buffers if a host has a single rank and the numbers are contiguous: none (from tensor to
+  // tensor), only for results, or for all data, as in all other cases.
+  enum class Staging { kNone, kResults, kAll };
 
-  Segments(Channel& channel, const Spans& spans, Type type, Reduction reduction, Factors factors, Way way);
+  Segments(Channel& channel, const Spans& spans, Type type, Reduction reduction, ScaleFactors factors, Staging staging);
 
-  char* wire(const Segment& segment) const { return hosts_.area(segment.number % kWires); }
-  Factors among_hosts() const { return factors_.second; }
+  char* buffer(const Segment& segment) const { return hosts_.buffer(segment.number % kSegmentBuffers); }
+  ScaleFactors across_hosts() const { return factors_.second; }
 
-  // Combines what the ranks of this host have of a segment; the leader waits until all have done their part.
-  void sum_in_host(const Segment& segment);
-  // The leader's: asks for the other hosts' parts of a segment.
-  Tickets expect(const Segment& segment);
-  // The leader's: sends each host its part of this host's sum.
-  Tickets send(const Segment& segment);
-  // The leader's: asks for what the other hosts will have added up.
-  Tickets expect_results(const Segment& segment);
-  // The leader's: adds up what came, in the order of the hosts.
-  void combine(const Segment& segment);
-  // The leader's: sends the others what this host has added up.
-  Tickets send_results(const Segment& segment);
-  // Copies the result to where it belongs, once the leader has it.
-  void share(const Segment& segment);
+  // Reduces the segment over the ranks of this host; the leader waits until all ranks have finished.
+  void reduce_in_host(const Segment& segment);
+  // Leader only: posts receives of the other hosts' parts of a segment.
+  Handles post_receives(const Segment& segment);
+  // Leader only: sends each host its part of this host's sum.
+  Handles send(const Segment& segment);
+  // Leader only: posts receives of the other hosts' results.
+  Handles post_result_receives(const Segment& segment);
+  // Leader only: reduces this host's part over all hosts, in the order of the hosts.
+  void reduce_own_part(const Segment& segment);
+  // Leader only: sends this host's part of the result to the other hosts.
+  Handles send_results(const Segment& segment);
+  // Copies the result to the outputs, once the leader has it.
+  void share_result(const Segment& segment);
 
  private:
-  // A host's part of a segment: where this host's sum of it lies, and where the result goes.
+  // A host's part of a segment: the address of this host's sum, and that of the result.
   struct Part {
     const char* source;
     char* target;
@@ -65,35 +67,37 @@ class Segments {
   };
 
   Part part_of(const Segment& segment, int host) const;
-  bool as_it_is(size_t start, size_t stop) const { return as_they_are_ && spans_.within(start, stop).count != 0; }
-  void gather(const Segment& segment);
-  void read(const Segment& segment, size_t start, size_t stop);
-  char* incoming(const Segment& segment, int host) const;
+  bool is_zero_copy(size_t start, size_t stop) const { return zero_copy_ && spans_.within(start, stop).count != 0; }
+  void stage_parts(const Segment& segment);
+  void copy_out(const Segment& segment, size_t start, size_t stop);
+  char* receive_buffer(const Segment& segment, int host) const;
 
   Channel& channel_;
   Hosts& hosts_;
   const Spans& spans_;
   Reducer reduce_;
-  const std::pair<Factors, Factors> factors_;  // within the host, and among the hosts
-  const bool in_areas_;
-  const bool as_they_are_;  // whether numbers are sent without a step in the host before
+  const std::pair<ScaleFactors, ScaleFactors> factors_;  // within a host, and across hosts
+  const bool stages_results_;
+  const bool zero_copy_;  // whether the tensors are sent directly, without a reduction in the host
   std::vector<const void*> sources_;
 };
 
-// What is under way of each segment, in a ring of as many as there can be at once.
-class UnderWay {
+// The transfers in flight of each segment, in a ring buffer.
+class InFlight {
  public:
-  void add(size_t segment, const Tickets& more) { of(segment).insert(of(segment).end(), more.begin(), more.end()); }
-  void await(Hosts& hosts, size_t segment) {
-    hosts.await(of(segment));
-    of(segment).clear();
+  void add(size_t segment, const Handles& added) {
+    handles_of(segment).insert(handles_of(segment).end(), added.begin(), added.end());
+  }
+  void wait(Hosts& hosts, size_t segment) {
+    hosts.wait(handles_of(segment));
+    handles_of(segment).clear();
   }
 
  private:
-  static constexpr size_t kMost = kReadAfter + 1 + kAhead;
-  Tickets& of(size_t segment) { return tickets_[segment % kMost]; }
+  static constexpr size_t kMaxInFlight = kReadAfter + 1 + kPrepostedSegments;
+  Handles& handles_of(size_t segment) { return handles_[segment % kMaxInFlight]; }
 
-  Tickets tickets_[kMost];
+  Handles handles_[kMaxInFlight];
 };
 
 }  // namespace hvkeras::between_hosts

@@ -5,13 +5,13 @@
 namespace hvkeras {
 
 const Status& Status::out_of_memory() {
-  static const Status* const only = new Status(Code::kFailed, "there is no memory left");  // never destroyed
+  static const Status* const only = new Status(Code::kFailed, "out of memory");  // never destroyed
   return *only;
 }
 
 namespace {
 
-[[maybe_unused]] const bool is_made = (Status::out_of_memory(), true);  // now, while there is memory
+[[maybe_unused]] const bool is_made = (Status::out_of_memory(), true);  // created at load time, while there is memory
 
 }  // namespace
 

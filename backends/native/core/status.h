@@ -1,4 +1,4 @@
-// How something ended: a code for programs, and beside it a text for people, which no program reads.
+// The result of an operation: a code for programs, and a message for people, which no program parses.
 #pragma once
 
 #include <cstdint>
@@ -9,30 +9,29 @@
 
 namespace hvkeras {
 
-// Python has the same numbers: backends/cpp_library.py.
+// The same numbers as in backends/cpp_library.py.
 enum class Code : int32_t {
   kOk,
-  kFailed,      // wrong arguments, or this machine cannot do it
+  kFailed,      // invalid arguments, or a missing resource
   kMismatch,    // ranks communicate different things
-  kAborted,     // another rank has failed, and so this one's collectives were stopped
+  kAborted,     // another rank has failed, so this rank's collectives were aborted
   kPeerFailed,  // the connection to another host failed
 };
 
-// Success is a null pointer; copies of a failure share its text.
+// Success is a null pointer. Copies of a failure share its message.
 class [[nodiscard]] Status {
  public:
   Status() = default;
-  // A failure, whose text is never empty.
+  // A failure; its message is never empty.
   Status(Code code, std::string text)
-      : failure_(
-            std::make_shared<const Details>(Details{code, text.empty() ? "the cause is unknown" : std::move(text)})) {}
+      : failure_(std::make_shared<const Details>(Details{code, text.empty() ? "unknown cause" : std::move(text)})) {}
 
   bool ok() const { return failure_ == nullptr; }
   Code code() const { return ok() ? Code::kOk : failure_->code; }
   // "" on success.
   const char* text() const { return ok() ? "" : failure_->text.c_str(); }
 
-  // Made in advance, for where there is no memory to make another one.
+  // Created at startup, as there may be no memory to create it later.
   static const Status& out_of_memory();
 
  private:
@@ -43,7 +42,7 @@ class [[nodiscard]] Status {
   std::shared_ptr<const Details> failure_;
 };
 
-// A failure on its way up to whoever hands out its status.
+// A failure as an exception.
 class Failure : public std::exception {
  public:
   explicit Failure(Status status) : status_(std::move(status)) {}
@@ -55,7 +54,7 @@ class Failure : public std::exception {
   Status status_;
 };
 
-// What an exception says, whichever it is.
+// The status of any exception.
 Status status_of(const std::exception& error);
 
 }  // namespace hvkeras

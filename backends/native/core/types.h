@@ -1,4 +1,4 @@
-// What the core computes with: element types (TensorFlow's numbers for them) and reductions.
+// Element types (with TensorFlow's numbers) and reductions.
 #pragma once
 
 #include <cstddef>
@@ -6,7 +6,7 @@
 
 namespace hvkeras {
 
-// TensorFlow's TF_DataType, so that no table stands between; the numbers are part of its stable C API.
+// The values of TensorFlow's TF_DataType, which are part of its stable C API.
 enum class Type : int32_t {
   kFloat32 = 1,
   kFloat64 = 2,
@@ -27,10 +27,10 @@ enum class Type : int32_t {
 
 enum class Reduction : int32_t { kSum, kMin, kMax, kProduct };
 
-// Bytes of one element; 0 for a type that is not in the list above.
+// Bytes of one element; 0 for types that are not listed above.
 size_t size_of(Type type);
 
-// A name for messages: "float32".
+// The name of a type for messages, such as "float32".
 const char* name_of(Type type);
 
 }  // namespace hvkeras

@@ -1,7 +1,7 @@
-// The part of TensorFlow's C kernel API that is used, declared here so that the build needs no TensorFlow.
+// The subset of TensorFlow's C kernel API that is used, declared here so that the build needs no TensorFlow.
 //
-// TensorFlow keeps this API stable (tensorflow/c/{ops,kernels,tf_tensor,tf_status}.h); the symbols are found in
-// libtensorflow_framework.so.2 when the library is loaded, which makes one build serve TensorFlow 2.16 to 2.21.
+// TensorFlow keeps this API stable (tensorflow/c/{ops,kernels,tf_tensor,tf_status}.h). The symbols are resolved in
+// libtensorflow_framework.so.2 when the library is loaded, so one build works with TensorFlow 2.16 to 2.21.
 #pragma once
 
 #include <cstddef>

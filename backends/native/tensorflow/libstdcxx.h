@@ -1,8 +1,7 @@
-// Three classes of libstdc++, with which all of TensorFlow's builds for Linux are made, as they lie in memory.
+// The memory layout of three libstdc++ classes; all Linux builds of TensorFlow use libstdc++.
 //
-// TensorFlow hands them over, or takes them, and this library may be compiled with another standard library: the wheels
-// are, with libc++. So they are described here instead of named, for every compiler alike. Their layout is part of
-// libstdc++'s ABI, which has kept it since GCC 5.
+// TensorFlow passes or accepts these classes, but this library may be compiled with another standard library: the
+// wheels use libc++. So their layout is declared here. It is part of libstdc++'s ABI, and has not changed since GCC 5.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +11,7 @@
 
 namespace hvkeras::libstdcxx {
 
-// A std::function<void()>, of which this makes copies.
+// A copy of a std::function<void()>.
 class Function {
  public:
   explicit Function(const void* original) {
@@ -41,13 +40,13 @@ class Function {
 };
 static_assert(sizeof(Function) == 32);
 
-// A std::string. One made here is only for reading: its text lies elsewhere, and must outlive it.
+// A std::string. Those created here are read-only views: the text must outlive them.
 struct String {
   explicit String(const char* to_read) : text(to_read), length(std::strlen(to_read)), capacity(length) {}
 
   const char* text;
   size_t length;
-  size_t capacity;  // from here on the text itself in TensorFlow's strings of up to 15 characters
+  size_t capacity;  // for TensorFlow's strings of up to 15 characters, the text itself starts here
   size_t rest = 0;
 };
 static_assert(sizeof(String) == 32);
@@ -55,26 +54,26 @@ static_assert(sizeof(String) == 32);
 // A std::optional<std::string>.
 class OptionalString {
  public:
-  // Sets an empty one to a text of its own, which TensorFlow deletes; one that TensorFlow does not know is to be reset.
+  // Sets an empty optional to a new string, which TensorFlow deletes. If it is not passed to TensorFlow, call `reset`.
   void set(const char* text) {
     const size_t length = std::strlen(text);
-    const size_t capacity = std::max<size_t>(length, 31);  // more than fits into the string itself
+    const size_t capacity = std::max<size_t>(length, 31);  // more than the small-string buffer holds
     char* const copy = static_cast<char*>(::operator new(capacity + 1));
     std::memcpy(copy, text, length + 1);
     string_.text = copy;
     string_.length = length;
     string_.capacity = capacity;
-    there_ = true;
+    has_value_ = true;
   }
   void reset() {
-    if (there_) ::operator delete(const_cast<char*>(string_.text));
-    there_ = false;
+    if (has_value_) ::operator delete(const_cast<char*>(string_.text));
+    has_value_ = false;
   }
   const String& value() const { return string_; }
 
  private:
   String string_{""};
-  bool there_ = false;
+  bool has_value_ = false;
 };
 static_assert(sizeof(OptionalString) == 40);
 

@@ -1,5 +1,5 @@
-// The collectives as TensorFlow operations. Each is asynchronous: it hands a request to its group's engine, and
-// TensorFlow goes on with other work until the request is done.
+// The collectives as TensorFlow operations. Each is asynchronous: it submits a request to its group's engine, and
+// TensorFlow runs other operations until the request is done.
 #include <cstdlib>
 #include <memory>
 #include <string>
@@ -7,9 +7,9 @@
 
 #include "../core/engine.h"
 #include "../registry.h"
+#include "c_api_helpers.h"
 #include "libstdcxx.h"
-#include "notes.h"
-#include "wrapped.h"
+#include "recorder.h"
 
 namespace hvkeras {
 namespace {
@@ -20,7 +20,7 @@ std::vector<int64_t> shape_of(const Tensor& tensor) {
   return shape;
 }
 
-std::string text_of(const std::vector<int64_t>& shape, size_t from = 0) {
+std::string to_string(const std::vector<int64_t>& shape, size_t from = 0) {
   std::string text = "[";
   for (size_t index = 0; index < shape.size(); ++index) {
     if (index != 0) text += ", ";
@@ -29,18 +29,18 @@ std::string text_of(const std::vector<int64_t>& shape, size_t from = 0) {
   return text + "]";
 }
 
-// What an operation was made with when its graph was built.
+// The attributes of an operation.
 struct Kernel {
-  std::string key;  // empty in eager mode, see below
+  std::string key;  // empty in eager mode, see `key_in`
   int64_t group = 0, reduction = 0, root = 0, count = 1, results = 0;
   std::string bounds;  // of parts, see `Bounds`
-  double before = 1.0, after = 1.0;
+  double prescale = 1.0, postscale = 1.0;
 
   explicit Kernel(TF_OpKernelConstruction* construction) : construction_(construction) {
     key = text("key");
     group = number("group");
   }
-  std::string text(const char* name) { return text_attribute(construction_, name); }
+  std::string text(const char* name) { return string_attribute(construction_, name); }
   int64_t number(const char* name) {
     const TfStatus status = new_status();
     int64_t value = 0;
@@ -48,29 +48,29 @@ struct Kernel {
     require_ok(status);
     return value;
   }
-  void reads_reduction() {
+  void read_reduction() {
     reduction = number("reduction");
-    before = std::strtod(text("before").c_str(), nullptr);
-    after = std::strtod(text("after").c_str(), nullptr);
+    prescale = std::strtod(text("before").c_str(), nullptr);
+    postscale = std::strtod(text("after").c_str(), nullptr);
   }
-  Factors factors() const { return {before, after}; }
+  ScaleFactors factors() const { return {prescale, postscale}; }
 
  private:
   TF_OpKernelConstruction* construction_;
 };
 
-// One run of an operation, until its result is there.
+// One execution of an operation, until its result is available.
 class Call {
  public:
-  // What TF_RunAsyncOpKernelDoneCallback takes lies on TensorFlow's stack until the kernel's function returns, though
-  // the function exists to be called later (TensorFlow 2.16 to 2.21). It is a std::function, of which a copy does what
-  // the original would.
+  // The callback that TF_RunAsyncOpKernelDoneCallback takes is on TensorFlow's stack, and is destroyed when the
+  // kernel's compute function returns, although it is meant to be called later (TensorFlow 2.16 to 2.21). It is a
+  // std::function, so this keeps a copy of it.
   Call(const std::string& key, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done)
       : key_(key), context_(context), done_(done) {}
 
   const std::string& key() const { return key_; }
   Tensor input(int index) const { return input_of(context_, index); }
-  // An output of this shape, in the memory of the input of the same number if nobody else needs that.
+  // Allocates an output of this shape, or forwards the input of the same index if nothing else needs its memory.
   Tensor output_for(int index, const std::vector<int64_t>& shape) const {
     const TfStatus status = new_status();
     int forwarded = 0;
@@ -92,20 +92,20 @@ class Call {
     if (!status.ok()) {
       fail(context_, status);
     } else {
-      const double run[] = {began_, notes::now()};
-      notes::add(key_, run, 2);
+      const double run[] = {start_, recorder::now()};
+      recorder::record(key_, run, 2);
     }
     done_();
   }
 
  private:
   const std::string key_;
-  const double began_ = notes::now();
+  const double start_ = recorder::now();
   TF_OpKernelContext* context_;
   const libstdcxx::Function done_;
 };
 
-// The type of a tensor, if the core knows it.
+// The type of a tensor. Throws Failure if it is not supported.
 Type type_of(const Tensor& tensor) {
   const Type type = static_cast<Type>(TF_TensorType(tensor.get()));
   if (size_of(type) == 0)
@@ -116,9 +116,10 @@ Type type_of(const Tensor& tensor) {
 
 char* data_of(const Tensor& tensor) { return static_cast<char*>(TF_TensorData(tensor.get())); }
 
-// The inputs and outputs of a request, which live until it has run. A request that ends at once has TensorFlow run what
-// follows before this file's functions return, so those that hand outputs in the memory of inputs keep no share of it.
-struct Held {
+// The inputs and outputs of a request, which are kept until it has run. If a request finishes immediately, TensorFlow
+// runs the dependent operations before this file's functions return. So operations that forward inputs to outputs move
+// these references into the request, and keep none.
+struct HeldTensors {
   std::vector<Tensor> tensors;
 };
 
@@ -135,7 +136,7 @@ void submit(const Kernel& kernel, const std::shared_ptr<Call>& call, const std::
 }
 
 void allreduce_call(const Kernel& kernel, const std::shared_ptr<Call>& call) {
-  auto held = std::make_shared<Held>();
+  auto held = std::make_shared<HeldTensors>();
   std::vector<Span> spans;
   std::string details;
   Type type = Type::kFloat32;
@@ -143,10 +144,10 @@ void allreduce_call(const Kernel& kernel, const std::shared_ptr<Call>& call) {
     Tensor input = call->input(index);
     type = type_of(input);
     const std::vector<int64_t> shape = shape_of(input);
-    details += (index == 0 ? "" : ";") + text_of(shape);
+    details += (index == 0 ? "" : ";") + to_string(shape);
     const char* const in = data_of(input);
     const size_t count = static_cast<size_t>(TF_TensorElementCount(input.get()));
-    input.reset();  // else the output could not take its memory; TensorFlow keeps it until the call is done
+    input.reset();  // otherwise the input could not be forwarded; TensorFlow keeps it until the call is done
     held->tensors.push_back(call->output_for(index, shape));
     spans.push_back({in, data_of(held->tensors.back()), count});
   }
@@ -156,7 +157,7 @@ void allreduce_call(const Kernel& kernel, const std::shared_ptr<Call>& call) {
 }
 
 void broadcast_call(const Kernel& kernel, const std::shared_ptr<Call>& call) {
-  auto held = std::make_shared<Held>();
+  auto held = std::make_shared<HeldTensors>();
   Tensor input = call->input(0);
   type_of(input);
   const std::vector<int64_t> shape = shape_of(input);
@@ -165,40 +166,41 @@ void broadcast_call(const Kernel& kernel, const std::shared_ptr<Call>& call) {
   input.reset();
   held->tensors.push_back(call->output_for(0, shape));
   char* const out = data_of(held->tensors.back());
-  submit(kernel, call, text_of(shape),
+  submit(kernel, call, to_string(shape),
          [held = std::move(held), in, out, bytes, root = static_cast<int>(kernel.root)](Channel& channel) {
            broadcast(channel, in, out, bytes, root);
          });
 }
 
-// The size of a row in bytes. Only the run of a graph may know that a tensor has no rows.
+// The size of a row in bytes. Whether a tensor is a scalar may be known only when the graph runs.
 size_t row_bytes(Type type, const std::vector<int64_t>& shape) {
-  if (shape.empty()) throw Failure("a tensor that is sent in rows needs a first dimension. Received: a scalar");
+  if (shape.empty())
+    throw Failure("a tensor that is split into rows must have at least one dimension. Received: a scalar");
   size_t bytes = size_of(type);
   for (size_t index = 1; index < shape.size(); ++index) bytes *= static_cast<size_t>(shape[index]);
   return bytes;
 }
 
 void allgather_call(const Kernel& kernel, const std::shared_ptr<Call>& call) {
-  const auto held = std::make_shared<Held>();
+  const auto held = std::make_shared<HeldTensors>();
   held->tensors.push_back(call->input(0));
   const Type type = type_of(held->tensors[0]);
   const std::vector<int64_t> shape = shape_of(held->tensors[0]);
   const char* const in = data_of(held->tensors[0]);
   const size_t row = row_bytes(type, shape);
-  submit(kernel, call, text_of(shape, 1), [held, call, type, shape, in, row](Channel& channel) {
+  submit(kernel, call, to_string(shape, 1), [held, call, type, shape, in, row](Channel& channel) {
     allgather(channel, in, static_cast<size_t>(shape[0]), row, [&](const std::vector<size_t>& rows_of_rank) {
-      std::vector<int64_t> whole = shape;
-      whole[0] = 0;
-      for (const size_t rows : rows_of_rank) whole[0] += static_cast<int64_t>(rows);
-      held->tensors.push_back(call->output(0, type, whole));
+      std::vector<int64_t> result_shape = shape;
+      result_shape[0] = 0;
+      for (const size_t rows : rows_of_rank) result_shape[0] += static_cast<int64_t>(rows);
+      held->tensors.push_back(call->output(0, type, result_shape));
       return data_of(held->tensors.back());
     });
   });
 }
 
 void alltoall_call(const Kernel& kernel, const std::shared_ptr<Call>& call) {
-  const auto held = std::make_shared<Held>();
+  const auto held = std::make_shared<HeldTensors>();
   held->tensors.push_back(call->input(0));
   const Tensor splits = call->input(1);
   const Type type = type_of(held->tensors[0]);
@@ -209,13 +211,13 @@ void alltoall_call(const Kernel& kernel, const std::shared_ptr<Call>& call) {
   if (TF_TensorType(splits.get()) != static_cast<int32_t>(Type::kInt64) ||
       static_cast<size_t>(TF_TensorElementCount(splits.get())) != ranks)
     throw Failure("splits must hold one int64 number for each rank. Received: splits of shape " +
-                  text_of(shape_of(splits)) + ", ranks=" + std::to_string(ranks));
+                  to_string(shape_of(splits)) + ", ranks=" + std::to_string(ranks));
   const int64_t* const rows = static_cast<const int64_t*>(TF_TensorData(splits.get()));
   std::vector<size_t> rows_to;
   int64_t total = 0;
   for (size_t rank = 0; rank < ranks; ++rank) {
     if (rows[rank] < 0) throw Failure("splits must not be negative. Received: " + std::to_string(rows[rank]));
-    if (rows[rank] > shape[0] - total) total = -1;  // a sum that wraps might fit again
+    if (rows[rank] > shape[0] - total) total = -1;  // otherwise an overflow of the sum could go unnoticed
     if (total < 0) break;
     rows_to.push_back(static_cast<size_t>(rows[rank]));
     total += rows[rank];
@@ -223,29 +225,29 @@ void alltoall_call(const Kernel& kernel, const std::shared_ptr<Call>& call) {
   if (total != shape[0])
     throw Failure("splits must add up to the first dimension. Received: a sum of " +
                   (total < 0 ? "more" : std::to_string(total)) + ", rows=" + std::to_string(shape[0]));
-  submit(kernel, call, text_of(shape, 1), [held, call, type, shape, in, row, rows_to](Channel& channel) {
+  submit(kernel, call, to_string(shape, 1), [held, call, type, shape, in, row, rows_to](Channel& channel) {
     alltoall(channel, in, rows_to, row, [&](const std::vector<size_t>& rows_of_rank) {
-      std::vector<int64_t> whole = shape;
-      whole[0] = 0;
+      std::vector<int64_t> result_shape = shape;
+      result_shape[0] = 0;
       held->tensors.push_back(call->output(1, Type::kInt64, {static_cast<int64_t>(rows_of_rank.size())}));
       int64_t* const received = static_cast<int64_t*>(TF_TensorData(held->tensors.back().get()));
       for (size_t rank = 0; rank < rows_of_rank.size(); ++rank) {
         received[rank] = static_cast<int64_t>(rows_of_rank[rank]);
-        whole[0] += received[rank];
+        result_shape[0] += received[rank];
       }
-      held->tensors.push_back(call->output(0, type, whole));
+      held->tensors.push_back(call->output(0, type, result_shape));
       return data_of(held->tensors.back());
     });
   });
 }
 
-// The first ranks get one row more where the rows cannot be divided evenly.
+// If the rows do not divide evenly, the first ranks get one row more.
 void reducescatter_call(const Kernel& kernel, const std::shared_ptr<Call>& call) {
-  const auto held = std::make_shared<Held>();
+  const auto held = std::make_shared<HeldTensors>();
   held->tensors.push_back(call->input(0));
   const Type type = type_of(held->tensors[0]);
   std::vector<int64_t> shape = shape_of(held->tensors[0]);
-  const std::string details = text_of(shape);
+  const std::string details = to_string(shape);
   const char* const in = data_of(held->tensors[0]);
   const size_t row = row_bytes(type, shape) / size_of(type);
   const std::shared_ptr<Engine> engine = engine_of(kernel.group);
@@ -264,7 +266,7 @@ void reducescatter_call(const Kernel& kernel, const std::shared_ptr<Call>& call)
           Channel& channel) { reducescatter(channel, in, out, starts, type, reduction, factors); });
 }
 
-// Which elements of each tensor are whose part: of tensor t, rank r's are [of(t, r), of(t, r + 1)).
+// The partition of each tensor: of tensor t, rank r has elements [of(t, r), of(t, r + 1)).
 class Bounds {
  public:
   Bounds(const std::string& text, int ranks) : width_(static_cast<size_t>(ranks) + 1) {
@@ -288,7 +290,7 @@ class Bounds {
 void reduce_parts_call(const Kernel& kernel, const std::shared_ptr<Call>& call) {
   const std::shared_ptr<Engine> engine = engine_of(kernel.group);
   const Bounds bounds(kernel.bounds, engine->ranks());
-  auto held = std::make_shared<Held>();
+  auto held = std::make_shared<HeldTensors>();
   std::vector<std::vector<Span>> spans(static_cast<size_t>(engine->ranks()));
   std::string details;
   Type type = Type::kFloat32;
@@ -296,13 +298,13 @@ void reduce_parts_call(const Kernel& kernel, const std::shared_ptr<Call>& call) 
     Tensor input = call->input(index);
     type = type_of(input);
     const std::vector<int64_t> shape = shape_of(input);
-    details += (index == 0 ? "" : ";") + text_of(shape);
+    details += (index == 0 ? "" : ";") + to_string(shape);
     const char* const in = data_of(input);
     const size_t tensor = static_cast<size_t>(index), size = size_of(type);
     if (tensor >= bounds.tensors() ||
         bounds.elements(tensor) != static_cast<size_t>(TF_TensorElementCount(input.get())))
-      throw Failure("the bounds of parts must be those of the tensors. Received: a tensor of shape " + text_of(shape));
-    input.reset();  // else the output could not take its memory; TensorFlow keeps it until the call is done
+      throw Failure("the bounds of parts must match the tensors. Received: a tensor of shape " + to_string(shape));
+    input.reset();  // otherwise the input could not be forwarded; TensorFlow keeps it until the call is done
     held->tensors.push_back(call->output_for(index, shape));
     char* const out = data_of(held->tensors.back());
     for (size_t rank = 0; rank < spans.size(); ++rank) {
@@ -317,29 +319,29 @@ void reduce_parts_call(const Kernel& kernel, const std::shared_ptr<Call>& call) 
           factors = kernel.factors()](Channel& channel) { reduce_parts(channel, parts, type, reduction, factors); });
 }
 
-// Inputs are first a tensor for each result, whose memory that may take, and then this rank's parts; both without the
-// tensors that they would be empty for: a result is made unless this rank has all of the tensor as its part.
+// The inputs are one tensor per result, whose memory the result may reuse, followed by this rank's parts. Empty parts
+// are left out, and so are results for tensors of which this rank has all elements.
 void gather_parts_call(const Kernel& kernel, const std::shared_ptr<Call>& call) {
   const std::shared_ptr<Engine> engine = engine_of(kernel.group);
   const size_t me = static_cast<size_t>(engine->rank());
   const Bounds bounds(kernel.bounds, engine->ranks());
-  auto held = std::make_shared<Held>();
+  auto held = std::make_shared<HeldTensors>();
   std::vector<std::vector<Span>> spans(static_cast<size_t>(engine->ranks()));
   int result = 0, part = static_cast<int>(kernel.results);
   for (size_t tensor = 0; tensor < bounds.tensors(); ++tensor) {
     const char* own = nullptr;
     size_t size = 0;
-    const auto take_own = [&] {
+    const auto take_own_part = [&] {
       if (bounds.count(tensor, me) == 0) return;
-      if (part >= kernel.count) throw Failure("each part must be given to its gathering");
+      if (part >= kernel.count) throw Failure("gathering parts needs this rank's part of each tensor");
       held->tensors.push_back(call->input(part++));
       size = size_of(type_of(held->tensors.back()));
       own = data_of(held->tensors.back());
       if (static_cast<size_t>(TF_TensorElementCount(held->tensors.back().get())) != bounds.count(tensor, me))
-        throw Failure("a part must have as many elements as its bounds say. Received: shape " +
-                      text_of(shape_of(held->tensors.back())));
+        throw Failure("a part must have as many elements as its bounds. Received: shape " +
+                      to_string(shape_of(held->tensors.back())));
     };
-    take_own();
+    take_own_part();
     char* out = nullptr;
     if (bounds.count(tensor, me) != bounds.elements(tensor)) {
       Tensor memory = call->input(result);
@@ -353,7 +355,8 @@ void gather_parts_call(const Kernel& kernel, const std::shared_ptr<Call>& call) 
       const size_t count = bounds.count(tensor, rank) * size, start = bounds.of(tensor, rank) * size;
       if (count == 0) continue;
       const bool is_mine = rank == me;
-      char* const target = out == nullptr ? const_cast<char*>(own) : out + start;  // what is all here stays as it is
+      char* const target = out == nullptr ? const_cast<char*>(own)
+                                          : out + start;  // this rank has all of the tensor, so it is not copied
       spans[rank].push_back({is_mine ? own : nullptr, target, count});
     }
   }
@@ -363,16 +366,16 @@ void gather_parts_call(const Kernel& kernel, const std::shared_ptr<Call>& call) 
          [held = std::move(held), parts = std::move(parts)](Channel& channel) { gather_parts(channel, parts); });
 }
 
-// The key that is an operation's last input. So it is in eager mode, since TensorFlow keeps a kernel for ever for each
-// value of an attribute that it has seen there.
+// The key as the last input of an operation. Eager mode passes it as an input, as TensorFlow caches a kernel forever
+// for each value of an attribute.
 std::string key_in(TF_OpKernelContext* context) {
-  const Tensor letters = input_of(context, TF_NumInputs(context) - 1);
-  return std::string(data_of(letters), TF_TensorByteSize(letters.get()));
+  const Tensor bytes = input_of(context, TF_NumInputs(context) - 1);
+  return std::string(data_of(bytes), TF_TensorByteSize(bytes.get()));
 }
 
 template <void (*read)(Kernel&)>
 void* create(TF_OpKernelConstruction* construction) {
-  return made_or_failed(construction, [&] {
+  return create_kernel(construction, [&] {
     auto kernel = std::make_unique<Kernel>(construction);
     read(*kernel);
     return kernel;
@@ -392,7 +395,7 @@ void compute(void* kernel, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCall
 
 void destroy(void* kernel) { delete static_cast<Kernel*>(kernel); }
 
-void shapes_unknown(TF_ShapeInferenceContext* context, TF_Status* status) {
+void unknown_shapes(TF_ShapeInferenceContext* context, TF_Status* status) {
   TF_ShapeInferenceContextSetUnknownShape(context, status);
 }
 
@@ -404,43 +407,43 @@ struct Definition {
   void (*compute)(void*, TF_OpKernelContext*, TF_AsyncOpKernelDoneCallback*);
 };
 
-void reads_list(Kernel& kernel) {
+void read_list(Kernel& kernel) {
   kernel.count = kernel.number("N");
-  kernel.reads_reduction();
+  kernel.read_reduction();
 }
-void reads_nothing(Kernel&) {}
-void reads_parts(Kernel& kernel) {
-  reads_list(kernel);
+void read_nothing(Kernel&) {}
+void read_parts(Kernel& kernel) {
+  read_list(kernel);
   kernel.bounds = kernel.text("bounds");
 }
-void reads_bounds(Kernel& kernel) {
+void read_bounds(Kernel& kernel) {
   kernel.count = kernel.number("N");
   kernel.results = kernel.number("R");
   kernel.bounds = kernel.text("bounds");
 }
-void reads_root(Kernel& kernel) { kernel.root = kernel.number("root"); }
-void reads_reduction(Kernel& kernel) { kernel.reads_reduction(); }
+void read_root(Kernel& kernel) { kernel.root = kernel.number("root"); }
+void read_reduction(Kernel& kernel) { kernel.read_reduction(); }
 
 void register_all() {
-  // Factors are texts, since TensorFlow's attributes have no double precision.
+  // Scale factors are strings, since TensorFlow's attributes have no double precision.
   const std::vector<const char*> reduction = {"reduction: int", "before: string", "after: string"};
   std::vector<const char*> of_parts = reduction;
   of_parts.push_back("bounds: string");
   // clang-format off
   const Definition definitions[] = {
-      {"HvkerasAllreduce", reduction, {"inputs: N * T"}, {"outputs: N * T"}, shapes_stay, create<reads_list>,
+      {"HvkerasAllreduce", reduction, {"inputs: N * T"}, {"outputs: N * T"}, same_shapes, create<read_list>,
        compute<allreduce_call>},
-      {"HvkerasBroadcast", {"root: int"}, {"input: T"}, {"output: T"}, shapes_stay, create<reads_root>,
+      {"HvkerasBroadcast", {"root: int"}, {"input: T"}, {"output: T"}, same_shapes, create<read_root>,
        compute<broadcast_call>},
-      {"HvkerasAllgather", {}, {"input: T"}, {"output: T"}, shapes_unknown, create<reads_nothing>,
+      {"HvkerasAllgather", {}, {"input: T"}, {"output: T"}, unknown_shapes, create<read_nothing>,
        compute<allgather_call>},
-      {"HvkerasAlltoall", {}, {"input: T", "splits: int64"}, {"output: T", "received: int64"}, shapes_unknown,
-       create<reads_nothing>, compute<alltoall_call>},
-      {"HvkerasReduceParts", of_parts, {"inputs: N * T"}, {"outputs: N * T"}, shapes_stay, create<reads_parts>,
+      {"HvkerasAlltoall", {}, {"input: T", "splits: int64"}, {"output: T", "received: int64"}, unknown_shapes,
+       create<read_nothing>, compute<alltoall_call>},
+      {"HvkerasReduceParts", of_parts, {"inputs: N * T"}, {"outputs: N * T"}, same_shapes, create<read_parts>,
        compute<reduce_parts_call>},
-      {"HvkerasGatherParts", {"bounds: string", "R: int >= 0"}, {"inputs: N * T"}, {"outputs: R * T"}, shapes_stay,
-       create<reads_bounds>, compute<gather_parts_call>},
-      {"HvkerasReducescatter", reduction, {"input: T"}, {"output: T"}, shapes_unknown, create<reads_reduction>,
+      {"HvkerasGatherParts", {"bounds: string", "R: int >= 0"}, {"inputs: N * T"}, {"outputs: R * T"}, same_shapes,
+       create<read_bounds>, compute<gather_parts_call>},
+      {"HvkerasReducescatter", reduction, {"input: T"}, {"output: T"}, unknown_shapes, create<read_reduction>,
        compute<reducescatter_call>},
   };
   // clang-format on
@@ -454,14 +457,14 @@ void register_all() {
     TF_OpDefinitionBuilderAddAttr(builder, "group: int");
     for (const char* attribute : definition.attributes) TF_OpDefinitionBuilderAddAttr(builder, attribute);
     for (const char* input : definition.inputs) TF_OpDefinitionBuilderAddInput(builder, input);
-    // TensorFlow chains stateful operations in the order of the program, unless they name what they touch: only
-    // collectives of one key wait for each other.
+    // TensorFlow runs stateful operations in program order, unless they declare the resources that they access. With
+    // these, only collectives of the same key are ordered.
     TF_OpDefinitionBuilderAddAttr(builder, "M: int >= 0");
     TF_OpDefinitionBuilderAddInput(builder, "order: M * resource");
     TF_OpDefinitionBuilderAddAttr(builder, "K: int >= 0");
     TF_OpDefinitionBuilderAddInput(builder, "named: K * uint8");
     for (const char* output : definition.outputs) TF_OpDefinitionBuilderAddOutput(builder, output);
-    TF_OpDefinitionBuilderSetIsStateful(builder, true);  // it must run, once, and in the order of the program
+    TF_OpDefinitionBuilderSetIsStateful(builder, true);  // must not be pruned or merged, and must run in program order
     TF_OpDefinitionBuilderSetShapeInferenceFunction(builder, definition.shapes);
     TF_RegisterOpDefinition(builder, status.get());
     if (TF_GetCode(status.get()) == TF_OK)

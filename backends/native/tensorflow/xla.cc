@@ -1,8 +1,7 @@
-// The collectives inside what XLA compiles for the CPU: host functions that the compiled code calls, and that return
-// when the collective is done.
-//
-// XLA's registry of such functions is not part of a stable interface. So all that is needed of it is looked up when the
-// library is loaded, and tried out; without it the rest of the library works as before.
+// The collectives in functions that XLA compiles for the CPU: host functions (custom calls) that return when the
+// collective is done.
+// XLA's registry of custom calls is not part of a stable interface. So its symbols are looked up and checked when the
+// library is loaded. Without them, the rest of the library works as before.
 #include <dlfcn.h>
 
 #include <algorithm>
@@ -24,17 +23,17 @@
 namespace hvkeras {
 namespace {
 
-// XlaCustomCallStatus_, in TensorFlow 2.16 to 2.21. The function that sets it is not exported, the reading one is.
+// XlaCustomCallStatus_ in TensorFlow 2.16 to 2.21. Its setter is not exported, its getter is.
 using XlaStatus = libstdcxx::OptionalString;
 
-// What the reading one returns: an optional view of the text, pointer and length in the order of TensorFlow's choice.
+// The getter's result: an optional string view, whose pointer and length are in either order.
 struct Message {
   uintptr_t words[2];
-  bool there;
+  bool has_value;
 };
 
-// How often this process came to each plan of collectives, see hvkeras/job/plans/agreement.py.
-class Entries {
+// How often this process has entered each plan of collectives; see hvkeras/job/plans.py.
+class PlanCounts {
  public:
   void add(const std::string& plan) {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -51,12 +50,12 @@ class Entries {
   std::map<std::string, int64_t, std::less<>> counts_;
 };
 
-Entries& entries() {
-  static Entries* const only = new Entries;  // never destroyed: threads may outlive the end of main()
+PlanCounts& plan_counts() {
+  static PlanCounts* const only = new PlanCounts;  // never destroyed: threads may outlive the end of main()
   return *only;
 }
 
-// What Python wrote about a call when the graph was made (backends/native/xla.py): lines of a name and its value.
+// The attributes of a call, written by Python when the graph was made (backends/native/xla.py): lines of "name value".
 class Description {
  public:
   Description(const char* text, size_t length) {
@@ -69,7 +68,7 @@ class Description {
   }
   const std::string& text(const std::string& name) const {
     const auto found = values_.find(name);
-    if (found == values_.end()) throw Failure("a compiled collective must say its " + name);
+    if (found == values_.end()) throw Failure("a compiled collective lacks the attribute " + name);
     return found->second;
   }
   int64_t number(const std::string& name) const { return std::strtoll(text(name).c_str(), nullptr, 10); }
@@ -85,7 +84,7 @@ class Description {
   }
   Type type() const { return static_cast<Type>(number("type")); }
   Reduction reduction() const { return static_cast<Reduction>(number("reduction")); }
-  Factors factors() const {
+  ScaleFactors factors() const {
     return {std::strtod(text("before").c_str(), nullptr), std::strtod(text("after").c_str(), nullptr)};
   }
 
@@ -93,31 +92,31 @@ class Description {
   std::unordered_map<std::string, std::string> values_;
 };
 
-// Hands a request in and waits for its end, which the engine brings about in any case: done, aborted or shut down.
+// Submits a request and waits for it. The engine finishes it in any case: done, aborted or shut down.
 void run(const Description& description, std::function<void(Channel&)> body,
          std::shared_ptr<const Allreduce> all = {}) {
-  struct Waiting {
+  struct Completion {
     std::mutex mutex;
     std::condition_variable changed;
     bool done = false;
     Status status;
   };
-  const auto waiting = std::make_shared<Waiting>();
+  const auto completion = std::make_shared<Completion>();
   auto request = std::make_unique<Request>();
   request->key = key_of(description.text("key"));
   request->details = description.text("details");
   request->run = std::move(body);
   request->allreduce = std::move(all);
-  request->done = [waiting](const Status& status) {
-    const std::lock_guard<std::mutex> lock(waiting->mutex);
-    waiting->status = status;
-    waiting->done = true;
-    waiting->changed.notify_one();
+  request->done = [completion](const Status& status) {
+    const std::lock_guard<std::mutex> lock(completion->mutex);
+    completion->status = status;
+    completion->done = true;
+    completion->changed.notify_one();
   };
   engine_of(description.number("group"))->submit(std::move(request));
-  std::unique_lock<std::mutex> lock(waiting->mutex);
-  waiting->changed.wait(lock, [&] { return waiting->done; });
-  if (!waiting->status.ok()) throw Failure(waiting->status);
+  std::unique_lock<std::mutex> lock(completion->mutex);
+  completion->changed.wait(lock, [&] { return completion->done; });
+  if (!completion->status.ok()) throw Failure(completion->status);
 }
 
 const char* in_of(const void** in, size_t index) { return static_cast<const char*>(in[index]); }
@@ -138,7 +137,7 @@ void broadcast_call(char** out, const void** in, const Description& description)
   });
 }
 
-// Where the rows of all ranks go: compiled code has room for as many from each rank as this one was compiled for.
+// Allocates nothing: compiled code has space for the same number of rows from each rank as this rank has.
 Allocate into(char* out, size_t rows) {
   return [out, rows](const std::vector<size_t>& rows_of_rank) {
     for (size_t rank = 0; rank < rows_of_rank.size(); ++rank) {
@@ -165,7 +164,7 @@ void alltoall_call(char** out, const void** in, const Description& description) 
   const std::vector<size_t> rows_to(description.size("ranks"), rows);
   for (size_t rank = 0; rank < rows_to.size(); ++rank) {
     if (splits[rank] != static_cast<int64_t>(rows))
-      throw Failure("a function that XLA compiles sends as many rows to each rank. Received: splits[" +
+      throw Failure("a function that XLA compiles sends the same number of rows to each rank. Received: splits[" +
                     std::to_string(rank) + "]=" + std::to_string(splits[rank]) + ", rows of each=" +
                     std::to_string(rows) + ". HINT: pass jit_compile=False to compile() or tf.function()");
   }
@@ -181,8 +180,9 @@ void reducescatter_call(char** out, const void** in, const Description& descript
   });
 }
 
-// The spans of each rank's parts of tensors, by the bounds of these (see `Bounds` in ops.cc) in elements of so many
-// bytes; `ends_of(tensor, offset)` is where an element comes from and goes to.
+// The spans of each rank's parts of the tensors. Elements have `bytes` bytes, and the bounds (see `Bounds` in ops.cc)
+// are in elements; the spans are in units of `element_bytes`. `ends_of(tensor, rank, offset)` returns the source and
+// the target.
 template <typename EndsOf>
 std::vector<Spans> parts_of(const Description& description, size_t bytes, size_t element_bytes, EndsOf&& ends_of) {
   const size_t width = description.size("ranks") + 1;
@@ -210,7 +210,7 @@ void reduce_parts_call(char** out, const void** in, const Description& descripti
       [&](Channel& channel) { reduce_parts(channel, parts, type, description.reduction(), description.factors()); });
 }
 
-// The operands are this rank's parts; a result is made of each tensor, whether this rank has all of it or not.
+// The operands are this rank's parts. There is a result for each tensor, even if this rank has all of it.
 void gather_parts_call(char** out, const void** in, const Description& description) {
   const size_t me = description.size("rank");
   size_t own = 0;
@@ -221,10 +221,10 @@ void gather_parts_call(char** out, const void** in, const Description& descripti
   run(description, [&](Channel& channel) { gather_parts(channel, parts); });
 }
 
-void enter_call(char**, const void**, const Description& description) { entries().add(description.text("key")); }
+void enter_call(char**, const void**, const Description& description) { plan_counts().add(description.text("key")); }
 
-// What XLA calls. The last operand and the last result are numbers that only put the calls in order. A single result
-// comes as itself, several as a list.
+// The function that XLA calls. The last operand and the last result are tokens that only order the calls. A single
+// result is passed as a pointer, several as an array of pointers.
 template <void (*call)(char**, const void**, const Description&)>
 void host_function(void* out, const void** in, const char* text, size_t length, XlaStatus* status) {
   try {
@@ -239,7 +239,7 @@ void host_function(void* out, const void** in, const char* text, size_t length, 
   }
 }
 
-// TensorFlow's functions, found in a library of its that is loaded.
+// XLA's functions in a TensorFlow library that is already loaded.
 class Xla {
  public:
   explicit Xla(const char* path) : handle_(dlopen(path, RTLD_LAZY | RTLD_NOLOAD)) {
@@ -249,18 +249,19 @@ class Xla {
   Xla(const Xla&) = delete;
   Xla& operator=(const Xla&) = delete;
 
-  void require_known_status() const {
+  void check_status_layout() const {
     const auto read =
         function<Message (*)(const XlaStatus*)>("_ZN3xla26CustomCallStatusGetMessageEPK20XlaCustomCallStatus_");
     const XlaStatus success;
     XlaStatus failure;
-    failure.set("what went wrong");
+    failure.set("a failure");
     const Message none = read(&success), text = read(&failure);
     const uintptr_t start = reinterpret_cast<uintptr_t>(failure.value().text), length = failure.value().length;
     failure.reset();
     const bool whole =
         (text.words[0] == start && text.words[1] == length) || (text.words[0] == length && text.words[1] == start);
-    if (none.there || !text.there || !whole) throw Failure("TensorFlow takes an XLA call's error in a form of its own");
+    if (none.has_value || !text.has_value || !whole)
+      throw Failure("this TensorFlow has another layout of XLA's custom call status");
   }
   void add(const char* name, void* host_function) const {
     using libstdcxx::String;
@@ -283,7 +284,7 @@ class Xla {
 
 void register_all(const char* path) {
   const Xla xla(path);
-  xla.require_known_status();
+  xla.check_status_layout();
   const std::pair<const char*, void (*)(void*, const void**, const char*, size_t, XlaStatus*)> functions[] = {
       {"hvkeras_enter", host_function<enter_call>},
       {"hvkeras_allreduce", host_function<allreduce_call>},
@@ -302,7 +303,8 @@ void register_all(const char* path) {
 
 extern "C" {
 
-// Makes the collectives known to the XLA in TensorFlow's library at `path`; later calls return what the first one did.
+// Registers the collectives with the XLA in TensorFlow's library at `path`. Later calls return the result of the first
+// one.
 EXPORTED ExportedStatus hvkeras_register_xla(const char* path) {
   static const auto* const first = new hvkeras::Status([path]() -> hvkeras::Status {
     try {
@@ -315,7 +317,7 @@ EXPORTED ExportedStatus hvkeras_register_xla(const char* path) {
   return {static_cast<int32_t>(first->code()), first->text()};
 }
 
-// How often compiled code of this process entered a plan.
-EXPORTED int64_t hvkeras_entered(const char* plan) { return hvkeras::entries().of(plan); }
+// How often compiled code of this process has entered a plan.
+EXPORTED int64_t hvkeras_entered(const char* plan) { return hvkeras::plan_counts().of(plan); }
 
 }  // extern "C"

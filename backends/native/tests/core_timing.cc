@@ -1,4 +1,4 @@
-// How long an allreduce takes, in turns with a plain program and with the copies and additions alone.
+// Times allreduces, alternating with a naive program and with the copies and additions alone.
 #include <sched.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -14,8 +14,8 @@ namespace hvkeras {
 
 namespace {
 
-// What an allreduce of floats in place copies and adds on one rank, segment by segment. `memory` has two slots and two
-// results for each rank as theirs has, but nobody else uses it: no rank waits, and no cache line changes hands.
+// The copies and additions of one rank in an in-place allreduce of floats, segment by segment. `memory` has the layout
+// of the channel's slots and results, but is not shared: no rank waits, and no cache line moves between cores.
 void copy_and_add(char* memory, int rank, int ranks, char* tensor, size_t bytes) {
   const size_t part = Channel::slot_bytes_for(ranks) / static_cast<size_t>(ranks) / 4096 * 4096;
   const size_t slot = part * static_cast<size_t>(ranks);
@@ -26,27 +26,27 @@ void copy_and_add(char* memory, int rank, int ranks, char* tensor, size_t bytes)
       return memory + (turn * static_cast<size_t>(ranks) + static_cast<size_t>(of)) * slot;
     };
     char* const results = memory + 2 * static_cast<size_t>(ranks) * slot + turn * slot;
-    const auto place = [&](int of) { return static_cast<size_t>(of) * part; };
-    const auto length = [&](int of) { return std::min(part, bytes - std::min(bytes, start + place(of))); };
+    const auto offset = [&](int of) { return static_cast<size_t>(of) * part; };
+    const auto length = [&](int of) { return std::min(part, bytes - std::min(bytes, start + offset(of))); };
     for (int other = 0; other < ranks; ++other) {
-      if (other != rank) copy(slot_of(rank) + place(other), tensor + start + place(other), length(other));
+      if (other != rank) copy(slot_of(rank) + offset(other), tensor + start + offset(other), length(other));
     }
     for (int of = 0; of < ranks; ++of)
-      sources[static_cast<size_t>(of)] = of == rank ? tensor + start + place(rank) : slot_of(of) + place(rank);
-    reduce(results + place(rank), sources.data(), ranks, length(rank) / sizeof(float), 1.0, 1.0);
-    copy(tensor + start + place(rank), results + place(rank), length(rank));
+      sources[static_cast<size_t>(of)] = of == rank ? tensor + start + offset(rank) : slot_of(of) + offset(rank);
+    reduce(results + offset(rank), sources.data(), ranks, length(rank) / sizeof(float), 1.0, 1.0);
+    copy(tensor + start + offset(rank), results + offset(rank), length(rank));
     for (int other = 0; other < ranks; ++other) {
-      if (other != rank) copy(tensor + start + place(other), results + place(other), length(other));
+      if (other != rank) copy(tensor + start + offset(other), results + offset(other), length(other));
     }
   }
 }
 
-// An allreduce of floats in place as one would write it first: the same copies and additions through memory as large as
-// the tensors that all ranks share, with three barriers.
-class Plain {
+// A naive in-place allreduce of floats: the same copies and additions through shared memory as large as the tensors,
+// with three barriers.
+class Naive {
  public:
   static size_t bytes(int ranks, size_t largest) { return 64 + (static_cast<size_t>(ranks) + 1) * largest; }
-  Plain(void* memory, int rank, int ranks, size_t largest)
+  Naive(void* memory, int rank, int ranks, size_t largest)
       : arrivals_(*static_cast<std::atomic<uint32_t>*>(memory)),
         data_(static_cast<char*>(memory) + 64),
         rank_(rank),
@@ -74,8 +74,8 @@ class Plain {
   void barrier() {
     expected_ += static_cast<uint32_t>(ranks_);
     arrivals_.fetch_add(1);
-    for (int look = 0; static_cast<int32_t>(arrivals_.load() - expected_) < 0; ++look)
-      if (look > 10'000) sched_yield();
+    for (int spin = 0; static_cast<int32_t>(arrivals_.load() - expected_) < 0; ++spin)
+      if (spin > 10'000) sched_yield();
   }
 
   std::atomic<uint32_t>& arrivals_;
@@ -86,17 +86,16 @@ class Plain {
 };
 
 struct Times {
-  double engine, plain, copies;  // medians in microseconds, as rank 0 sees it
+  double engine, naive, copies;  // medians in microseconds, on rank 0
 };
 
-// Times allreduces of `bytes` in place, and in turns with them those of a plain program, and the copies and additions
-// alone.
-Times times_of(Engine& engine, Plain& program, size_t bytes, int repeats) {
+// Times in-place allreduces of `bytes`, alternating with the naive program, and the copies and additions alone.
+Times times_of(Engine& engine, Naive& naive_program, size_t bytes, int repeats) {
   std::vector<float> tensor(bytes / sizeof(float), 0.0f);
   const size_t ranks = static_cast<size_t>(engine.ranks());
   std::vector<char> memory((2 * ranks + 2) * Channel::slot_bytes_for(engine.ranks()));
   char* const data = reinterpret_cast<char*>(tensor.data());
-  std::vector<double> engines, plains, copies;
+  std::vector<double> engines, naive_times, copies;
   const auto timed = [](std::vector<double>& times, const std::function<void()>& run) {
     const auto start = std::chrono::steady_clock::now();
     run();
@@ -113,20 +112,20 @@ Times times_of(Engine& engine, Plain& program, size_t bytes, int repeats) {
                Allreduce{Spans({{data, data, tensor.size()}}, sizeof(float)), Type::kFloat32, Reduction::kSum, {}});
       require_ok(status, "timed");
     });
-    const auto meet = [&] {
+    const auto synchronize = [&] {
       const Status status = call(engine, "meet", "", [](Channel& channel) { barrier(channel); });
       require_ok(status, "timed");
     };
-    meet();
-    timed(plains, [&] { program.allreduce(data, bytes); });
-    meet();
+    synchronize();
+    timed(naive_times, [&] { naive_program.allreduce(data, bytes); });
+    synchronize();
     timed(copies, [&] { copy_and_add(memory.data(), engine.rank(), engine.ranks(), data, bytes); });
   }
-  return {median(engines), median(plains), median(copies)};
+  return {median(engines), median(naive_times), median(copies)};
 }
 
-// Gives this process one of the cores that it may use, by its rank, if there is one for each.
-void take_core(int rank, int ranks) {
+// Pins this process to one of its allowed cores, if there is one for each rank.
+void pin_to_core(int rank, int ranks) {
   cpu_set_t all, one;
   require(sched_getaffinity(0, sizeof all, &all) == 0, "sched_getaffinity");
   if (CPU_COUNT(&all) < ranks) return;
@@ -143,20 +142,20 @@ void time_all(int ranks) {
   const size_t slot_bytes = Channel::slot_bytes_for(ranks);
   void* const memory = shared_memory(Engine::bytes(ranks, slot_bytes));
   const size_t largest = 64u << 20;
-  void* const shared = shared_memory(Plain::bytes(ranks, largest));
+  void* const shared = shared_memory(Naive::bytes(ranks, largest));
   const bool oversubscribed = ranks > sysconf(_SC_NPROCESSORS_ONLN);
   const auto run = [&](int rank) {
-    take_core(rank, ranks);
+    pin_to_core(rank, ranks);
     Engine engine(memory, {rank, numbered(ranks), slot_bytes, oversubscribed});
-    Plain program(shared, rank, ranks, largest);
+    Naive naive_program(shared, rank, ranks, largest);
     for (size_t bytes = 4096; bytes <= largest; bytes *= 4) {
-      const Times times = times_of(engine, program, bytes, bytes < (4u << 20) ? 500 : 30);
+      const Times times = times_of(engine, naive_program, bytes, bytes < (4u << 20) ? 500 : 30);
       if (rank == 0)
         std::printf(
-            "%9zu bytes %10.1f us %7.2f GB/s; a plain program %10.1f us, %3.0f %% of that; the copies and"
+            "%9zu bytes %10.1f us %7.2f GB/s; a naive program %10.1f us, %3.0f %% of that; the copies and"
             " additions alone %10.1f us, %3.0f %%\n",
-            bytes, times.engine, static_cast<double>(bytes) / times.engine / 1000, times.plain,
-            100 * times.plain / times.engine, times.copies, 100 * times.copies / times.engine);
+            bytes, times.engine, static_cast<double>(bytes) / times.engine / 1000, times.naive,
+            100 * times.naive / times.engine, times.copies, 100 * times.copies / times.engine);
     }
   };
   for (int rank = 1; rank < ranks; ++rank) {

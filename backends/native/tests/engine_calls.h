@@ -1,4 +1,4 @@
-// What the checks and the timing of the core share: memory for ranks, and calls of an engine.
+// Shared by the tests and the timing of the core: memory for ranks, and calls of an engine.
 #pragma once
 
 #include <sys/mman.h>
@@ -12,7 +12,7 @@ namespace hvkeras {
 
 inline void require(bool holds, const std::string& what) {
   if (holds) return;
-  std::fprintf(stderr, "wrong: %s\n", what.c_str());
+  std::fprintf(stderr, "FAILED: %s\n", what.c_str());
   std::abort();
 }
 
@@ -20,7 +20,7 @@ inline void require_ok(const Status& status, const std::string& what) {
   require(status.ok(), what + ": " + status.text());
 }
 
-// A failure of this code, whose text has all of these in it.
+// Requires a failure with this code, whose message contains all `parts`.
 inline void require_failure(const Status& status, Code code, const std::vector<std::string>& parts,
                             const std::string& what) {
   const std::string text = status.text();
@@ -40,7 +40,7 @@ inline std::vector<int> numbered(int ranks) {
   return all;
 }
 
-// Hands a request in and waits for it.
+// Submits a request and waits for it.
 inline Status call(Engine& engine, const std::string& name, const std::string& details,
                    std::function<void(Channel&)> run, std::shared_ptr<const Allreduce> all = {}) {
   std::mutex mutex;
@@ -64,13 +64,13 @@ inline Status call(Engine& engine, const std::string& name, const std::string& d
   return result;
 }
 
-// The same for an allreduce, as TensorFlow's operations hand it in.
+// The same for an allreduce, submitted as TensorFlow's operations do.
 inline Status call(Engine& engine, const std::string& name, const std::string& details, Allreduce all) {
   const auto shared = std::make_shared<const Allreduce>(std::move(all));
   return call(engine, name, details, [shared](Channel& channel) { allreduce(channel, *shared); }, shared);
 }
 
-// Times allreduces of several sizes by ranks in processes of their own, and prints a line for each.
+// Times allreduces of several sizes with ranks as processes, and prints a line for each.
 void time_all(int ranks);
 
 }  // namespace hvkeras

@@ -1,6 +1,6 @@
-// Compares what ucx/api.h says of UCX with UCX's own headers, while this is compiled; it is never run.
+// Compares ucx/api.h with UCX's own headers at compile time; it is never run.
 //
-//   g++ -std=c++17 -fsyntax-only -I <the folder include of UCX> backends/native/tests/ucx_api_test.cc
+//   g++ -std=c++17 -fsyntax-only -I <UCX's include folder> backends/native/tests/ucx_api_test.cc
 #include <ucp/api/ucp.h>
 #include <ucs/config/types.h>
 #include <ucs/debug/log_def.h>
@@ -11,12 +11,12 @@
 
 namespace ours = hvkeras::ucx;
 
-// The same place and size of a field.
+// The same offset and size of a field.
 #define SAME(our_type, our_field, their_type, their_field)                                  \
   static_assert(offsetof(ours::our_type, our_field) == offsetof(their_type, their_field) && \
                     sizeof(ours::our_type::our_field) == sizeof(their_type::their_field),   \
                 #our_type "::" #our_field)
-// The same parameters and result, but for the names of types.
+// The same parameters and result, apart from the names of types.
 template <typename Ours, typename Theirs>
 struct SameCall;
 template <typename OurResult, typename... OurTypes, typename TheirResult, typename... TheirTypes>

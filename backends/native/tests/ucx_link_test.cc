@@ -1,20 +1,19 @@
-// Two ends of a link over UCX in one process, of which some calls fail as UCX reports failures: nothing may take that
-// for done, and nothing may write into memory that is free by then. Run with UCX's folder; exits with 1 if something is
-// wrong.
+// Two ends of a UCX link in one process, with injected UCX failures: no failure may be taken for success, and nothing
+// may be written to freed memory. The argument is UCX's folder. Exits with 1 if a check fails.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <thread>
 
-#include "../core/waiting.h"
+#include "../core/synchronization.h"
 #include "../ucx/link.h"
 
 using namespace hvkeras;
 
 namespace {
 
-constexpr auto kFailure = static_cast<ucx::UcsStatus>(-3);  // an error of input and output
+constexpr auto kFailure = static_cast<ucx::UcsStatus>(-3);  // UCS_ERR_IO_ERROR
 const ucx::Api* real = nullptr;
 thread_local bool fails_requests = false, fails_receives = false, fails_flushes = false;
 
@@ -35,7 +34,7 @@ ucx::Api failing() {
 
 void require(bool holds, const char* what) {
   if (holds) return;
-  std::printf("wrong: %s\n", what);
+  std::printf("FAILED: %s\n", what);
   std::exit(1);
 }
 
@@ -52,7 +51,7 @@ void require_failure(const Status& found, Code code, const char* text) {
   require(found.code() == code && std::strncmp(found.text(), text, std::strlen(text)) == 0, found.text());
 }
 
-// Two ends on the loopback, the first of which fails where a test says so.
+// Two ends on the loopback interface. The first one fails where a test requests it.
 struct Ends {
   ucx::Api api = failing();
   ucx::UcxLink one{api, kSettings, 2}, other{api, kSettings, 2};
@@ -68,7 +67,7 @@ struct Ends {
   }
 };
 
-void a_message_that_cannot_be_received_is_a_lost_host() {
+void failed_receive_reports_failed_peer() {
   Ends ends;
   ends.connect();
   ends.other.send_message(0, std::vector<char>(100));
@@ -76,29 +75,29 @@ void a_message_that_cannot_be_received_is_a_lost_host() {
   int host = 0;
   fails_receives = true;
   Status found;
-  for (int look = 0; look < 5000 && found.ok(); ++look) {
+  for (int attempt = 0; attempt < 5000 && found.ok(); ++attempt) {
     ends.other.progress();
     ends.one.progress();
     found = failure_of(
-        [&] { require(!ends.one.take_message(&message, &host), "a failed message was taken for a message"); });
+        [&] { require(!ends.one.try_receive_message(&message, &host), "a failed message was taken for a message"); });
     ends.one.sleep(1000, -1);
   }
   fails_receives = false;
   require_failure(found, Code::kPeerFailed, "UCX connection to the second failed: ");
 }
 
-void what_cannot_be_flushed_has_not_been_sent() {
+void failed_flush_is_not_sent() {
   Ends ends;
   ends.connect();
   fails_flushes = true;
   require(!ends.one.all_sent(), "a failed flush was taken for sent");
   fails_flushes = false;
   const Status found = failure_of([&] { ends.one.progress(); });
-  require_failure(found, Code::kFailed, "UCX cannot send what is left: ");
+  require_failure(found, Code::kFailed, "UCX failed to flush the worker: ");
 }
 
-// The greeting of the other host comes when nobody waits for it any more.
-void a_connection_that_fails_leaves_nothing_under_way() {
+// The other host's handshake arrives when nothing waits for it any more.
+void failed_connect_leaves_nothing_in_flight() {
   Ends ends;
   fails_requests = true;
   const Status found = failure_of([&] { ends.connect(ends.one, 0); });
@@ -113,19 +112,19 @@ void a_connection_that_fails_leaves_nothing_under_way() {
   second.join();
 }
 
-void a_setting_that_ucx_refuses_is_an_error() {
+void invalid_setting_is_an_error() {
   const Status found = failure_of([&] { ucx::UcxLink link(*real, "NET_DEVICES=lo\nTLS=tcp\nTM_THRESH=no number", 2); });
-  require_failure(found, Code::kFailed, "UCX cannot take TM_THRESH=no number: ");
+  require_failure(found, Code::kFailed, "UCX failed to set TM_THRESH=no number: ");
 }
 
 }  // namespace
 
 int main(int, char** arguments) {
   real = &ucx::load(arguments[1]);
-  a_message_that_cannot_be_received_is_a_lost_host();
-  what_cannot_be_flushed_has_not_been_sent();
-  a_connection_that_fails_leaves_nothing_under_way();
-  a_setting_that_ucx_refuses_is_an_error();
-  std::printf("right\n");
+  failed_receive_reports_failed_peer();
+  failed_flush_is_not_sent();
+  failed_connect_leaves_nothing_in_flight();
+  invalid_setting_is_an_error();
+  std::printf("ok\n");
   return 0;
 }

@@ -1,6 +1,7 @@
-// The part of UCX's C interface (https://openucx.org, UCP 1.12 and later 1.x) that the engine calls, so that it is
-// compiled without UCX, and finds it when a job is on several hosts. UCX keeps what is here compatible: structures only
-// grow at their ends, and a mask says which fields are set. tests/ucx_api_test.cc compares it with UCX's own headers.
+// The subset of UCX's C interface (https://openucx.org, UCP 1.12 and later 1.x) that the engine calls, so that it
+// compiles without UCX, and loads it only for jobs on several hosts. UCX keeps this interface compatible: structures
+// only grow at their ends, and a mask says which fields are set. tests/ucx_api_test.cc compares it with UCX's own
+// headers.
 #pragma once
 
 #include <cstdarg>
@@ -17,7 +18,7 @@ struct Endpoint;
 struct Address;
 struct Message;
 
-// UCX's ucs_status_t. Negative numbers are errors. The size is part of the interface.
+// UCX's ucs_status_t: negative numbers are errors. Its size is part of the ABI.
 enum UcsStatus : int8_t { kOk = 0, kInProgress = 1, kNoElement = -12, kBusy = -15, kCanceled = -16, kLast = -100 };
 
 struct ContextParameters {
@@ -56,14 +57,14 @@ struct RequestParameters {
   void* rest[11];
 };
 constexpr uint32_t kHasFlags = 1 << 4;
-constexpr uint32_t kForce = 1 << 0;  // of closing
+constexpr uint32_t kForce = 1 << 0;  // UCP_EP_CLOSE_FLAG_FORCE
 
 struct TagInfo {
   uint64_t tag;
   size_t length;
 };
 
-// What a function returns that may go on: nothing, an error, or a request.
+// Nonblocking functions return nullptr (done), an encoded error, or a request.
 inline bool is_request(const void* pointer) {
   const uintptr_t value = reinterpret_cast<uintptr_t>(pointer);
   return value - 1 < static_cast<uintptr_t>(static_cast<intptr_t>(kLast)) - 1;
@@ -75,9 +76,9 @@ inline UcsStatus status_of(const void* pointer) {
 using LogHandler = int (*)(const char* file, unsigned line, const char* function, int level, const void* component,
                            const char* format, va_list values);
 constexpr int kNoOtherHandler = 0;
-constexpr int kWarning = 2;  // levels of the log; errors have smaller numbers
+constexpr int kWarning = 2;  // log level; errors have smaller numbers
 
-// The functions, found in the loaded libraries.
+// Function pointers into the loaded libraries.
 struct Api {
   const char* (*version)();
   UcsStatus (*config_read)(const char* prefix, const char* file, Config** config);
@@ -111,7 +112,7 @@ struct Api {
   UcsStatus (*set_global)(const char* name, const char* value);
 };
 
-// Loads UCX from a folder, or where the system has it if that is "". It stays for the process's life. Throws Failure.
+// Loads UCX from a folder, or the system's UCX if that is "". It is never unloaded. Throws Failure.
 const Api& load(const std::string& folder);
 
 }  // namespace hvkeras::ucx

@@ -1,4 +1,4 @@
-// The links that Python opens and connects, until their groups take them.
+// Links that Python has opened and connected, until their groups take them.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace hvkeras::ucx {
 
-// The connected link of a group. Throws Failure where there is none.
+// The connected link of a group. Throws Failure if there is none.
 std::unique_ptr<Link> take_link(int64_t group);
 
 }  // namespace hvkeras::ucx

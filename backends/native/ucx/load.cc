@@ -1,4 +1,4 @@
-// Finds UCX's functions, and keeps UCX out of what it would do in a process by itself.
+// Looks up UCX's functions, and disables what UCX would do in a process by default.
 #include <dlfcn.h>
 #include <link.h>
 
@@ -6,22 +6,22 @@
 #include <memory>
 #include <mutex>
 
-#include "../core/waiting.h"
+#include "../core/synchronization.h"
 #include "api.h"
 
 namespace hvkeras::ucx {
 
 namespace {
 
-// UCX's lines become lines of hvkeras, in one piece.
+// Prints UCX's log lines as lines of hvkeras, each in one write.
 int log_line(const char*, unsigned, const char*, int level, const void*, const char* format, va_list values) {
   char text[1024];
   std::vsnprintf(text, sizeof text, format, values);
-  std::fprintf(stderr, "hvkeras: UCX %s: %s\n", level <= kWarning ? "warns" : "says", text);
+  std::fprintf(stderr, "hvkeras: UCX %s: %s\n", level <= kWarning ? "warning" : "info", text);
   return kNoOtherHandler;
 }
 
-// The folder of a library that is in the process; "" if it is not. Open MPI, for one, brings a UCX of its own.
+// The folder of a loaded library; "" if it is not loaded. Open MPI, for example, brings its own UCX.
 std::string folder_of_loaded(const std::string& name) {
   void* const handle = dlopen(name.c_str(), RTLD_NOW | RTLD_NOLOAD);
   link_map* found = nullptr;
@@ -33,19 +33,19 @@ std::string folder_of_loaded(const std::string& name) {
 void* opened(const std::string& folder, const std::string& name) {
   const std::string path = folder.empty() ? name : folder + "/" + name;
   void* const handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (handle == nullptr) throw Failure(std::string("UCX cannot be loaded: ") + dlerror());
+  if (handle == nullptr) throw Failure(std::string("failed to load UCX: ") + dlerror());
   return handle;
 }
 
 template <typename Function>
 void find(void* handle, const char* name, Function& function) {
   function = reinterpret_cast<Function>(dlsym(handle, name));
-  if (function == nullptr) throw Failure(std::string("this UCX has no ") + name);
+  if (function == nullptr) throw Failure(std::string("this UCX does not export ") + name);
 }
 
 Api* loaded_from(const std::string& chosen) {
   auto api = std::make_unique<Api>();
-  // Libraries find each other by names alone, so that two UCX in a process would be mixed.
+  // UCX's libraries find each other by name, so two versions in one process would be mixed.
   const std::string there = folder_of_loaded("libucs.so.0");
   const std::string& folder = there.empty() ? chosen : there;
   void* const services = opened(folder, "libucs.so.0");
@@ -78,11 +78,11 @@ Api* loaded_from(const std::string& chosen) {
   find(services, "ucs_log_push_handler", api->push_log_handler);
   find(services, "ucs_global_opts_set_value", api->set_global);
   api->push_log_handler(log_line);
-  // Names that this UCX does not know are none of what it would do.
+  // Options that this UCX version does not have are skipped.
   for (const auto& [name, value] :
        {std::pair{"VFS_ENABLE", "n"}, {"MEMTYPE_CACHE", "n"}, {"WARN_UNUSED_ENV_VARS", "n"}})
     api->set_global(name, value);
-  return api.release();  // for the process's life
+  return api.release();  // never unloaded
 }
 
 }  // namespace

@@ -87,7 +87,7 @@ def test_the_interface_of_ucx_is_as_it_is_declared() -> None:
 def test_what_ucx_reports_as_failed_is_an_error(tmp_path: Path) -> None:
     native = ROOT / "backends" / "native"
     sources = [native / name for name in ("tests/ucx_link_test.cc", "ucx/link.cc", "ucx/load.cc", "core/notifier.cc",
-                                          "core/status.cc", "core/waiting.cc")]
+                                          "core/status.cc", "core/synchronization.cc")]
     made = subprocess.run(["g++", "-std=c++17", "-g", "-fsanitize=address", *map(str, sources), "-o",
                            str(tmp_path / "test"), "-ldl", "-pthread"], capture_output=True, text=True, timeout=200)
     assert made.returncode == 0, made.stderr
@@ -95,7 +95,7 @@ def test_what_ucx_reports_as_failed_is_an_error(tmp_path: Path) -> None:
     done = subprocess.run([str(tmp_path / "test"), network.ucx_folder()], capture_output=True, text=True, timeout=100,
                           env=os.environ | {"ASAN_OPTIONS": "detect_leaks=0", "UCX_HANDLE_ERRORS": "none",
                                             "UCX_MEM_EVENTS": "n"})
-    assert (done.returncode, done.stdout) == (0, "right\n"), done.stdout + done.stderr
+    assert (done.returncode, done.stdout) == (0, "ok\n"), done.stdout + done.stderr
 
 
 # A port is lost to somebody else, another thread opens a listener, and then the kernel takes no filter.

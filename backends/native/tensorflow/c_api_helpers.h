@@ -1,4 +1,4 @@
-// What several operations need of TensorFlow's C kernel API, with destructors and exceptions.
+// RAII and exceptions for TensorFlow's C kernel API.
 #pragma once
 
 #include <cstdio>
@@ -25,19 +25,19 @@ inline void require_ok(const TfStatus& status) {
   if (TF_GetCode(status.get()) != TF_OK) throw Failure(TF_Message(status.get()));
 }
 
-// TensorFlow's status for a failure, whose codes Python has as classes of exceptions.
+// TensorFlow's status for a failure. TensorFlow maps its codes to Python exception classes.
 inline TfStatus tf_status_of(const Status& failure, TF_Code others) {
   TfStatus status = new_status();
   TF_SetStatus(status.get(), failure.code() == Code::kMismatch ? TF_FAILED_PRECONDITION : others, failure.text());
   return status;
 }
 
-// Has an operation of a running graph fail.
+// Makes an operation of a running graph fail.
 inline void fail(TF_OpKernelContext* context, const Status& failure) {
   TF_OpKernelContext_Failure(context, tf_status_of(failure, TF_ABORTED).get());
 }
 
-// For static initialisers: an operation that is not registered fails with an error of TensorFlow's when it is used.
+// For static initializers: an operation that is not registered raises a TensorFlow error when it is used.
 inline void warn_unless_registered(const char* operation, const TfStatus& status) {
   if (TF_GetCode(status.get()) != TF_OK)
     std::fprintf(stderr, "hvkeras: TensorFlow failed to register op %s: %s\n", operation, TF_Message(status.get()));
@@ -51,7 +51,7 @@ inline Tensor input_of(TF_OpKernelContext* context, int index) {
   return Tensor(tensor);
 }
 
-inline std::string text_attribute(TF_OpKernelConstruction* construction, const char* name) {
+inline std::string string_attribute(TF_OpKernelConstruction* construction, const char* name) {
   const TfStatus status = new_status();
   int32_t list = 0, length = 0;
   TF_OpKernelConstruction_GetAttrSize(construction, name, &list, &length, status.get());
@@ -62,24 +62,24 @@ inline std::string text_attribute(TF_OpKernelConstruction* construction, const c
   return value;
 }
 
-// What `make` makes for a kernel, which TensorFlow hands back to `destroy`; a failure becomes that of the graph.
-template <typename Make>
-void* made_or_failed(TF_OpKernelConstruction* construction, Make&& make) {
+// The kernel that `factory` creates, which TensorFlow passes to `destroy`. A failure becomes an error of the graph.
+template <typename Factory>
+void* create_kernel(TF_OpKernelConstruction* construction, Factory&& factory) {
   try {
-    return make().release();
+    return factory().release();
   } catch (const std::exception& failure) {
     TF_OpKernelConstruction_Failure(construction, tf_status_of(status_of(failure), TF_INVALID_ARGUMENT).get());
     return nullptr;
   }
 }
 
-inline void shapes_stay(TF_ShapeInferenceContext* context, TF_Status* status) {
+inline void same_shapes(TF_ShapeInferenceContext* context, TF_Status* status) {
   TF_ShapeHandle* const handle = TF_NewShapeHandle();
   for (int index = 0; index < TF_ShapeInferenceContextNumInputs(context) && TF_GetCode(status) == TF_OK; ++index) {
     TF_ShapeInferenceContextGetInput(context, index, handle, status);
     if (TF_GetCode(status) == TF_OK) TF_ShapeInferenceContextSetOutput(context, index, handle, status);
   }
-  TF_SetStatus(status, TF_OK, "");  // the last inputs, which order collectives, have no outputs
+  TF_SetStatus(status, TF_OK, "");  // the remaining inputs, which only order collectives, have no outputs
   TF_DeleteShapeHandle(handle);
 }
 
