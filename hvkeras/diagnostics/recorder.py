@@ -34,7 +34,7 @@ from hvkeras.diagnostics.after_run import await_records, report_on_run, reports_
 from hvkeras.diagnostics.record import WELL, Array, Record, remove, write_weights
 from hvkeras.diagnostics.ring_buffer import PythonRing, Rows, Track, counts
 from hvkeras.diagnostics.spans import CALLS, STEPS, InputWaits, Steps
-from hvkeras.diagnostics.tracer import Tracer
+from hvkeras.diagnostics.tracer import StepsTrace, Timeline
 from hvkeras.host.console import say, summary
 from hvkeras.host.forks import at_exit, detach_in_children
 from hvkeras.host.gpus import gpus_in_use
@@ -74,7 +74,8 @@ class Recorder:
         self._keeps_weights = keeps_weights
         self._control = control
         self._clocks_compared = -CLOCKS_EVERY
-        self.tracer: Tracer | None = None
+        self.trace: StepsTrace | None = None
+        self.timeline: Timeline | None = None
         self.is_on: Callable[[], bool] = lambda: False  # whether this recorder is the active one
         self._variables: dict[Any, Any] = {}
         self._kinds: dict[Any, int] = {}
@@ -235,8 +236,10 @@ class Recorder:
             self._write()
         except OSError as error:
             say(f"the record of this rank cannot be written: {error}")
-        if self.tracer is not None:
-            self.tracer.finish(ended)
+        if self.timeline is not None:
+            self.timeline.close()
+        if self.trace is not None:
+            self.trace.finish(ended)
 
     def write_report(self, patient: bool) -> None:
         """Writes the report if this rank is responsible for it; `patient` waits for the other ranks' last records."""
@@ -311,7 +314,8 @@ def _value(variable: Any) -> Array:
     return value if value.dtype.kind in "biufc" else value.astype(np.float32)
 
 
-_USER = "recording"
+_USER, _TIMELINE = "recording", "timeline"
+
 
 def folder_of(settings: Any) -> Path | None:
     """The folder for a job's records according to its settings; None if it writes none."""
@@ -329,6 +333,7 @@ class Recording:
     def __init__(self) -> None:
         self._recorders: list[Recorder] = []
         self._active: Recorder | None = None
+        self._is_for_timeline = False
         detach_in_children(self)
 
     def in_child(self) -> None:
@@ -338,10 +343,50 @@ class Recording:
 
     def start(self, session: Session) -> None:
         """Starts to record a session, if its settings ask for it."""
-        settings, topology = session.settings, session.topology
-        folder = folder_of(settings)
+        settings, folder = session.settings, folder_of(session.settings)
         if folder is None and settings.trace_steps is None:
             return
+        recorder = self._begin(session, folder)
+        if settings.trace_steps is not None and all(one.trace is None for one in self._recorders):
+            recorder.trace = StepsTrace(session, recorder)  # of a process's first session
+
+    @property
+    def timeline(self) -> Timeline | None:
+        """The running timeline, if there is one."""
+        return None if self._active is None else self._active.timeline
+
+    def start_timeline(self, session: Session, path: str) -> None:
+        """Starts a timeline, and for as long as it runs to record the session, if that is not yet the case.
+
+        Args:
+            session: The session.
+            path: The file.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
+        self._is_for_timeline = self._active is None
+        recorder = self._begin(session, None) if self._active is None else self._active
+        spans.store().start(_TIMELINE, outside_steps=True)
+        try:
+            recorder.timeline = Timeline(recorder, path)
+        except OSError:
+            self.stop_timeline()
+            raise
+
+    def stop_timeline(self) -> None:
+        """Stops the timeline, if one is running, and writes what remains."""
+        spans.store().stop(_TIMELINE)
+        if self._active is None:
+            return
+        if self._active.timeline is not None:
+            self._active.timeline.close()
+            self._active.timeline = None
+        if self._is_for_timeline:
+            self.finish()
+
+    def _begin(self, session: Session, folder: Path | None) -> Recorder:
+        settings, topology = session.settings, session.topology
         if not self._recorders:
             at_exit(self.finish)
         rank = topology.rank
@@ -362,8 +407,7 @@ class Recording:
             recorder.around_call, recorder.note_call, self.is_on, recorder.input_waits.around))
         spans.store().start(_USER)
         recorder.begin()
-        if settings.trace_steps is not None and all(one.tracer is None for one in self._recorders):
-            recorder.tracer = Tracer(session, recorder)  # of a process's first session
+        return recorder
 
     def is_on(self) -> bool:
         """Whether this rank is being recorded."""
@@ -439,6 +483,7 @@ class Recording:
         recorder, self._active = self._active, None
         if recorder is not None:
             spans.store().stop(_USER)
+            spans.store().stop(_TIMELINE)
             recorder.finish(_ending() if ended is None else ended)
             recorder.write_report(patient=ended is None)
         elif ended is not None and self._recorders:

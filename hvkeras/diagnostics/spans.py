@@ -88,7 +88,8 @@ class SpanStore:
         self._lock = ForkSafeLock()
         self._collectives: dict[str, Collective] = {}
         self._updates: dict[str, Collective] = {}  # the tracks of optimizers' updates, by their labels
-        self._outside = PythonRing(3, 16 * CAPACITY)  # begin, end, and the index in `_contents`
+        # of collectives outside of steps: begin, end, and the index in `_contents`
+        self.outside: PythonRing = PythonRing(3, 16 * CAPACITY)
         self._contents: dict[Content, int] = {}
 
     def start(self, user: str, outside_steps: bool = False) -> None:
@@ -129,17 +130,12 @@ class SpanStore:
         with self._lock:
             return dict(self._updates)
 
-    def everything(self) -> dict[str, Track]:
-        """Returns the tracks of collectives, also of those outside of steps, and of updates."""
-        return {**self.collectives(), **self.updates(), OUTSIDE: self._outside}
-
-    def runs(self, track: str, rows: Rows) -> Iterator[tuple[Content, float, float]]:
-        """Yields what ran, and when it began and ended, according to rows of a track that `everything` returns."""
+    def runs_outside(self, rows: Rows) -> Iterator[tuple[dict[str, Any], float, float]]:
+        """Yield the content of collectives outside of steps, and when they began and ended, from rows of `outside`."""
         with self._lock:
-            contents = (list(self._contents) if track == OUTSIDE
-                        else [(self._updates.get(track) or self._collectives[track]).content])
-        for began, ended, *index in rows.table.tolist():
-            yield contents[int(index[0]) if index else 0], began, ended
+            contents = list(self._contents)
+        for began, ended, index in rows.table.tolist():
+            yield vars(contents[int(index)]), began, ended
 
     def timed(self, backend: Backend, plan: Plan) -> Any:
         """Returns the backend, wrapped so that its collectives are recorded if anybody wants them to be.
@@ -227,7 +223,7 @@ class SpanStore:
         if any(self._users.values()):
             with self._lock:
                 index = self._contents.setdefault(replace(content, bytes=int(size)), len(self._contents))
-            self._outside.append(float(began), float(ended), index)
+            self.outside.append(float(began), float(ended), index)
         return ended
 
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 import bisect
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -95,23 +97,27 @@ def _ends(ready: Array, runs: Array) -> list[float]:
     return ends
 
 
-def events(record: Record, first: int, after: int) -> list[Event]:
-    """Makes the events of a window of steps, on the common clock.
+def events(record: Record, window: tuple[int, int] | None,
+           outside: Iterable[tuple[Mapping[str, Any], float, float]] = ()) -> list[Event]:
+    """Make the events of a window of steps, on the common clock.
 
     Args:
         record: The record of these steps and those around them.
-        first: The first step.
-        after: The step after the last one.
+        window: The first step, and the one after the last; None for everything in the record.
+        outside: Collectives outside of steps: their content as in `Record.buckets`, start and end.
 
     Returns:
         The metadata events that name the rows, then the complete events in order of time.
     """
+    first, after = window or (0, sys.maxsize)
     everyone = _steps(record, first, after)
     wanted = [step for step in everyone if first <= step.last and step.index < after]
-    if not wanted:
-        return []
-    before = [step.end for step in everyone if step.last < first]
-    since, until = min(before[-1] if before else math.inf, wanted[0].begin), wanted[-1].end
+    since, until = -math.inf, math.inf
+    if window is not None:
+        if not wanted:
+            return []
+        before = [step.end for step in everyone if step.last < first]
+        since, until = min(before[-1] if before else math.inf, wanted[0].begin), wanted[-1].end
     found: list[_Found] = [
         *((STEPS, _named(step.index, step.last), step.begin, step.end, {"step": step.index}) for step in wanted),
         *((INPUT, "input", begin, end, {}) for begin, end in _between(record.inputs, since, until)),
@@ -119,6 +125,7 @@ def events(record: Record, first: int, after: int) -> list[Event]:
         *_computing(wanted, record.inputs),
         *((UPDATE, UPDATE, begin, end, {}) for begin, end in _between(record.updates, since, until)),
         *_collectives(record, wanted, since, until),
+        *(_collective(content, begin, end) for content, begin, end in outside),
     ]
     labels = dict.fromkeys([*ROWS, *sorted((row for row, *_ in found if row not in ROWS), key=_natural)])
     rows = {row: index + 1 for index, row in enumerate(labels) if any(each[0] == row for each in found)}
@@ -168,12 +175,15 @@ def _computing(steps: Sequence[Step], inputs: Array) -> Iterator[_Found]:
 def _collectives(record: Record, steps: Sequence[Step], since: float, until: float) -> Iterator[_Found]:
     begins = [step.begin for step in steps]
     for key, runs in record.collectives.items():
-        known = record.buckets.get(key, {})
-        label = known.get("label") or key
+        known = {"label": key, **record.buckets.get(key, {})}
         for began, ended in _between(runs, since, until):
-            arguments: Event = {"collective": label, "operation": known.get("operation"), "how": known.get("how"),
-                                "bytes": known.get("bytes")}
             index = bisect.bisect_right(begins, began) - 1
-            if index >= 0 and began < steps[index].end:
-                arguments["step"] = steps[index].index
-            yield label, str(known.get("collective") or "collective"), began, ended, arguments
+            in_step = {"step": steps[index].index} if index >= 0 and began < steps[index].end else {}
+            yield _collective(known, began, ended, **in_step)
+
+
+def _collective(content: Mapping[str, Any], began: float, ended: float, **in_step: int) -> _Found:
+    label = content["label"]
+    return label, str(content.get("collective") or "collective"), began, ended, {
+        "collective": label, "operation": content.get("operation"), "how": content.get("how"),
+        "bytes": content.get("bytes"), **in_step}

@@ -15,25 +15,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hvkeras.diagnostics.record import Record
 from hvkeras.errors import MachineError, UsageError, explain
 from hvkeras.host.console import in_words
 
 Event = dict[str, Any]
 
 _RANK_FILE = re.compile(r"(.+)\.rank\.(\d+)((?:\.[^.]*)?)")
-_NEEDED = {"size", "steps", "machine", "missing_steps", "over", "clock_offset", "clock_uncertainty"}
+_NEEDED = {"size", "steps", "machine", "missing_steps", "done", "clock_offset", "clock_uncertainty"}
 VIEWER = "ui.perfetto.dev"
 
 
-def process_name(rank: int, name: str) -> list[Event]:
-    """The metadata events that name a rank and sort the ranks.
+def process_name(record: Record) -> list[Event]:
+    """Return the metadata events that name a rank and sort the ranks.
 
     Args:
-        rank: The rank.
-        name: Its name in the trace.
+        record: The record of the rank.
     """
-    return [{"name": "process_name", "ph": "M", "pid": rank, "args": {"name": name}},
-            {"name": "process_sort_index", "ph": "M", "pid": rank, "args": {"sort_index": rank}}]
+    name = f"rank {record.rank} on {record.host}, pid {record.pid}"
+    return [{"name": "process_name", "ph": "M", "pid": record.rank, "args": {"name": name}},
+            {"name": "process_sort_index", "ph": "M", "pid": record.rank, "args": {"sort_index": record.rank}}]
 
 
 def rank_file(path: Path, rank: int) -> Path:
@@ -98,7 +99,10 @@ def write(path: Path, events: Iterable[Event], facts: dict[str, Any]) -> None:
     Args:
         path: The file.
         events: Its events.
-        facts: Metadata, which viewers show along with the trace.
+        facts: Metadata, which viewers show along with the trace. A rank's part of a merged trace has at least `size`;
+            `machine`, which identifies its host; `steps`, the window as text; `missing_steps`, how many steps of the
+            window are missing; `done`, whether this is the rank's last write; and `clock_offset`, which the times
+            include, with `clock_uncertainty`.
 
     Raises:
         OSError: The file cannot be written.
@@ -112,23 +116,6 @@ def write(path: Path, events: Iterable[Event], facts: dict[str, Any]) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def write_rank(path: Path, events: Iterable[Event], facts: dict[str, Any]) -> None:
-    """Writes one rank's part of a trace.
-
-    Args:
-        path: The merged file; the rank's file is written next to it.
-        events: The events.
-        facts: At least `rank`, `size`, `host`, `machine` (which identifies the host), `pid`; `steps`, the window as
-            text; `missing_steps`, how many steps of the window are missing; `over`, whether this is the rank's last
-            write; and `clock_offset`, which the times include, with `clock_uncertainty`.
-
-    Raises:
-        OSError: The file cannot be written.
-    """
-    named = process_name(facts["rank"], f"rank {facts['rank']} on {facts['host']}, pid {facts['pid']}")
-    write(rank_file(path, facts["rank"]), [*named, *events], facts)
 
 
 def parts(path: Path) -> dict[int, dict[str, Any]]:

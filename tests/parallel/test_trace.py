@@ -100,4 +100,4 @@ def test_a_trace_is_whole_though_a_rank_is_killed(tmp_path: Path) -> None:
         assert seen == list(range(5, 5 + len(seen)))
         assert seen
     facts = json.loads(path.read_text())["otherData"]["ranks"]
-    assert not facts["1"]["over"]
+    assert not facts["1"]["done"]

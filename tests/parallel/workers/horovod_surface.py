@@ -510,15 +510,15 @@ def timeline() -> Any:
     model.fit(samples, samples[:, :1], batch_size=4, verbose=0)
     hvd.allgather(tf.ones([2, 3]), name="mine")
     hvd.alltoall(tf.range(hvd.size()), name="mine")
-    time.sleep(1.5)  # the file is whole while the timeline is running
-    amid = json.loads((folder / f"timeline.{hvd.rank()}.json").read_text())
+    time.sleep(3)  # the file is whole while the timeline is running
+    amid = json.loads((folder / f"timeline.{hvd.rank()}.json").read_text())["traceEvents"]
     hvd.stop_timeline()
     model.fit(samples, samples[:, :1], batch_size=4, verbose=0)
-    after = json.loads((folder / f"timeline.{hvd.rank()}.json").read_text())
+    after = json.loads((folder / f"timeline.{hvd.rank()}.json").read_text())["traceEvents"]
     hvd_tf.start_timeline(str(folder / "timeline.json"), mark_cycles=True)
     hvd.broadcast(1.0, 0, name="mine")
     hvd_tf.stop_timeline()
-    alone = json.loads((folder / "timeline.json").read_text()) if hvd.rank() == 0 else []
+    alone = json.loads((folder / "timeline.json").read_text())["traceEvents"] if hvd.rank() == 0 else []
     return [amid, after, alone]
 
 

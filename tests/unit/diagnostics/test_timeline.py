@@ -11,14 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tensorflow as tf
 
 import hvkeras as hvd
 from harness import warm
 from harness.launchers import BIN, clean_environment
-from hvkeras.compat import graphs
-from hvkeras.diagnostics import timeline
-from hvkeras.diagnostics.ring_buffer import Rows, ring
-from hvkeras.diagnostics.spans import Content, SpanStore
+from hvkeras.backends.interface import Reduction
+from hvkeras.diagnostics import spans, tracer
+from hvkeras.job.plans import Plan
+from hvkeras.job.session import current_session
 
 
 @pytest.fixture(autouse=True)
@@ -29,77 +30,85 @@ def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     hvd.shutdown()
 
 
-def test_many_threads_write_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timeline, "FLUSH_EVERY", 0.001)
-    made = timeline.Timeline(str(tmp_path / "file"), 3, 'a "host"', SpanStore())
+def bars(path: Path) -> list[dict[str, Any]]:
+    """The collectives in a trace, which is whole at any time."""
+    trace = json.loads(path.read_text())
+    return [event for event in trace["traceEvents"] if event["ph"] == "X" and event["cat"] == "collective"]
+
+
+def reduce(label: str) -> None:
+    """One allreduce of an engine of one rank, as `hvkeras.collectives.dispatch` runs it."""
+    plan = Plan.of("allreduce", [tf.zeros(1)], (0,), label)
+    spans.store().timed(current_session().backend, plan).allreduce([tf.zeros(1)], f"{plan.key}.0", Reduction.SUM, (0,))
+
+
+def notes(path: Path) -> list[str]:
+    return [event["name"] for event in json.loads(path.read_text())["traceEvents"] if event["ph"] == "i"]
+
+
+def test_threads_write_to_it_while_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracer, "WRITE_EVERY", 0.001)
+    hvd.start_timeline(str(tmp_path / "file"))
 
     def add(row: int) -> None:
-        for number in range(500):
-            made.add(f"row {row}", "allreduce", number * 1000, number * 1000 + 500, row)
+        for _ in range(50):
+            reduce(f"row {row}")
 
     threads = [threading.Thread(target=add, args=(row,)) for row in range(4)]
     for thread in threads:
         thread.start()
+    while any(thread.is_alive() for thread in threads):
+        bars(tmp_path / "file")
     for thread in threads:
         thread.join()
-    deadline = time.monotonic() + 30
-    while (tmp_path / "file").read_text().count('"X"') < 2000:
-        assert time.monotonic() < deadline
-    json.loads((tmp_path / "file").read_text())  # whole while it is open
-    made.close()
-    made.close()
-    events = json.loads((tmp_path / "file").read_text())
-    assert events[0]["args"]["name"].startswith('rank 3 on a "host", pid ')
+    hvd.stop_timeline()
+    trace = json.loads((tmp_path / "file").read_text())
+    assert trace["traceEvents"][0]["args"]["name"].startswith("rank 0 on ")
+    assert trace["otherData"]["size"] == 1
+    found = bars(tmp_path / "file")
+    rows = {event["tid"]: event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "thread_name"}
     for row in range(4):
-        name = f"row {row}"
-        own = [event for event in events if event["args"].get("collective") == name]
-        assert [(event["ts"], event["dur"]) for event in own] == [(number, 0.5) for number in range(500)]
-        assert [event["args"] for event in events if event["name"] == "thread_name"].count({"name": name}) == 1
+        own = [event for event in found if event["args"]["collective"] == f"row {row}, part 0"]
+        assert len(own) == 50 and len({event["tid"] for event in own}) == 1
+        assert all(rows[event["tid"]] == event["args"]["collective"] and event["args"]["bytes"] == 4 for event in own)
+    assert abs(found[0]["ts"] / 1e6 - time.time()) < 1000  # microseconds since the epoch
+    assert notes(tmp_path / "file") == []
 
 
 def test_a_full_timeline_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timeline, "CAPACITY", 5)
-    made = timeline.Timeline(str(tmp_path / "file"), 0, "host", SpanStore())
-    for number in range(8):
-        made.add("row", "broadcast", number, number + 1, 4)
-    made.close()
-    events = json.loads((tmp_path / "file").read_text())
-    assert sum(event["ph"] == "X" for event in events) == 5
-    assert events[-1]["name"] == "3 later collectives are left out"
+    monkeypatch.setattr(tracer, "CAPACITY", 5)
+    monkeypatch.setattr(tracer, "LOOK_EVERY", 0.01)
+    hvd.start_timeline(str(tmp_path / "file"))
+    for number in range(12):
+        reduce(str(number))
+        time.sleep(0.05)
+    hvd.stop_timeline()
+    there = len(bars(tmp_path / "file"))
+    assert 5 < there < 12
+    assert notes(tmp_path / "file") == [f"{12 - there} later spans are left out"]
 
 
-def test_the_spans_of_functions_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    table = ring("test", 2, 8)
+def test_spans_that_are_overwritten_before_they_are_read_are_counted(tmp_path: Path,
+                                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracer, "LOOK_EVERY", 1000.0)
+    monkeypatch.setattr(tracer, "WRITE_EVERY", 1000.0)
+    monkeypatch.setattr(spans, "CAPACITY", 8)
 
-    class OneTrack:
-        def everything(self) -> dict[str, Any]:
-            return {"key": table}
+    @tf.function
+    def run(times: Any) -> None:
+        for _ in tf.range(times):
+            reduce("one")
 
-        def runs(self, _: str, rows: Rows) -> Iterator[tuple[Content, float, float]]:
-            for began, ended in rows.table.tolist():
-                yield Content("label", "allreduce sum", None, "allreduce"), began, ended
-
-    def run(times: int) -> None:
-        for _ in range(times):
-            table.append([graphs.now(), graphs.now()])
-
-    run(3)  # before it was started
-    monkeypatch.setattr(timeline, "COLLECT_EVERY", 1000.0)
-    running = timeline.Timeline(str(tmp_path / "file"), 0, "host", OneTrack())
-    run(5)
-    running.close()
-    events = json.loads((tmp_path / "file").read_text())
-    ran = [event for event in events if event["ph"] == "X"]
-    assert [event["name"] for event in ran] == ["allreduce"] * 5
-    assert all(event["args"] == {"collective": "label", "bytes": None} for event in ran)
-    assert abs(ran[0]["ts"] / 1e6 - time.time()) < 1000  # seconds since the epoch
-    assert not [event for event in events if event["ph"] == "i"]
-    running = timeline.Timeline(str(tmp_path / "file"), 0, "host", OneTrack())
-    run(10)
-    running.close()
-    events = json.loads((tmp_path / "file").read_text())
-    assert events[-1]["name"] == "2 collectives came too fast to be seen"
-    assert sum(event["ph"] == "X" for event in events) == 8
+    hvd.start_timeline(str(tmp_path / "file"))
+    run(tf.constant(10))
+    hvd.stop_timeline()
+    assert (len(bars(tmp_path / "file")), notes(tmp_path / "file")) == (
+        8, ["2 spans were overwritten before they were read"])
+    run(tf.constant(3))  # between two timelines
+    hvd.start_timeline(str(tmp_path / "file"))
+    run(tf.constant(5))
+    hvd.stop_timeline()
+    assert (len(bars(tmp_path / "file")), notes(tmp_path / "file")) == (5, [])
 
 
 def test_misuse(tmp_path: Path) -> None:
@@ -110,7 +119,7 @@ def test_misuse(tmp_path: Path) -> None:
     with pytest.raises(hvd.UsageError, match="One timeline can run at a time"):
         hvd.start_timeline(str(tmp_path / "other"))
     hvd.shutdown()
-    assert len(json.loads((tmp_path / "one").read_text())) == 1
+    assert bars(tmp_path / "one") == []
     with pytest.raises(hvd.NotInitializedError):
         hvd.start_timeline(str(tmp_path / "one"))
     hvd.init()
@@ -123,5 +132,4 @@ def test_the_launcher_starts_one_and_a_script_that_ends_closes_it(tmp_path: Path
     subprocess.run([str(BIN / "hvkeras"), "run", *flags, *warm.python(environment), "-c", script], cwd=tmp_path,
                    check=True, env=environment, timeout=120)
     for rank in range(2):
-        events = json.loads((tmp_path / f"{rank}.json").read_text())
-        assert [event["args"]["collective"] for event in events if event["ph"] == "X"] == ['barrier "b", part 0']
+        assert [event["args"]["collective"] for event in bars(tmp_path / f"{rank}.json")] == ['barrier "b", part 0']

@@ -11,6 +11,7 @@ import pytest
 
 from hvkeras.cli.main import main
 from hvkeras.diagnostics import trace_files
+from hvkeras.diagnostics.record import Record
 from hvkeras.settings import LONGEST_TRACE, window_of_steps
 
 EVENT = {"name": "step 3", "ph": "X", "tid": 1, "ts": 1.5, "dur": 1.0, "args": {}}
@@ -18,8 +19,10 @@ EVENT = {"name": "step 3", "ph": "X", "tid": 1, "ts": 1.5, "dur": 1.0, "args": {
 
 def leave(path: Path, rank: int, size: int = 2, **facts: Any) -> None:
     known = {"rank": rank, "size": size, "host": "node", "pid": 7 + rank, "steps": "3:5", "missing_steps": 0,
-             "over": True, "no_steps": "", "machine": str(rank), "clock_offset": 0.0, "clock_uncertainty": 0.0, **facts}
-    trace_files.write_rank(path, [{"pid": rank, **EVENT}], known)
+             "done": True, "no_steps": "", "machine": str(rank), "clock_offset": 0.0, "clock_uncertainty": 0.0, **facts}
+    record = Record(rank, size, "native", host="node", pid=7 + rank)
+    trace_files.write(trace_files.rank_file(path, rank), [*trace_files.process_name(record), {"pid": rank, **EVENT}],
+                      known)
 
 
 def names(path: Path) -> list[str]:
