@@ -85,7 +85,7 @@ class KerasData:
             iterator._current_iterator = None
 
     @property
-    def is_amid_pass(self) -> bool:
+    def is_mid_pass(self) -> bool:
         """True if the next epoch continues the pass of the last one, as with `steps_per_epoch`."""
         return bool(self._iterator.steps_per_epoch and self._iterator._steps_seen)
 
@@ -133,7 +133,7 @@ class KerasData:
 class TfKerasData:
     """Data that tf_keras's `fit` or `evaluate` iterates over; for attributes, see `KerasData`."""
 
-    is_amid_pass = False  # a Sequence restarts with each epoch, and other data do not change
+    is_mid_pass = False  # a Sequence restarts with each epoch, and other data do not change
 
     def __init__(self, handler: Any) -> None:
         self._handler = handler

@@ -41,7 +41,7 @@ def eagerly() -> Any:
     return eager_context.eager_mode()
 
 
-def lasting_variable(value: Any, dtype: Any, name: str, shape: Any = None) -> Any:
+def persistent_variable(value: Any, dtype: Any, name: str, shape: Any = None) -> Any:
     """Create a CPU variable outside of all graphs, even while a graph is under construction.
 
     A `tf.function` must not create variables when it is retraced, even inside `tf.init_scope`. This restriction is per
@@ -105,7 +105,7 @@ class OrderHandles:
         """
         handle = self._handles.get(key)
         if handle is None:
-            handle = lasting_variable(0, tf.int32, "hvkeras_order").handle
+            handle = persistent_variable(0, tf.int32, "hvkeras_order").handle
             self._handles[key] = handle
         return handle
 
@@ -117,7 +117,7 @@ class FunctionCounter:
     """
 
     def __init__(self) -> None:
-        self._variable = lasting_variable(0, tf.int64, "hvkeras_entries")
+        self._variable = persistent_variable(0, tf.int64, "hvkeras_entries")
         self._alias: Callable[[], Any] = lambda: None
 
     def count_one(self) -> Any:
