@@ -66,14 +66,12 @@ class _CastCompressor(Compressor):
 
     @classmethod
     def compress(cls, tensor: Tensor) -> tuple[Tensor, Any]:
-        """Cast a floating-point tensor wider than `dtype` to `dtype`."""
         if tensor.dtype.is_floating and tensor.dtype.size > cls.dtype.size:
             return tf.cast(tensor, cls.dtype), tensor.dtype
         return tensor, None
 
     @staticmethod
     def decompress(tensor: Tensor, ctx: Any) -> Tensor:
-        """Cast back to the original dtype."""
         original: Tensor = tensor if ctx is None else tf.cast(tensor, ctx)
         return original
 

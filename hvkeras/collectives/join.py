@@ -70,7 +70,7 @@ def join() -> int:
 
 
 class ProxyCollectives:
-    """Runs collectives that other ranks wait for, each in its own thread because their order is unknown.
+    """Proxy for collectives that other ranks wait for, each in its own thread because their order is unknown.
 
     Attributes:
         last: Receives the rank that joined last, once all ranks have joined.
@@ -187,7 +187,7 @@ def _neutral(tensor: dict[str, Any], reduction: Reduction, no_rows: bool, plan: 
     if shape is not None and no_rows:
         shape = [0, *shape[1:]]
     if shape is None or None in shape:
-        raise UnsupportedError(explain("A rank that participates for others must know the shapes of their tensors",
+        raise UnsupportedError(explain("Ranks can participate for others only in collectives with known shapes",
                                        "give tensors shapes that are known when the function is traced",
                                        collective=plan.label, shape=shape))
     if reduction is Reduction.PRODUCT:

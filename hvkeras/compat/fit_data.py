@@ -184,16 +184,14 @@ def empty_optional(spec: Any) -> Any:
     return tf.experimental.Optional.empty(spec._element_spec)
 
 
-def _rows(ask: Callable[[], Any]) -> int | None:
-    """Return the number of rows in the last batch; None for data adapters without it."""
+def _rows(count: Callable[[], Any]) -> int | None:
     try:
-        return ask() or None
+        return count() or None
     except (NotImplementedError, IndexError, TypeError, ValueError):
         return None
 
 
 def _zipped(parts: Any) -> Any:
-    """Zip the component datasets of a window into one dataset of elements."""
     return tf.data.Dataset.zip(parts) if len(parts) > 1 or isinstance(parts[0], (tuple, dict)) else parts[0]
 
 
@@ -226,13 +224,11 @@ class _DataAdapter:
         self._adapter = adapter
         self.before_pass: Callable[[], None] = _nothing
 
-    def on_epoch_begin(self) -> None:
-        """Called by Keras 3 when a pass begins."""
+    def on_epoch_begin(self) -> None:  # called by Keras 3
         self._adapter.on_epoch_begin()
         self.before_pass()
 
-    def should_recreate_iterator(self) -> bool:
-        """Called by tf_keras when a pass begins."""
+    def should_recreate_iterator(self) -> bool:  # called by tf_keras when a pass begins
         self.before_pass()
         return bool(self._adapter.should_recreate_iterator())
 

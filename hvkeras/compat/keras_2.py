@@ -35,7 +35,6 @@ def of_variables(original: Any, used: Used, _: str) -> Any:
     """Return `variable.ref`."""
 
     def ref(self: Any) -> Any:
-        """Return a hashable reference to the variable; `deref()` returns the variable."""
         used()
         return type(as_tf_variable(self).ref())(self)
 
@@ -75,12 +74,10 @@ def _method_of_optimizers(used: Used, name: str) -> Any:
 
     def compute_gradients(self: Any, loss: Any, var_list: Any,  # noqa: ARG001 - a method
                           tape: Any = None) -> list[tuple[Any, Any]]:
-        """Return pairs of a gradient and its variable."""
         used()
         return gradients_of(loss, var_list, tape)
 
     def minimize(self: Any, loss: Any, var_list: Any, tape: Any = None) -> Any:
-        """Compute gradients, and apply them."""
         used()
         tape = tf.GradientTape() if tape is None else tape
         with tape:
@@ -92,11 +89,9 @@ def _method_of_optimizers(used: Used, name: str) -> Any:
         return list(self.variables)
 
     def get_weights(self: Any) -> list[Any]:
-        """Return the values of the optimizer's variables."""
         return [np.asarray(variable) for variable in self.weights]
 
     def set_weights(self: Any, weights: Any) -> None:
-        """Assign values to the optimizer's variables."""
         for variable, value in zip(self.weights, weights, strict=True):
             variable.assign(value)
 
@@ -155,7 +150,6 @@ def of_generators(_: Any, used: Used, name: str) -> Any:
     def fit_generator(self: Any, generator: Any, steps_per_epoch: int | None = None, epochs: int = 1,
                       verbose: Any = 1, callbacks: Any = None, validation_data: Any = None,
                       validation_steps: int | None = None, **options: Any) -> Any:
-        """Train on the batches of a generator, as `fit` does."""
         used()
         return self.fit(generator, steps_per_epoch=steps_per_epoch, epochs=epochs, verbose=verbose,
                         callbacks=callbacks, validation_data=validation_data, validation_steps=validation_steps,
@@ -163,13 +157,11 @@ def of_generators(_: Any, used: Used, name: str) -> Any:
 
     def evaluate_generator(self: Any, generator: Any, steps: int | None = None, callbacks: Any = None,
                            verbose: Any = 0, **options: Any) -> Any:
-        """Evaluate on the batches of a generator, as `evaluate` does."""
         used()
         return self.evaluate(generator, steps=steps, callbacks=callbacks, verbose=verbose, **options)
 
     def predict_generator(self: Any, generator: Any, steps: int | None = None, callbacks: Any = None,
                           verbose: Any = 0, **options: Any) -> Any:
-        """Predict for the batches of a generator, as `predict` does."""
         used()
         return self.predict(generator, steps=steps, callbacks=callbacks, verbose=verbose, **options)
 
@@ -216,13 +208,11 @@ def of_backend(_: Any, used: Used, name: str) -> Any:
     """Return a function of `tf.keras.backend`."""
 
     def set_value(x: Any, value: Any) -> None:
-        """Assign a value to a variable."""
         if isinstance(x.dtype, str):
             used()
         x.assign(np.asarray(value, dtype=getattr(x.dtype, "name", x.dtype)))
 
     def batch_set_value(tuples: Any) -> None:
-        """Assign values to variables."""
         for x, value in tuples:
             set_value(x, value)
 

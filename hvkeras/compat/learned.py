@@ -440,14 +440,12 @@ def _of_tf_keras(data: Any, batch_size: int | None, steps: int | None) -> Iterat
 
 @contextlib.contextmanager
 def _without_finalizing(layer: Any) -> Iterator[None]:
-    """Context manager in which `adapt` omits its last step."""
     with _replaced(layer, "finalize_state", lambda: None):
         yield
 
 
 @contextlib.contextmanager
 def _replaced(layer: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
-    """Context manager in which a function replaces a layer's method."""
     attributes = vars(layer)
     former = attributes.get(name)
     attributes[name] = function

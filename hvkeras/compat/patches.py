@@ -160,7 +160,7 @@ class RecordingBehaviour:
 
 
 class Installer:
-    """Installs and uninstalls the rows of a table, each at most once."""
+    """Installer of the rows of a table, each at most once."""
 
     def __init__(self, table: tuple[Patch, ...]) -> None:
         self._table = table
@@ -249,7 +249,7 @@ class Installer:
 
 @dataclass
 class _Change:
-    """A patched attribute."""
+    """Patched attribute."""
 
     row: Patch
     target: str
@@ -266,7 +266,6 @@ class _Change:
             delattr(self.owner, self.name)
 
     def redo(self, behaviour: Any) -> None:
-        """Patch the attribute again, on top of its present value."""
         self.original = vars(self.owner).get(self.name, _ABSENT)
         setattr(self.owner, self.name, self.row.make(getattr(self.owner, self.name, None), behaviour, self.name))
 
@@ -378,7 +377,7 @@ TABLE = (
           "tf_keras does not save `synchronized`", "no support of tf_keras", repaired(with_flag)),
     Patch(TRAINING, ("keras:callbacks.OrbaxCheckpoint._save_checkpoint",), "Keras 3 with OrbaxCheckpoint",
           "only one rank may save; Keras distinguishes processes only with the JAX backend",
-          "a Keras that asks its backend which process saves", around("orbax")),
+          "a Keras that determines the saving process with every backend", around("orbax")),
     Patch(OPTIMIZERS, ("keras:optimizers.LossScaleOptimizer.apply",), _KERAS,
           "gradients must be reduced before it decides whether to skip the step", _OWN_OPTIMIZERS,
           calls(scaled_step, "loss_scale"), "loss scaling"),

@@ -70,9 +70,9 @@ def apply_scaled_sums(original: Callable[..., Any], self: Any, grads: Any, train
     inner = self.inner_optimizer
     if is_summed(inner) or not _is_replica() or _sums(original) or _sums(getattr(self, "_tf_apply", None)):
         return original(self, grads, trainable_variables)
-    whole = list(grads) if is_summed(self) else sum_over_replicas(list(grads))
+    reduced = list(grads) if is_summed(self) else sum_over_replicas(list(grads))
     with summed(inner):
-        return original(self, whole, trainable_variables)
+        return original(self, reduced, trainable_variables)
 
 
 def sums_once(optimizer: Any) -> bool:
@@ -214,7 +214,6 @@ def _spans_workers(strategy: Any) -> bool:
 
 
 def _has_replicas(strategy: Any) -> bool:
-    """Return whether a strategy has several replicas on CPUs or GPUs, in one or several processes."""
     return (strategy is not None and (strategy.num_replicas_in_sync > 1 or _spans_workers(strategy))
             and not isinstance(strategy, tf.distribute.TPUStrategy))
 

@@ -102,7 +102,7 @@ def settle_direction(callback: Any) -> None:
 
 @dataclass(frozen=True)
 class PassFacts:
-    """Facts about the data at the beginning of a pass over them.
+    """Facts about the data when a pass over them begins.
 
     Attributes:
         steps: Steps per epoch; None if unknown.
