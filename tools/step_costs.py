@@ -101,7 +101,7 @@ class Probe(keras.callbacks.Callback):  # type: ignore[misc]
             lambda: metrics.merge(self.model, hvd.global_process_set, "fit", own), 50) / STEPS
         counter = graphs.FunctionCounter()
         self.costs["count of entries into plans, in the graph"] = in_a_graph(counter.count_one)
-        variable = graphs.lasting_variable(0, tf.int64, "batches")
+        variable = graphs.persistent_variable(0, tf.int64, "batches")
         self.costs["count of batches, in the graph"] = in_a_graph(lambda: variable.assign_add(1))
 
 

@@ -264,13 +264,13 @@ class HorovodBackend(Backend):
         """
         import tensorflow as tf
 
-        from hvkeras.compat.graphs import from_function_graphs, lasting_variable  # noqa: PLC0415 - imports TensorFlow
+        from hvkeras.compat.graphs import from_function_graphs, persistent_variable  # noqa: PLC0415 - imports TensorFlow
 
         if not from_function_graphs():  # a session would have to initialize a variable
             zero = tf.random.uniform([], maxval=1, dtype=tf.int32)
         else:
             if self._zero is None:
-                self._zero = lasting_variable(0, tf.int32, "hvkeras_zero")
+                self._zero = persistent_variable(0, tf.int32, "hvkeras_zero")
             zero = self._zero.read_value()
         # A slice of the whole tensor, without a copy, whose start is known only at run time.
         flat = tf.slice(tf.reshape(tensor, [-1]), [zero], [-1])
@@ -284,12 +284,12 @@ class HorovodBackend(Backend):
         """
         import tensorflow as tf
 
-        from hvkeras.compat.graphs import from_function_graphs, lasting_variable  # noqa: PLC0415 - imports TensorFlow
+        from hvkeras.compat.graphs import from_function_graphs, persistent_variable  # noqa: PLC0415 - imports TensorFlow
 
         if not from_function_graphs():  # a session runs only what is fetched
             return results
         if self._anchor is None:
-            self._anchor = lasting_variable([0.0], tf.float32, "hvkeras_anchor", [None])
+            self._anchor = persistent_variable([0.0], tf.float32, "hvkeras_anchor", [None])
         first = results[0] if isinstance(results, (list, tuple)) else results
         self._anchor.assign(tf.cast(tf.reshape(first, [-1])[:1], tf.float32))
         return results

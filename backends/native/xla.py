@@ -24,10 +24,10 @@ class CompiledOperations:
     def __init__(self, index_in: Callable[[int], tuple[int, int]]) -> None:
         import tensorflow as tf
 
-        from hvkeras.compat.graphs import lasting_variable  # noqa: PLC0415 - imports TensorFlow
+        from hvkeras.compat.graphs import persistent_variable  # noqa: PLC0415 - imports TensorFlow
 
         self._index_in = index_in
-        self._order = lasting_variable(0, tf.int32, "hvkeras_compiled_order")
+        self._order = persistent_variable(0, tf.int32, "hvkeras_compiled_order")
 
     def enter(self, key: str) -> None:
         """Counts that this rank enters a plan of collectives."""

@@ -21,11 +21,11 @@ from hvkeras.errors import UnsupportedError, explain
 
 
 def adasum_raw(tensors: Sequence[Any], ranks: Sequence[int], name: str | None) -> list[Any]:
-    """Combines each tensor across ranks by Adasum. All tensors share a few collectives, which have no gradients.
+    """Combine each tensor across ranks by Adasum, with a few collectives for all tensors and without gradients.
 
     Args:
         tensors: Floating-point tensors. Shapes (known at trace time) and dtypes are the same on every rank.
-        ranks: The participating ranks; their number is a power of two.
+        ranks: The participating ranks; a power of two in number.
         name: Identifies the collectives across ranks.
 
     Returns:
@@ -49,20 +49,19 @@ def adasum_raw(tensors: Sequence[Any], ranks: Sequence[int], name: str | None) -
     if size == 1:
         return [tf.identity(tensor) for tensor in tensors]
     results: list[Any] = list(tensors)
-    for number in dict.fromkeys(_computed_in(tensor) for tensor in tensors):
-        indices = [index for index, tensor in enumerate(tensors) if _computed_in(tensor) == number]
-        parts = _combined([tf.cast(tensors[index], number) for index in indices], ranks,
-                          derived(name, number.name))
+    for dtype in dict.fromkeys(_accumulation_dtype(tensor) for tensor in tensors):
+        indices = [index for index, tensor in enumerate(tensors) if _accumulation_dtype(tensor) == dtype]
+        parts = _combine([tf.cast(tensors[index], dtype) for index in indices], ranks, derived(name, dtype.name))
         for index, part in zip(indices, parts, strict=True):
             results[index] = tf.cast(part, tensors[index].dtype)
     return results
 
 
-def _computed_in(tensor: Any) -> Any:
+def _accumulation_dtype(tensor: Any) -> Any:
     return tf.float64 if tensor.dtype == tf.float64 else tf.float32
 
 
-def _combined(tensors: Sequence[Any], ranks: Sequence[int], name: str | None) -> list[Any]:
+def _combine(tensors: Sequence[Any], ranks: Sequence[int], name: str | None) -> list[Any]:
     size = len(ranks)
     counts = [int(tensor.shape.num_elements()) for tensor in tensors]
     widths = [-(-count // size) for count in counts]  # of one rank's part of each tensor
@@ -72,16 +71,16 @@ def _combined(tensors: Sequence[Any], ranks: Sequence[int], name: str | None) ->
     vectors = tf.ensure_shape(vectors, [size, sum(widths)])  # row r: this rank's part of rank r's tensors
     tensor_of = np.repeat(np.arange(len(tensors)), widths)
     for level in range(size.bit_length() - 1):
-        vectors = _pairs_combined(vectors, widths, tensor_of, ranks, derived(name, f"level {level}"))
-    whole = tf.ensure_shape(allgather_raw(vectors, ranks, derived(name, "whole")), [size, sum(widths)])
+        vectors = _combine_pairs(vectors, widths, tensor_of, ranks, derived(name, f"level {level}"))
+    combined = tf.ensure_shape(allgather_raw(vectors, ranks, derived(name, "whole")), [size, sum(widths)])
     starts = list(itertools.accumulate(widths, initial=0))
-    return [tf.reshape(tf.reshape(whole[:, start : start + width], [-1])[:count], tensor.shape)
+    return [tf.reshape(tf.reshape(combined[:, start : start + width], [-1])[:count], tensor.shape)
             for tensor, count, start, width in zip(tensors, counts, starts, widths, strict=False)]
 
 
-def _pairs_combined(vectors: Any, widths: Sequence[int], tensor_of: Any, ranks: Sequence[int],
+def _combine_pairs(vectors: Any, widths: Sequence[int], tensor_of: Any, ranks: Sequence[int],
                     name: str | None) -> Any:
-    """Combines rows 0 and 1, rows 2 and 3, and so on, which halves the number of rows."""
+    """Combine rows 0 and 1, rows 2 and 3, ..., which halves the number of rows."""
     one, other = vectors[0::2], vectors[1::2]
     products = tf.stack([one * one, other * other, one * other])  # [3, pairs, elements]
     partial = [tf.reduce_sum(tf.cast(part, tf.float64), axis=-1) for part in tf.split(products, widths, axis=-1)]

@@ -27,7 +27,7 @@ def broadcast_variables(
     variables: Sequence[VariableLike], root_rank: int, process_set: ProcessSet = global_process_set,
     inplace: bool = False,  # noqa: ARG001 - Horovod's parameter
 ) -> Operation | None:
-    """Broadcasts variables from the root to every rank, fused into a few collectives.
+    """Broadcast variables from the root to every rank, fused into a few collectives.
 
     Example:
         hvd.broadcast_variables(model.variables, root_rank=0)
@@ -47,7 +47,7 @@ def broadcast_variables(
     """
     ranks = members(process_set, "broadcast")
     require_root(root_rank, ranks)
-    static = _without_dynamic(_without_parts(variables, root_rank, process_set), root_rank, process_set)
+    static = _broadcast_dynamic(_broadcast_sharded(variables, root_rank, process_set), root_rank, process_set)
     targets = [compat.as_tf_variable(variable) for variable in static]
     wrong = [target for target in targets if not isinstance(target, tf.Variable)]
     if wrong:
@@ -65,7 +65,7 @@ def broadcast_(
     variables: Sequence[VariableT], root_rank: int, name: str | None = None,  # noqa: ARG001 - Horovod's parameter
     process_set: ProcessSet = global_process_set,
 ) -> list[VariableT] | list[Tensor]:
-    """Broadcasts variables from the root to every rank, and returns them.
+    """Broadcast variables from the root to every rank, and return them.
 
     Example:
         hvd.broadcast_(model.variables, root_rank=0)
@@ -92,7 +92,7 @@ def broadcast_(
 
 @graphs.without_autograph
 def broadcast_global_variables(root_rank: int) -> Operation:
-    """Broadcasts the global variables of a TensorFlow 1 graph from the root to every rank.
+    """Broadcast the global variables of a TensorFlow 1 graph from the root to every rank.
 
     Example:
         with tf.compat.v1.Session() as session:
@@ -115,26 +115,25 @@ def broadcast_global_variables(root_rank: int) -> Operation:
     return cast(Operation, broadcast_variables(tf.compat.v1.global_variables(), root_rank))
 
 
-def _without_parts(variables: Sequence[Any], root_rank: int, process_set: ProcessSet) -> list[Any]:
-    """Broadcasts variables of which each rank holds a part, and returns the remaining ones.
+def _broadcast_sharded(variables: Sequence[Any], root_rank: int, process_set: ProcessSet) -> list[Any]:
+    """Broadcast variables that are sharded over ranks, and return the remaining ones.
 
-    Only whole values that the root has assigned, as after loading a file, are sent: parts that ranks have trained are
-    where they belong.
+    Only complete values that the root has assigned, such as from a file, are sent. Trained shards stay on their ranks.
     """
-    in_parts = [one for one in variables if getattr(one, "is_whole_of_shards", False)]
-    if not in_parts:
+    sharded = [one for one in variables if getattr(one, "is_whole_of_shards", False)]
+    if not sharded:
         return list(variables)
-    own = [one.assigned for one in in_parts]
+    own = [one.assigned for one in sharded]
     assigned = broadcast_object([value is not None for value in own], root_rank, name="values of whole variables",
                                 process_set=process_set)
-    for number, (one, value, is_sent) in enumerate(zip(in_parts, own, assigned, strict=True)):
+    for number, (one, value, is_sent) in enumerate(zip(sharded, own, assigned, strict=True)):
         if is_sent:
             one.assign(broadcast_object(value, root_rank, name=f"whole variable {number}", process_set=process_set))
     return [one for one in variables if not getattr(one, "is_whole_of_shards", False)]
 
 
-def _without_dynamic(variables: Sequence[Any], root_rank: int, process_set: ProcessSet) -> list[Any]:
-    """Broadcasts the layer state that tf_keras lists among the weights, and returns the remaining variables.
+def _broadcast_dynamic(variables: Sequence[Any], root_rank: int, process_set: ProcessSet) -> list[Any]:
+    """Broadcast the layer state that tf_keras lists among the weights, and return the remaining variables.
 
     In tf_keras a vocabulary is not a variable, and bin boundaries have a different shape on each rank.
     """
@@ -164,7 +163,7 @@ def _broadcast_into(targets: Sequence[Any], variables: Sequence[Any], root_rank:
 
 
 def _chunks(targets: Sequence[Any], limit: int) -> list[list[int]]:
-    """Splits variables into chunks of one dtype and at most `limit` bytes, unless a single variable is larger."""
+    """Split variables into chunks of one dtype and at most `limit` bytes; larger variables get their own chunk."""
     chunks: list[list[int]] = []
     open_chunk: dict[Any, tuple[list[int], int]] = {}
     for index, target in enumerate(targets):
@@ -184,7 +183,7 @@ def broadcast_object(
     session: object = None,  # noqa: ARG001 - Horovod's parameter
     name: str | None = None, process_set: ProcessSet = global_process_set,
 ) -> ObjectT:
-    """Broadcasts a Python object from the root to every rank.
+    """Broadcast a Python object from the root to every rank.
 
     Objects are pickled, and are sent only between the ranks of the job.
 
@@ -210,20 +209,20 @@ def broadcast_object(
     return cast(ObjectT, _eagerly(lambda: _broadcast_object(obj, root_rank, ranks, name or "object")))
 
 
-def _broadcast_object(obj: Any, root_rank: int, ranks: Sequence[int], called: str) -> Any:
-    mine = current_session().topology.rank == root_rank
-    data = np.frombuffer(pickle.dumps(obj), np.uint8) if mine else np.zeros(0, np.uint8)
-    length = broadcast_raw([tf.constant([data.size], tf.int64)], root_rank, ranks, f"{called} (length)")[0]
-    if not mine:
+def _broadcast_object(obj: Any, root_rank: int, ranks: Sequence[int], label: str) -> Any:
+    is_root = current_session().topology.rank == root_rank
+    data = np.frombuffer(pickle.dumps(obj), np.uint8) if is_root else np.zeros(0, np.uint8)
+    length = broadcast_raw([tf.constant([data.size], tf.int64)], root_rank, ranks, f"{label} (length)")[0]
+    if not is_root:
         data = np.zeros(int(length[0]), np.uint8)
-    received = broadcast_raw([tf.constant(data)], root_rank, ranks, called)[0]
-    return obj if mine else pickle.loads(received.numpy().tobytes())
+    received = broadcast_raw([tf.constant(data)], root_rank, ranks, label)[0]
+    return obj if is_root else pickle.loads(received.numpy().tobytes())
 
 
 def broadcast_object_fn(
     root_rank: int = 0, session: object = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Callable[[ObjectT | None], ObjectT]:
-    """Returns a function that broadcasts a Python object from the root to every rank.
+    """Return a function that broadcasts a Python object from the root to every rank.
 
     Example:
         share = hvd.broadcast_object_fn(root_rank=0)
@@ -246,7 +245,7 @@ def allgather_object(
     obj: ObjectT, session: object = None, name: str | None = None,  # noqa: ARG001 - Horovod's parameter
     process_set: ProcessSet = global_process_set,
 ) -> list[ObjectT]:
-    """Gathers a Python object from each rank on every rank.
+    """Gather a Python object from each rank on every rank.
 
     Objects are pickled, and are sent only between the ranks of the job.
 
@@ -270,21 +269,21 @@ def allgather_object(
 
 
 def gather_objects(obj: ObjectT, process_set: ProcessSet, name: str, hint: str = "") -> list[ObjectT]:
-    """Gathers objects as `allgather_object` does; `hint` says what to write instead if a rank is alone by mistake."""
+    """Gather objects like `allgather_object`; `hint` is the fix to suggest if only one rank calls this by mistake."""
     ranks = members(process_set, "allgather_object")
     return list(_eagerly(lambda: _gather_objects(obj, ranks, name, hint)))
 
 
-def _gather_objects(obj: Any, ranks: Sequence[int], called: str, hint: str) -> list[Any]:
+def _gather_objects(obj: Any, ranks: Sequence[int], label: str, hint: str) -> list[Any]:
     data = np.frombuffer(pickle.dumps(obj), np.uint8)
-    lengths = allgather_raw(tf.constant([data.size], tf.int64), ranks, f"{called} (length)", hint).numpy()
-    everything = allgather_raw(tf.constant(data), ranks, called, hint).numpy()
+    lengths = allgather_raw(tf.constant([data.size], tf.int64), ranks, f"{label} (length)", hint).numpy()
+    gathered = allgather_raw(tf.constant(data), ranks, label, hint).numpy()
     ends = np.cumsum(lengths)
-    return [pickle.loads(everything[end - length : end].tobytes()) for end, length in zip(ends, lengths, strict=True)]
+    return [pickle.loads(gathered[end - length : end].tobytes()) for end, length in zip(ends, lengths, strict=True)]
 
 
 def _eagerly(action: Callable[[], Any]) -> Any:
-    """Runs an action in eager mode, even while a graph for a TensorFlow 1 session is under construction."""
+    """Run an action in eager mode, even while a TensorFlow 1 graph is under construction."""
     if tf.executing_eagerly():
         return action()
     if graphs.from_function_graphs():

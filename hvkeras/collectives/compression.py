@@ -1,4 +1,4 @@
-"""Compression: gradients are sent in fewer bits than they are computed in."""
+"""Compression of tensors before they are sent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hvkeras.typing import Tensor
 
 
 class Compressor:
-    """Compresses a tensor before it is sent, and decompresses the result. Subclass it to define a custom scheme.
+    """Base class of compressors, which compress a tensor before it is sent and decompress the result.
 
     Example:
         >>> small, context = Compression.fp16.compress(tf.constant([1.0]))
@@ -21,7 +21,7 @@ class Compressor:
 
     @staticmethod
     def compress(tensor: Tensor) -> tuple[Tensor, Any]:
-        """Compresses a tensor.
+        """Compress a tensor.
 
         Args:
             tensor: The tensor before the collective.
@@ -33,7 +33,7 @@ class Compressor:
 
     @staticmethod
     def decompress(tensor: Tensor, ctx: Any) -> Tensor:
-        """Undoes `compress`.
+        """Undo `compress`.
 
         Args:
             tensor: The tensor after the collective.
@@ -46,40 +46,38 @@ class Compressor:
 
 
 class NoneCompressor(Compressor):
-    """Leaves tensors as they are."""
+    """Compressor that leaves tensors unchanged."""
 
     @staticmethod
     def compress(tensor: Tensor) -> tuple[Tensor, Any]:
-        """Returns the tensor itself."""
+        """Return the tensor itself."""
         return tensor, None
 
     @staticmethod
     def decompress(tensor: Tensor, ctx: Any) -> Tensor:  # noqa: ARG004 - there is nothing to undo
-        """Returns the tensor itself."""
+        """Return the tensor itself."""
         return tensor
 
 
 class _CastCompressor(Compressor):
-    """Casts floating-point tensors wider than `dtype` to `dtype`; sends integers and narrower floats unchanged."""
+    """Compressor that casts floating-point tensors wider than `dtype` to `dtype`; others are sent unchanged."""
 
     dtype: ClassVar[Any]
 
     @classmethod
     def compress(cls, tensor: Tensor) -> tuple[Tensor, Any]:
-        """Casts a wider floating-point tensor to `dtype`."""
         if tensor.dtype.is_floating and tensor.dtype.size > cls.dtype.size:
             return tf.cast(tensor, cls.dtype), tensor.dtype
         return tensor, None
 
     @staticmethod
     def decompress(tensor: Tensor, ctx: Any) -> Tensor:
-        """Casts back to the dtype that the tensor had before `compress`."""
         original: Tensor = tensor if ctx is None else tf.cast(tensor, ctx)
         return original
 
 
 class FP16Compressor(_CastCompressor):
-    """Casts to float16, which has 10 mantissa bits and a largest value of 65,504.
+    """Compressor to float16, which has 10 mantissa bits and a largest value of 65,504.
 
     `tfdist` and `horovod` sum the float16 values directly. With these backends, the sum over the ranks must not exceed
     that limit either, even if the average would not. To avoid overflow, pass `gradient_predivide_factor=hvd.size()`,
@@ -90,13 +88,13 @@ class FP16Compressor(_CastCompressor):
 
 
 class BF16Compressor(_CastCompressor):
-    """Casts to bfloat16, which has the range of float32 but only 7 mantissa bits."""
+    """Compressor to bfloat16, which has the range of float32 but only 7 mantissa bits."""
 
     dtype = tf.bfloat16
 
 
 class Compression:
-    """The built-in compressors: `none`, `fp16` and `bf16`.
+    """Built-in compressors: `none`, `fp16` and `bf16`.
 
     Example:
         >>> hvd.DistributedOptimizer(optimizer, compression=hvd.Compression.fp16)

@@ -1,4 +1,4 @@
-"""Planned collectives with gradients of any order; the public functions are built from them."""
+"""Planned collectives with gradients of any order, on which the public functions are based."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from hvkeras.job.session import current_session
 
 
 def gathered(value: Any, ranks: tuple[int, ...], name: str | None) -> Any:
-    """Gathers rows. The gradient is itself differentiable."""
+    """Gather rows, with a gradient that is itself differentiable."""
 
     @graphs.custom_gradient
     def gather(rows: Any) -> tuple[Any, Callable[[Any], Any]]:
@@ -37,7 +37,7 @@ def gathered(value: Any, ranks: tuple[int, ...], name: str | None) -> Any:
 
 
 def gathering_gradient(rows: Any, upstream: Any, ranks: tuple[int, ...], name: str | None) -> Any:
-    """Returns the gradient of this rank's rows, given the gradient of all gathered rows."""
+    """Return the gradient of this rank's rows from the gradient of all gathered rows."""
     mine = ranks.index(current_session().topology.rank)
     summed = summed_for_gradient(upstream, ranks, name)
     if graphs.compiled_by_xla():  # XLA shapes are static, so all ranks gather the same number of rows
@@ -48,7 +48,7 @@ def gathering_gradient(rows: Any, upstream: Any, ranks: tuple[int, ...], name: s
 
 
 def summed_for_gradient(upstream: Any, ranks: tuple[int, ...], name: str | None) -> Any:
-    """Sums the ranks' gradients of a gathered or broadcast tensor, and divides by `gradient_divisor`."""
+    """Sum the ranks' gradients of a gathered or broadcast tensor, and divide the sum by `gradient_divisor`."""
     [summed] = combined([upstream], Scaling(Sum), ranks, derived(name, "gradient"), "allreduce")
     divisor = gradient_divisor(ranks)
     return summed if divisor == 1 else summed / tf.cast(divisor, summed.dtype)
@@ -56,7 +56,7 @@ def summed_for_gradient(upstream: Any, ranks: tuple[int, ...], name: str | None)
 
 def combined(values: Sequence[Any], scaled: Scaling, ranks: tuple[int, ...], name: str | None,
               operation: str) -> list[Any]:
-    """Combines tensors. The gradient is the same operation, and is itself differentiable."""
+    """Combine tensors, with a gradient that is the same operation and itself differentiable."""
 
     @graphs.custom_gradient
     def reduce(*inputs: Any) -> tuple[list[Any], Callable[..., list[Any]]]:
@@ -73,7 +73,7 @@ def combined(values: Sequence[Any], scaled: Scaling, ranks: tuple[int, ...], nam
 
 
 def combined_slices(slices: Any, scaled: Scaling, ranks: tuple[int, ...], name: str | None) -> Any:
-    """Gathers and scales sparse tensors. As with `combined`, the gradient is itself differentiable."""
+    """Gather and scale sparse tensors, with a gradient that is itself differentiable."""
     slices = of_tensors(slices)
     sent = scaled.sent(slices.values, len(ranks))
     values = gathered(sent.tensor, ranks, derived(name, "values"))

@@ -19,10 +19,10 @@ from hvkeras.job.session import Session, current_session
 
 
 def run(session: Session, plan: Plan, calls: Sequence[Call]) -> list[Any]:
-    """Makes a plan's calls, and returns the result of each call.
+    """Run a plan's calls, and return the result of each call.
 
     Raises:
-        MismatchError: Other ranks make different collectives. A graph raises it when it runs.
+        MismatchError: Other ranks have entered different collectives. A graph raises it when it runs.
     """
     with session.entries.entering(plan, calls):
         engine = spans.store().timed(session.backend, plan)
@@ -33,11 +33,11 @@ def run(session: Session, plan: Plan, calls: Sequence[Call]) -> list[Any]:
 def allreduce_raw(tensors: Sequence[Any], reduction: Reduction, ranks: Sequence[int], name: str | None,
                   operation: str, how: str = "", factors: Sequence[tuple[float, float] | None] = (),
                   specs: Sequence[Any] = ()) -> list[Any]:
-    """Combines tensors, in one collective for each dtype.
+    """Combine tensors, in one collective for each dtype.
 
-    `how` describes the operation where the name of the reduction does not suffice. `factors` holds the scaling factors
-    of each tensor, or None if the engine does not scale it. `specs` describes what the ranks must agree on, if it
-    differs from the tensors themselves.
+    `how` describes the operation if the name of the reduction does not suffice. `factors` has the scaling factors of
+    each tensor, or None if the engine does not scale it. `specs` has the shapes and dtypes on which the ranks must
+    agree, if they differ from those of the tensors.
     """
     session = current_session()
     tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
@@ -57,12 +57,12 @@ def allreduce_raw(tensors: Sequence[Any], reduction: Reduction, ranks: Sequence[
 
 
 def allgather_raw(tensor: Any, ranks: Sequence[int], name: str | None, hint: str = "") -> Any:
-    """Gathers a tensor without a gradient; `hint` says what to write instead if one rank does so alone by mistake."""
+    """Gather a tensor without a gradient; `hint` is the fix to suggest if only one rank calls this by mistake."""
     session = current_session()
     if len(ranks) == 1:
         return tf.identity(tensor)
     require_kernels(session.backend)
-    shape = _of_any_rows(tensor.shape)
+    shape = _with_unknown_rows(tensor.shape)
     plan = plan_of("allgather", [tf.TensorSpec(shape, tensor.dtype)], ranks, name, label_of("allgather", name),
                    hint=hint)
     call = Call("allgather", tensor, plan.key, tuple(ranks))
@@ -74,7 +74,7 @@ def allgather_raw(tensor: Any, ranks: Sequence[int], name: str | None, hint: str
 
 def broadcast_raw(tensors: Sequence[Any], root_rank: int, ranks: Sequence[int], name: str | None,
                   names: Sequence[str] | None = None, is_of_model: bool = False) -> list[Any]:
-    """Broadcasts tensors without gradients, each in a separate collective, under one plan."""
+    """Broadcast tensors without gradients, each in a separate collective of one plan."""
     session = current_session()
     if len(ranks) == 1:
         return [tf.identity(tensor) for tensor in tensors]
@@ -87,12 +87,12 @@ def broadcast_raw(tensors: Sequence[Any], root_rank: int, ranks: Sequence[int], 
 
 
 def alltoall_raw(tensor: Any, splits: Any, ranks: Sequence[int], name: str | None) -> tuple[Any, Any]:
-    """Sends rows to each rank. Returns the received rows, and how many came from each rank."""
+    """Send rows to each rank; return the received rows and their number from each rank."""
     session = current_session()
     if len(ranks) == 1:
         return tf.identity(tensor), tf.identity(splits)
     require_kernels(session.backend)
-    shape = _of_any_rows(tensor.shape)
+    shape = _with_unknown_rows(tensor.shape)
     plan = plan_of("alltoall", [tf.TensorSpec(shape, tensor.dtype)], ranks, name, label_of("alltoall", name))
     call = Call("alltoall", tensor, splits, plan.key, tuple(ranks))
     [(received, rows)] = run(session, plan, [call])
@@ -104,9 +104,9 @@ def alltoall_raw(tensor: Any, splits: Any, ranks: Sequence[int], name: str | Non
 
 def reducescatter_raw(tensor: Any, ranks: Sequence[int], name: str | None, how: str,
                       factors: tuple[float, float] | None = None, spec: Any = None) -> Any:
-    """Sums a tensor and returns this rank's rows.
+    """Sum a tensor over the ranks, and return this rank's rows.
 
-    `spec` describes what the ranks must agree on, if it differs from the tensor itself.
+    `spec` has the shape and dtype on which the ranks must agree, if they differ from those of the tensor.
     """
     session = current_session()
     if len(ranks) == 1:
@@ -117,20 +117,20 @@ def reducescatter_raw(tensor: Any, ranks: Sequence[int], name: str | None, how: 
     call = Call("reducescatter", tensor, plan.key, tuple(ranks), *(factors or ()))
     [scattered] = run(session, plan, [call])
     if not tf.executing_eagerly():
-        scattered.set_shape(_of_any_rows(tensor.shape))
+        scattered.set_shape(_with_unknown_rows(tensor.shape))
     return scattered
 
 
-def _of_any_rows(shape: Any) -> Any:
-    """Returns the shape of any number of such rows; unknown if the number of dimensions is."""
+def _with_unknown_rows(shape: Any) -> Any:
+    """Return a shape with an unknown number of rows; an unknown shape if the rank of the tensor is unknown."""
     return tf.TensorShape(None) if shape.rank is None else tf.TensorShape([None]).concatenate(shape[1:])
 
 
 def label_of(operation: str, name: str | None) -> str:
-    """Returns the label of a collective in messages."""
+    """Return the label of a collective in messages."""
     return f'{operation} "{name}"' if name else f"an unnamed {operation}"
 
 
 def derived(name: str | None, suffix: str) -> str | None:
-    """Derives the name of a dependent collective; None if the original one is unnamed."""
+    """Return the name of a dependent collective; None if the original one is unnamed."""
     return name and f"{name}.{suffix}"

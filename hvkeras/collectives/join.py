@@ -1,13 +1,13 @@
-"""Joined ranks: participation in other ranks' collectives that this rank's script does not call itself.
+"""Participation in other ranks' collectives that this rank's script does not call itself.
 
 There are two cases. In the first, the rank has called `join()`: it has no more data, and participates in the other
 ranks' collectives until all ranks have joined. In the second, ranks have entered mismatched collectives
 (`hvkeras.collectives.mismatch`): each rank participates in the other's collective so that both complete, and then
 raises.
 
-From the counts of entered plans (`hvkeras.job.plans`), the control server knows which collective waits for which
-rank. It tells a rank which plans to enter, and which calls they consist of. The rank makes the same calls with neutral
-values: zeros in a sum, no rows in a gather.
+From the counts of entered plans (`hvkeras.job.plans`), the control server determines which collective waits for which
+rank. It sends this rank the plans to enter, with their calls. The rank makes the same calls with neutral values: zeros
+in a sum, no rows in a gather.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ TICK = 0.5  # seconds between checks for the end of the job
 
 
 def join() -> int:
-    """Declares that this rank has no more data, and participates in collectives until all ranks have joined.
+    """Signal that this rank has no more data, and participate in collectives until all ranks have joined.
 
-    Until then, the other ranks' collectives continue. This rank contributes zeros to their sums (averages still divide
-    by the total number of ranks) and no rows to their gathers, and it never affects a minimum or maximum. During this
-    time, each of their collectives takes about 20 ms.
+    This rank contributes zeros to the other ranks' sums (averages still divide by the total number of ranks) and no
+    rows to their gathers. It does not affect minima and maxima. Until all ranks have joined, each collective takes
+    about 20 ms.
 
     Example:
         for batch in batches:        # not as many on every rank
@@ -48,8 +48,8 @@ def join() -> int:
 
     Raises:
         NotInitializedError: `init()` was not called.
-        UnsupportedError: The other ranks make a collective that a joined rank cannot serve: a broadcast from this
-            rank, or a collective of tensors whose shapes are unknown at trace time.
+        UnsupportedError: The other ranks enter a collective in which a joined rank cannot participate: a broadcast
+            from this rank, or a collective of tensors whose shapes are unknown at trace time.
         PeerError: A rank failed, or left the job without joining.
     """
     session = current_session()
@@ -70,10 +70,10 @@ def join() -> int:
 
 
 class ProxyCollectives:
-    """Runs the collectives on behalf of other ranks, each in its own thread because their order is unknown.
+    """Proxy for collectives that other ranks wait for, each in its own thread because their order is unknown.
 
     Attributes:
-        last: The rank that has joined last, once all have.
+        last: Receives the rank that joined last, once all ranks have joined.
     """
 
     def __init__(self, session: Session) -> None:
@@ -83,21 +83,21 @@ class ProxyCollectives:
         self._locks: dict[str, threading.Lock] = collections.defaultdict(threading.Lock)
         self._threads: set[threading.Thread] = set()
         self._failures: list[BaseException] = []
-        self._is_over = False
+        self._is_closed = False
 
     def close(self) -> None:
-        """Ends the session; collectives that fail afterwards fail for that reason."""
-        self._is_over = True
+        """Close the session's part; later failures of collectives are ignored."""
+        self._is_closed = True
 
     def on_message(self, message: Participate | AllJoined) -> None:
-        """Handles a message from the control server; called from the channel's thread."""
+        """Handle a message from the control server; called from the channel's thread."""
         if isinstance(message, AllJoined):
             self.last.put(message.last)
         else:
             self._start(message)
 
     def finish(self, check: Callable[[], None]) -> None:
-        """Waits for the collectives that have begun.
+        """Wait for outstanding collectives.
 
         Args:
             check: Raises if the job has ended.
@@ -109,7 +109,7 @@ class ProxyCollectives:
         self.raise_failure()
 
     def raise_failure(self) -> None:
-        """Raises what a collective has failed with, if one has."""
+        """Raise the error of a failed collective, if any."""
         if self._failures:
             raise self._failures.pop()
 
@@ -121,7 +121,7 @@ class ProxyCollectives:
     def _participate(self, message: Participate) -> None:
         try:
             with graphs.eagerly(), self._locks[message.key]:
-                # A rank can be the root of a refused broadcast, but not of one that runs after it has joined.
+                # A rank can be the root of a refused broadcast, but not of a broadcast after it has joined.
                 function_key = message.key, message.refused
                 if function_key not in self._functions:
                     plan = Plan.described(message.plan)
@@ -133,18 +133,18 @@ class ProxyCollectives:
                         function(*neutral)
         except Exception as error:
             control = self._session.control
-            if self._is_over or (control is not None and control.cause is not None):
-                return  # the job has ended in the meantime, and the engine with it
+            if self._is_closed or (control is not None and control.cause is not None):
+                return  # the job and its engine have ended
             if message.refused:
                 raise  # no rank called join(); the job ends if the refused collective cannot complete
             self._failures.append(error)
 
 
 def _collectives(session: Session, plan: Plan, calls: CallDescriptions, refused: bool) -> tuple[Any, list[Any]]:
-    """Returns a function that makes a plan's calls, and its neutral arguments.
+    """Return a function that runs a plan's calls, and its neutral arguments.
 
-    The function is a graph if the first rank to enter the plan used a graph, because the plan's calls are then in
-    flight concurrently. Ranks that enter the plan later may do so in eager mode.
+    The function is a graph if the first rank has entered the plan in a graph, where the plan's calls run concurrently.
+    Other ranks may enter the plan in eager mode.
     """
     steps: list[tuple[str, list[Any], int, bool]] = []
     neutral: list[Any] = []
@@ -182,12 +182,12 @@ def _argument(argument: Any) -> Any:
 
 
 def _neutral(tensor: dict[str, Any], reduction: Reduction, no_rows: bool, plan: Plan) -> Any:
-    """Returns a tensor that does not affect the result of a collective."""
+    """Return a tensor that does not affect the result of a collective."""
     dtype, shape = tf.as_dtype(tensor["dtype"]), tensor["shape"]
     if shape is not None and no_rows:
         shape = [0, *shape[1:]]
     if shape is None or None in shape:
-        raise UnsupportedError(explain("A rank that participates for others must know the shapes of their tensors",
+        raise UnsupportedError(explain("Ranks can participate for others only in collectives with known shapes",
                                        "give tensors shapes that are known when the function is traced",
                                        collective=plan.label, shape=shape))
     if reduction is Reduction.PRODUCT:

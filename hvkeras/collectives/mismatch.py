@@ -1,9 +1,9 @@
-"""Mismatched collectives: how each rank raises `MismatchError`.
+"""Mismatched collectives, for which each rank raises `MismatchError`.
 
 The control server detects the mismatch (`hvkeras.control.deadlocks`), refuses the plan of each rank, and has all ranks
-participate in each other's collectives, so that no engine is left waiting (`hvkeras.control.join`). Then every rank
-raises: this module in eager mode, an operation of the C++ library in a graph. It raises only after this rank has
-participated for the others: a handler of the exception may end the process, or enter their collectives itself.
+participate in each other's collectives, so that no engine keeps waiting (`hvkeras.control.join`). Then every rank
+raises: this module in eager mode, an operation of the C++ library in a graph. A rank raises only after it has
+participated in the other ranks' collectives, as a handler of the exception may exit or enter them itself.
 
 Static shapes are part of a plan. Shapes that are known only at run time are compared by some engines
 (`Backend.compares_shapes`); for all others, each rank gathers the shapes of all ranks before the collective.
@@ -32,18 +32,18 @@ if TYPE_CHECKING:
     from hvkeras.job.plans import EntryCounts, Plan
 
 class Refusals:
-    """The plans of a session in which this rank waits, and that are refused."""
+    """Refused plans of a session in which this rank waits."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._texts: dict[str, str] = {}  # plan key -> what differs
+        self._texts: dict[str, str] = {}  # plan key -> description of the mismatch
 
     def refuse(self, key: str, text: str) -> None:
-        """Makes this rank raise in a plan in which it waits.
+        """Have this rank raise in a plan in which it waits.
 
         Args:
             key: The plan's key.
-            text: What differs.
+            text: Description of the mismatch.
         """
         self._texts[key] = text
         library = cpp_library.loaded()
@@ -51,25 +51,26 @@ class Refusals:
             entries = self._session.entries
             if not entries.settled(0):
                 library.hold_refusals(1)
-                threading.Thread(target=_release, args=(library, entries), name="hvkeras-settle", daemon=True).start()
+                threading.Thread(target=_release_refusals, args=(library, entries), name="hvkeras-settle",
+                                 daemon=True).start()
             library.refuse(key, text)
 
     def taken(self, key: str) -> str | None:
-        """Returns what differs if a plan has been refused and nobody has raised that error yet."""
+        """Return the description of a mismatch that was not raised yet, and remove it; None if there is none."""
         text, library = self._texts.pop(key, None), cpp_library.loaded()
         if text is not None and library is not None and not library.take_refusal(key):
             return None  # a graph has raised the error already
         return text
 
 
-def _release(library: cpp_library.Library, entries: EntryCounts) -> None:
-    """Lets graphs raise once this rank has participated in what it owes to others."""
+def _release_refusals(library: cpp_library.Library, entries: EntryCounts) -> None:
+    # Graphs may raise once this rank has participated in the collectives that others wait for.
     entries.settled(OUTSTANDING_WITHIN)
     library.hold_refusals(-1)
 
 
 def refusable(session: Session, plan: Plan, results: Any) -> Any:
-    """Raises if a plan has been refused: now in eager mode, else whenever the graph under construction runs.
+    """Raise if a plan has been refused: now in eager mode, else whenever the graph under construction runs.
 
     Args:
         session: The session.
@@ -80,7 +81,7 @@ def refusable(session: Session, plan: Plan, results: Any) -> Any:
         The results. In a graph, evaluating them fails if the plan is refused.
 
     Raises:
-        MismatchError: Other ranks make different collectives (eager mode only).
+        MismatchError: Other ranks have entered different collectives (eager mode only).
     """
     if tf.executing_eagerly():
         raise_if_refused(plan)
@@ -96,13 +97,13 @@ def refusable(session: Session, plan: Plan, results: Any) -> Any:
 
 
 def raise_if_refused(plan: Plan) -> None:
-    """Raises in eager mode if a plan has been refused.
+    """Raise in eager mode if a plan has been refused.
 
     Args:
         plan: The plan of the collectives.
 
     Raises:
-        MismatchError: Other ranks make different collectives.
+        MismatchError: Other ranks have entered different collectives.
     """
     session = current_session()
     if (text := session.part(Refusals).taken(plan.key)) is not None:
@@ -111,11 +112,11 @@ def raise_if_refused(plan: Plan) -> None:
 
 
 def refuse_in_graph(key: str, difference: Callable[[Any], str], found: Any) -> bool:
-    """Makes the operation `hvkeras_check_mismatch` of a key fail in the running graph if `difference` finds one.
+    """Let the operation `hvkeras_check_mismatch` of a key fail in the running graph if `difference` finds one.
 
     Args:
         key: The operation's key.
-        difference: Returns a description of the difference, or "" if there is none.
+        difference: Returns a description of the difference; "" if there is none.
         found: The argument of `difference`.
     """
     text, library = difference(found), cpp_library.loaded()
@@ -125,7 +126,7 @@ def refuse_in_graph(key: str, difference: Callable[[Any], str], found: Any) -> b
 
 
 def refuse_immediately(key: str, difference: Callable[[Any], str], found: Any) -> bool:  # noqa: ARG001 - same signature
-    """Replaces `refuse_in_graph` where that operation is missing: the graph then ends in TensorFlow's UnknownError.
+    """Replace `refuse_in_graph` if the operation is missing; the graph then fails with TensorFlow's UnknownError.
 
     Raises:
         MismatchError: There is a difference.
@@ -137,14 +138,14 @@ def refuse_immediately(key: str, difference: Callable[[Any], str], found: Any) -
 
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]  # AutoGraph follows user functions here
 def operations() -> Any:
-    """The operations of the C++ library; None if the library is missing."""
+    """Return the operations of the C++ library; None if the library is missing."""
     library = _library()
     return library and library.operations
 
 
 @functools.cache
 def _library() -> cpp_library.Library | None:
-    """Loads the C++ library if it was built; warns once if it cannot be loaded."""
+    """Load the C++ library if it was built; warn once if it cannot be loaded."""
     if cpp_library.objection():
         return None
     try:
@@ -155,26 +156,26 @@ def _library() -> cpp_library.Library | None:
         return None
 
 
-_ROWS_ARE_FREE = ("allgather", "alltoall")  # the first dimension may differ between ranks
-_MOST_DIMENSIONS = 8
+_VARIABLE_ROWS = ("allgather", "alltoall")  # the first dimension may differ between ranks
+_MAX_DIMENSIONS = 8
 
 
 def compared(session: Session, plan: Plan, calls: Sequence[Call],
              names: Sequence[str] | None = None) -> Sequence[Call]:
-    """Adds a check to a graph that fails, before the plan's calls, if the ranks' shapes do not match.
+    """Add a check to a graph that fails before the plan's calls if the ranks' shapes do not match.
 
     Args:
         session: The session.
         plan: The plan.
         calls: Its calls.
-        names: The names of the calls' tensors; by default those of the plan, which must then be in the same order.
+        names: The names of the calls' tensors; by default those of the plan, in the same order.
 
     Returns:
-        The calls, on tensors that have been compared.
+        The calls with checked tensors.
     """
     if tf.executing_eagerly() or session.backend.compares_shapes or all(map(_is_known, calls)):
         return calls
-    rows = [_row(tensor, call.operation in _ROWS_ARE_FREE) for call in calls for tensor in call.tensors]
+    rows = [_row(tensor, call.operation in _VARIABLE_ROWS) for call in calls for tensor in call.tensors]
     key = f"{plan.key} shapes"
     table = session.backend.allgather(tf.concat(rows, 0)[None], key, plan.ranks)
     raises = operations()
@@ -190,34 +191,34 @@ def compared(session: Session, plan: Plan, calls: Sequence[Call],
 
 
 def _is_known(call: Call) -> bool:
-    first = int(call.operation in _ROWS_ARE_FREE)
+    first = int(call.operation in _VARIABLE_ROWS)
     return all(tensor.shape.rank is not None and tensor.shape[first:].is_fully_defined() for tensor in call.tensors)
 
 
 def _row(tensor: Any, rows_are_free: bool) -> Any:
-    """Returns the number of dimensions, then the dimensions; -1 for those that may differ or do not exist."""
+    """Return a row of the rank and the dimensions; -1 for dimensions that may differ or do not exist."""
     shape = tf.shape(tensor, tf.int64)
     if rows_are_free:
         shape = tf.concat([[-1], shape[1:]], 0)
     known = tensor.shape.rank
     row = tf.concat([tf.cast(tf.rank(tensor), tf.int64)[None], shape], 0)
     if known is None:
-        row = tf.pad(row, [[0, 1 + _MOST_DIMENSIONS - tf.size(row)]], constant_values=-1)
-    return tf.ensure_shape(row, [1 + (_MOST_DIMENSIONS if known is None else known)])
+        row = tf.pad(row, [[0, 1 + _MAX_DIMENSIONS - tf.size(row)]], constant_values=-1)
+    return tf.ensure_shape(row, [1 + (_MAX_DIMENSIONS if known is None else known)])
 
 
 def _difference(plan: Plan, names: Sequence[str], dtypes: Sequence[str], lengths: Sequence[int], table: Any) -> str:
-    """Describes the first difference in the table of all ranks' shapes; "" if there is none."""
+    """Describe the first difference in the table of all ranks' shapes; "" if there is none."""
     starts = np.cumsum([0, *lengths])
     for index, (start, end) in enumerate(itertools.pairwise(starts)):
         other = next((row for row in range(1, len(table)) if (table[row, start:end] != table[0, start:end]).any()), 0)
         if other:
-            one, two = (f"{names[index]} {dtypes[index]}{_in_words(table[row, start:end])} on rank"
+            one, two = (f"{names[index]} {dtypes[index]}{_shape_text(table[row, start:end])} on rank"
                         f" {plan.ranks[row]}" for row in (0, other))
             return (f"ranks {plan.ranks[0]} and {plan.ranks[other]} communicate different things: in {plan.label},"
                     f" tensor {index + 1} is {one} and {two}")
     return ""
 
 
-def _in_words(row: Any) -> str:
+def _shape_text(row: Any) -> str:
     return str([None if size < 0 else int(size) for size in row[1 : 1 + int(row[0])]])

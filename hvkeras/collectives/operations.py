@@ -32,12 +32,12 @@ Product: int = 5
 NAMES = ("Average", "Sum", "Adasum", "Min", "Max", "Product")
 REDUCTIONS = {Average: Reduction.SUM, Sum: Reduction.SUM, Min: Reduction.MIN, Max: Reduction.MAX,
               Product: Reduction.PRODUCT}
-_HALVES = ("float16", "bfloat16")
-_ONE_RANK = backend_class(ONE_PROCESS)()
+_HALF_DTYPES = ("float16", "bfloat16")
+_NOOP_ENGINE = backend_class(ONE_PROCESS)()
 
 
 def require_kernels(backend: Backend) -> None:
-    """Raises UnsupportedError when a backend has no collectives for the graph under construction."""
+    """Raise UnsupportedError if a backend has no collectives for the graph under construction."""
     if backend.objection_to_sessions and not tf.executing_eagerly() and not graphs.from_function_graphs():
         others = [name for name, other in importable_backends().items()
                   if name != ONE_PROCESS and not other.objection_to_sessions]
@@ -51,7 +51,7 @@ def require_kernels(backend: Backend) -> None:
 
 
 def operation_of(op: Any) -> int:
-    """Checks a reduction constant.
+    """Validate and return a reduction constant.
 
     Raises:
         UsageError: `op` is not a reduction constant.
@@ -63,7 +63,7 @@ def operation_of(op: Any) -> int:
 
 
 def members(process_set: ProcessSet, operation: str) -> tuple[int, ...]:
-    """Returns the global ranks of a process set that contains this rank, in ascending order.
+    """Return the global ranks of a process set that contains this rank, in ascending order.
 
     Raises:
         NotInitializedError: `init()` was not called.
@@ -82,14 +82,14 @@ def members(process_set: ProcessSet, operation: str) -> tuple[int, ...]:
 
 
 def reducing_engine(ranks: Sequence[int]) -> Backend:
-    """Returns the engine that reduces over `ranks`; for a single rank, one that neither communicates nor scales."""
-    return current_session().backend if len(ranks) > 1 else _ONE_RANK
+    """Return the engine that reduces over `ranks`; for a single rank, a no-op engine."""
+    return current_session().backend if len(ranks) > 1 else _NOOP_ENGINE
 
 
 def gradient_divisor(ranks: Sequence[int]) -> int:
-    """The divisor of the gradients of allgather and broadcast, and the factor of the gradient of reducescatter.
+    """Return the divisor for gradients of allgather and broadcast, which is also the factor for those of reducescatter.
 
-    It is 1 where gradients are those of the sum of all ranks' losses. Horovod 0.28 averages the gradients of allgather
+    It is 1 if gradients are those of the sum of all ranks' losses. Horovod 0.28 averages the gradients of allgather
     and broadcast over the ranks, and multiplies the gradient of reducescatter by the number of ranks.
     """
     convention = current_session().settings.gradients
@@ -98,7 +98,7 @@ def gradient_divisor(ranks: Sequence[int]) -> int:
 
 
 def require_root(root_rank: int, ranks: Sequence[int]) -> None:
-    """Raises ArgumentError unless the root is one of the ranks."""
+    """Raise ArgumentError unless the root is one of the ranks."""
     if root_rank not in ranks:
         raise ArgumentError(explain("root_rank must be a global rank that participates", root_rank=root_rank,
                                     ranks=list(ranks)))
@@ -108,26 +108,26 @@ def plan_of(
     operation: str, tensors: Sequence[Any], ranks: Sequence[int], name: str | None, label: str,
     names: Sequence[str] | None = None, how: str = "", hint: str = "", is_of_model: bool = False,
 ) -> Plan:
-    """Describes a collective. Equal ones within a graph are numbered, because they may be in flight concurrently."""
+    """Return the plan of a collective. Equal collectives in a graph are numbered, as they may run concurrently."""
     first = Plan.of(operation, tensors, ranks, label, names, f"{name or ''}#0", how, hint, is_of_model)
     return number_in_graph(first, name)
 
 
 def number_in_graph(plan: Plan, name: str | None) -> Plan:
-    """Numbers a plan to distinguish it from equal plans in the graph under construction."""
+    """Number a plan to distinguish it from equal plans in the graph under construction."""
     number = graphs.count_in_graph(plan.key)
     return plan if number == 0 else dataclasses.replace(plan, identity=f"{name or ''}#{number}")
 
 
 @dataclass(frozen=True)
 class Sent:
-    """A tensor prepared for sending.
+    """Tensor prepared for sending.
 
     Attributes:
         tensor: The tensor to send.
-        restore: The context that undoes its compression.
+        restore: The compressor's context for decompression.
         factors: The factors that the engine applies before and after the reduction; None if the engine does not scale.
-        given: The half-precision dtype to which the result is rounded, if float32 is sent instead.
+        given: The half-precision dtype of the result, if float32 is sent instead.
     """
 
     tensor: Any
@@ -137,17 +137,17 @@ class Sent:
 
     @property
     def spec(self) -> Any:
-        """The shape and dtype on which the ranks must agree."""
+        """Shape and dtype on which the ranks must agree."""
         return tf.TensorSpec(self.tensor.shape, self.given or self.tensor.dtype)
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """The processing of a tensor before and after the ranks' values are combined.
+    """Processing of a tensor before and after the reduction.
 
     Attributes:
         op: One of the reduction constants.
-        compression: The compressor for the values that are sent.
+        compression: The compressor of the tensors that are sent.
         prescale: Factor applied to each rank's values before the reduction.
         postscale: Factor applied to the result.
     """
@@ -158,27 +158,27 @@ class Scaling:
     postscale: float = 1.0
 
     def sent(self, tensor: Any, size: int, engine: Backend | None = None) -> Sent:
-        """Prepares a tensor for sending among `size` ranks; `engine`, if given, scales the dtypes in its `scales`."""
-        ours = self.compression in (Compression.none, Compression.fp16, Compression.bf16)
+        """Prepare a tensor for sending among `size` ranks; `engine`, if given, scales the dtypes in its `scales`."""
+        is_builtin = self.compression in (Compression.none, Compression.fp16, Compression.bf16)
         given = None
-        if engine is not None and ours and self._leaves_range(tensor.dtype, engine):
+        if engine is not None and is_builtin and self._needs_float32(tensor.dtype, engine):
             given, tensor, compression = tensor.dtype, tf.cast(tensor, tf.float32), Compression.none
         else:
             compression = self.compression
-        if engine is not None and ours and tensor.dtype.name in engine.scales:
-            travelling, restore = compression.compress(tensor)
+        if engine is not None and is_builtin and tensor.dtype.name in engine.scales:
+            compressed, restore = compression.compress(tensor)
             after = self.postscale / size if self.op == Average else self.postscale
-            return Sent(travelling, restore, (self.prescale, after), given)
-        travelling, restore = compression.compress(scale(tensor, self.prescale))
-        return Sent(travelling, restore, None, given)
+            return Sent(compressed, restore, (self.prescale, after), given)
+        compressed, restore = compression.compress(scale(tensor, self.prescale))
+        return Sent(compressed, restore, None, given)
 
-    def _leaves_range(self, dtype: Any, engine: Backend) -> bool:
-        """Whether intermediate results may leave the range of a half-precision dtype, or be rounded at each rank."""
+    def _needs_float32(self, dtype: Any, engine: Backend) -> bool:
+        """Return whether intermediate results in a half-precision dtype may overflow, or be rounded at each rank."""
         exact = self.op in (Min, Max) and self.prescale == self.postscale == 1.0
-        return dtype.name in _HALVES and dtype.name not in engine.rounds_once and not exact
+        return dtype.name in _HALF_DTYPES and dtype.name not in engine.rounds_once and not exact
 
     def received(self, tensor: Any, sent: Sent, size: int) -> Any:
-        """Computes the result from the tensor that was received."""
+        """Compute the result from the received tensor."""
         if sent.given is None:
             tensor = self.compression.decompress(tensor, sent.restore)
         if sent.factors is None:
@@ -189,7 +189,7 @@ class Scaling:
 
     @property
     def text(self) -> str:
-        """The description for the plan, on which the ranks must agree."""
+        """Description for the plan, on which the ranks must agree."""
         name = NAMES[self.op].lower()
         if self.prescale == self.postscale == 1.0:
             return name
@@ -197,7 +197,7 @@ class Scaling:
 
 
 def of_tensors(value: Any) -> Any:
-    """Converts what is no tensor; also the parts of `tf.IndexedSlices`, which TensorFlow keeps as they are given."""
+    """Convert a value, or the parts of `tf.IndexedSlices`, to tensors; None stays None."""
     if isinstance(value, tf.IndexedSlices):
         shape = None if value.dense_shape is None else tf.convert_to_tensor(value.dense_shape)
         return tf.IndexedSlices(tf.convert_to_tensor(value.values), tf.convert_to_tensor(value.indices), shape)
@@ -205,7 +205,7 @@ def of_tensors(value: Any) -> Any:
 
 
 def scale(tensor: Any, factor: float) -> Any:
-    """Multiplies a tensor by a number; integers are scaled in float64 and truncated."""
+    """Multiply a tensor by a number; integers are scaled in float64 and truncated."""
     if factor == 1.0:
         return tensor
     if tensor.dtype.is_integer:
@@ -214,12 +214,12 @@ def scale(tensor: Any, factor: float) -> Any:
 
 
 def shaped(tensor: Any, like: Any) -> Any:
-    """Sets the static shape of a symbolic result to that of `like`."""
+    """Set the static shape of a symbolic result to that of `like`."""
     if not tf.executing_eagerly():
         tensor.set_shape(like.shape)
     return tensor
 
 
 def on_device(device: str) -> Any:
-    """Returns a context that places ops on a device; with "", TensorFlow chooses the device."""
+    """Return a context manager that places operations on a device; with "", TensorFlow chooses the device."""
     return tf.device(device) if device else contextlib.nullcontext()

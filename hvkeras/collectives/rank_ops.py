@@ -1,4 +1,4 @@
-"""Rank queries as TensorFlow operations, evaluated when a graph runs rather than when it is traced."""
+"""Rank queries as TensorFlow operations, evaluated when a graph runs instead of when it is traced."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from hvkeras.typing import Tensor
 
 @graphs.without_autograph
 def rank_op(name: str | None = None) -> Tensor:
-    """Returns the rank of this process as a tensor.
+    """Return the rank of this process as a tensor.
 
-    A graph that contains this operation returns the correct rank in any job in which it runs. In contrast,
-    `hvd.rank()` inside a `tf.function` is fixed at trace time.
+    The operation is evaluated when a graph runs, whereas `hvd.rank()` inside a `tf.function` is constant after tracing.
 
     Example:
         >>> tf.function(hvd.rank_op)()
@@ -32,12 +31,12 @@ def rank_op(name: str | None = None) -> Tensor:
     Raises:
         NotInitializedError: `init()` was not called. A graph raises it when it runs.
     """
-    return _when_run(queries.rank, name)
+    return _at_run_time(queries.rank, name)
 
 
 @graphs.without_autograph
 def local_rank_op(name: str | None = None) -> Tensor:
-    """Returns the local rank of this process on its host as a tensor; see `rank_op`.
+    """Return the local rank of this process on its host as a tensor; see `rank_op`.
 
     Example:
         >>> tf.function(hvd.local_rank_op)()
@@ -51,12 +50,12 @@ def local_rank_op(name: str | None = None) -> Tensor:
     Raises:
         NotInitializedError: As for `rank_op`.
     """
-    return _when_run(queries.local_rank, name)
+    return _at_run_time(queries.local_rank, name)
 
 
 @graphs.without_autograph
 def local_size_op(name: str | None = None) -> Tensor:
-    """Returns the number of processes on this host as a tensor; see `rank_op`.
+    """Return the number of processes on this host as a tensor; see `rank_op`.
 
     Example:
         >>> tf.function(hvd.local_size_op)()
@@ -70,12 +69,12 @@ def local_size_op(name: str | None = None) -> Tensor:
     Raises:
         NotInitializedError: As for `rank_op`.
     """
-    return _when_run(queries.local_size, name)
+    return _at_run_time(queries.local_size, name)
 
 
 @graphs.without_autograph
 def size_op(process_set_id: int = 0, name: str | None = None) -> Tensor:
-    """Returns the number of processes in a process set as a tensor; see `rank_op`.
+    """Return the number of processes in a process set as a tensor; see `rank_op`.
 
     Example:
         >>> mean = total / tf.cast(hvd.size_op(), total.dtype)
@@ -91,12 +90,12 @@ def size_op(process_set_id: int = 0, name: str | None = None) -> Tensor:
         NotInitializedError: As for `rank_op`.
         UsageError: No set with this ID is registered. A graph raises it when it runs.
     """
-    return _when_run(lambda: len(process_set_of(process_set_id).members()), name)
+    return _at_run_time(lambda: len(process_set_of(process_set_id).members()), name)
 
 
 @graphs.without_autograph
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> Tensor:
-    """Returns whether this process is in a process set as a tensor; see `rank_op`.
+    """Return whether this process is in a process set as a tensor; see `rank_op`.
 
     Example:
         >>> tf.cond(hvd.process_set_included_op(even.process_set_id) == 1, step, tf.no_op)
@@ -112,13 +111,13 @@ def process_set_included_op(process_set_id: int = 0, name: str | None = None) ->
         NotInitializedError: As for `rank_op`.
         UsageError: As for `size_op`.
     """
-    return _when_run(lambda: int(process_set_of(process_set_id).included()), name)
+    return _at_run_time(lambda: int(process_set_of(process_set_id).included()), name)
 
 
-def _when_run(ask: Callable[[], int], name: str | None) -> Tensor:
+def _at_run_time(query: Callable[[], int], name: str | None) -> Tensor:
     if tf.executing_eagerly() or graphs.compiled_by_xla():  # XLA cannot call Python, so the value is a constant
-        constant: Tensor = tf.constant(ask(), tf.int32, name=name)
+        constant: Tensor = tf.constant(query(), tf.int32, name=name)
         return constant
-    number: Tensor = tf.numpy_function(lambda: np.int32(ask()), [], tf.int32, name=name)
+    number: Tensor = tf.numpy_function(lambda: np.int32(query()), [], tf.int32, name=name)
     number.set_shape([])
     return number

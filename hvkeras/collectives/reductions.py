@@ -1,7 +1,7 @@
 """The public collectives allreduce, allgather, their grouped forms, broadcast and barrier.
 
-All work in eager mode and inside `tf.function`, and have gradients. `hvkeras.collectives.dispatch` is the layer below;
-`hvkeras.collectives.scattering` has the collectives whose results differ between ranks.
+All work in eager mode and inside `tf.function`, and have gradients. `hvkeras.collectives.dispatch` is the next lower
+layer; `hvkeras.collectives.scattering` has the collectives whose results differ between ranks.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def allreduce(
     postscale_factor: float = 1.0, name: str | None = None, process_set: ProcessSet = global_process_set,
     ignore_name_scope: bool = False,  # noqa: ARG001 - Horovod's parameter
 ) -> Tensor:
-    """Reduces a tensor elementwise over all ranks; every rank gets the result.
+    """Reduce a tensor elementwise over all ranks; every rank gets the result.
 
     Averages of integers are truncated. The gradient of Average, Sum and (as in Horovod) Adasum is the same operation on
     the incoming gradient. `tf.IndexedSlices` stay sparse: their values and indices are gathered. In that case, as in
@@ -74,7 +74,7 @@ def allreduce(
         UnsupportedError: The operation is not supported for sparse tensors, for booleans or, with Adasum, for integers;
             or Adasum is used with a number of ranks that is not a power of two.
     """
-    scaled = Scaling(_chosen(average, op), compression, prescale_factor, postscale_factor)
+    scaled = Scaling(_resolve_op(average, op), compression, prescale_factor, postscale_factor)
     if isinstance(tensor, tf.IndexedSlices):
         with on_device(device_sparse):
             return _allreduce_slices(tensor, scaled, name, process_set)
@@ -90,7 +90,7 @@ def grouped_allreduce(
     ignore_name_scope: bool = False,  # noqa: ARG001 - Horovod's parameter
     name: str | None = None,
 ) -> list[Tensor]:
-    """Reduces several tensors over all ranks in as few collectives as possible, one for each dtype.
+    """Reduce several tensors over all ranks in as few collectives as possible, one for each dtype.
 
     Example:
         >>> loss, accuracy = hvd.grouped_allreduce([loss, accuracy])
@@ -119,7 +119,7 @@ def grouped_allreduce(
     """
     if not tensors:
         raise UsageError(explain("A group must contain at least one tensor", tensors=tensors))
-    scaled = Scaling(_chosen(average, op), compression, prescale_factor, postscale_factor)
+    scaled = Scaling(_resolve_op(average, op), compression, prescale_factor, postscale_factor)
     results: list[Any] = list(tensors)
     dense = [index for index, tensor in enumerate(tensors) if not isinstance(tensor, tf.IndexedSlices)]
     if dense:
@@ -139,7 +139,7 @@ def allgather(
     tensor: TensorLike, name: str | None = None, ignore_name_scope: bool = False,  # noqa: ARG001 - Horovod's parameter
     process_set: ProcessSet = global_process_set,
 ) -> Tensor:
-    """Concatenates the ranks' tensors along the first dimension, in rank order.
+    """Concatenate the ranks' tensors along the first dimension, in rank order.
 
     The gradient is this rank's part of the summed gradients (HVKERAS_GRADIENTS=horovod: of the averaged gradients).
 
@@ -164,7 +164,7 @@ def allgather(
     value = tf.convert_to_tensor(tensor)
     if value.shape.rank == 0:
         value = tf.reshape(value, [1])
-    elif value.shape.rank is None:  # the graph's run may find a scalar
+    elif value.shape.rank is None:  # may be a scalar at run time
         missing = tf.maximum(0, 1 - tf.rank(value))
         value = tf.reshape(value, tf.concat([tf.ones([missing], tf.int32), tf.shape(value)], 0))
 
@@ -178,7 +178,7 @@ def grouped_allgather(
     ignore_name_scope: bool = False,  # noqa: ARG001 - Horovod's parameter
     process_set: ProcessSet = global_process_set,
 ) -> list[Tensor]:
-    """Concatenates the ranks' tensors for each of several tensors, along the first dimension and in rank order.
+    """Concatenate each of several tensors over the ranks along the first dimension, in rank order.
 
     Example:
         >>> values, indices = hvd.grouped_allgather([values, indices])
@@ -206,7 +206,7 @@ def broadcast(
     ignore_name_scope: bool = False,  # noqa: ARG001 - Horovod's parameter
     process_set: ProcessSet = global_process_set,
 ) -> Tensor:
-    """Broadcasts a tensor from the root to every rank.
+    """Broadcast a tensor from the root to every rank.
 
     The gradient on the root is the sum of all ranks' gradients (HVKERAS_GRADIENTS=horovod: their average). It is zero
     on all other ranks.
@@ -247,7 +247,7 @@ def broadcast(
 
 @graphs.without_autograph
 def barrier(process_set: ProcessSet = global_process_set, name: str | None = None) -> Operation | None:
-    """Waits until every rank has reached the barrier.
+    """Wait until every rank has reached the barrier.
 
     Example:
         >>> hvd.barrier()
@@ -270,7 +270,7 @@ def barrier(process_set: ProcessSet = global_process_set, name: str | None = Non
     return operation
 
 
-def _chosen(average: bool | None, op: int | None) -> int:
+def _resolve_op(average: bool | None, op: int | None) -> int:
     if average is not None and op is not None:
         raise UsageError(explain("Only one of average and op can be given", "leave out average", average=average,
                                  op=op))
@@ -290,7 +290,7 @@ def _allreduce_all(tensors: Sequence[Any], scaled: Scaling, name: str | None, pr
 
 def _allreduce_booleans(values: Sequence[Any], scaled: Scaling, name: str | None, process_set: ProcessSet,
                         operation: str) -> list[Any]:
-    """Reduces booleans: Max is "any", Min and Product are "all". A sum is a number, which a boolean cannot hold."""
+    """Reduce booleans: Max is "any", Min and Product are "all"."""
     if scaled.op in (Average, Sum, Adasum):
         raise UnsupportedError(explain("Booleans have no sum or average", "use hvd.Max for any, hvd.Min for all, or"
                                        " tf.cast the tensor", op=NAMES[scaled.op]))

@@ -45,7 +45,7 @@ def alltoall(
     ignore_name_scope: bool = False,  # noqa: ARG001 - Horovod's parameter
     process_set: ProcessSet = global_process_set,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Sends different rows to each rank, and returns the rows that the ranks sent to this rank.
+    """Send different rows to each rank, and return the rows that the ranks sent to this rank.
 
     The gradient sends the gradients of the rows back.
 
@@ -75,7 +75,7 @@ def alltoall(
                        "tf.reshape(tensor, [-1])")
     given_splits = None if splits is None else tf.convert_to_tensor(splits)
     rows = _row_counts(value, given_splits, len(ranks))
-    received, counts = _exchanged(value, rows, ranks, name)
+    received, counts = _exchange(value, rows, ranks, name)
     return received if given_splits is None else (received, tf.cast(counts, given_splits.dtype))
 
 
@@ -86,7 +86,7 @@ def reducescatter(
     ignore_name_scope: bool = False,  # noqa: ARG001 - Horovod's parameter
     prescale_factor: float = 1.0, postscale_factor: float = 1.0,
 ) -> Tensor:
-    """Reduces a tensor elementwise over all ranks, and gives each rank its part of the rows.
+    """Reduce a tensor elementwise over all ranks, and give each rank its part of the rows.
 
     If the rows cannot be split evenly, the first ranks get one more row. The gradient gathers the gradients of the
     parts (HVKERAS_GRADIENTS=horovod: and multiplies them by the number of ranks).
@@ -122,8 +122,8 @@ def reducescatter(
                        " dimension", "hvd.allreduce a scalar")
 
     @graphs.custom_gradient
-    def scatter(whole: Any) -> tuple[Any, Callable[[Any], Any]]:
-        sent = scaled.sent(whole, len(ranks), reducing_engine(ranks))
+    def scatter(full: Any) -> tuple[Any, Callable[[Any], Any]]:
+        sent = scaled.sent(full, len(ranks), reducing_engine(ranks))
         part = reducescatter_raw(sent.tensor, ranks, name, scaled.text, sent.factors, sent.spec)
 
         def gradient(upstream: Any) -> Any:
@@ -145,7 +145,7 @@ def grouped_reducescatter(
     op: int = Average, process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[Tensor]:
-    """Reduces and scatters several tensors.
+    """Reduce and scatter several tensors.
 
     Example:
         >>> parts = hvd.grouped_reducescatter([tf.ones([4]), tf.ones([8, 2])])
@@ -171,7 +171,7 @@ def grouped_reducescatter(
 
 
 def _with_rows(value: Any, must: str, fix: str) -> Any:
-    """Refuses a scalar: at once, or when the graph runs in which it turns out to be one."""
+    """Raise ArgumentError for a scalar; at run time if the rank of the tensor is unknown."""
     if value.shape.rank == 0:
         raise ArgumentError(explain(must, fix, shape=value.shape))
     if value.shape.rank is None:
@@ -180,15 +180,15 @@ def _with_rows(value: Any, must: str, fix: str) -> Any:
     return value
 
 
-def _exchanged(value: Any, rows: Any, ranks: tuple[int, ...], name: str | None) -> tuple[Tensor, Tensor]:
-    """Exchanges rows, and returns them with the number from each rank. The gradient is itself differentiable."""
+def _exchange(value: Any, rows: Any, ranks: tuple[int, ...], name: str | None) -> tuple[Tensor, Tensor]:
+    """Exchange rows; return them and their number from each rank. The gradient is itself differentiable."""
 
     @graphs.custom_gradient
     def exchange(sent: Any) -> tuple[tuple[Any, Any], Callable[..., Any]]:
         received, counts = alltoall_raw(sent, rows, ranks, name)
 
         def gradient(upstream: Any, _: Any = None) -> Any:
-            return _exchanged(upstream, counts, ranks, derived(name, "gradient"))[0]
+            return _exchange(upstream, counts, ranks, derived(name, "gradient"))[0]
 
         return (received, counts), gradient
 
@@ -197,7 +197,7 @@ def _exchanged(value: Any, rows: Any, ranks: tuple[int, ...], name: str | None) 
 
 
 def _row_counts(value: Any, splits: Any, size: int) -> Any:
-    """Returns the number of rows for each rank, validated at once where the values are known, else in the graph."""
+    """Return the number of rows for each rank, validated now if the values are known, else in the graph."""
     rows = None if value.shape.rank is None else value.shape[0]
     count = tf.shape(value, tf.int64)[0]
     if splits is None:

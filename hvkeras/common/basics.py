@@ -58,7 +58,7 @@ class HorovodBasics:
     stop_timeline = staticmethod(timeline.stop_timeline)
 
     def __init__(self, pkg_path: str, *args: Any) -> None:
-        """Ignores its arguments: there is only one job, whatever the path."""
+        """Ignore the arguments: a process belongs to only one job."""
 
     def _add_process_set_impl(self, ranks: Any) -> int | None:
         return add_process_set(ranks).process_set_id

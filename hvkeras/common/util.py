@@ -18,7 +18,7 @@ __all__ = ["ccl_built", "check_extension", "ddl_built", "env", "extension_availa
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:  # noqa: ARG001 - Horovod's parameter
-    """Returns whether a framework is supported.
+    """Return whether a framework is supported.
 
     Args:
         ext_base_name: `tensorflow`, `torch`, ...
@@ -29,7 +29,7 @@ def extension_available(ext_base_name: str, verbose: bool = False) -> bool:  # n
 
 def check_extension(ext_name: str, ext_env_var: str, pkg_path: str,  # noqa: ARG001 - Horovod's parameters
                     *args: str) -> None:  # noqa: ARG001 - Horovod's parameters
-    """Raises ImportError for a framework that is not supported.
+    """Raise ImportError for a framework that is not supported.
 
     Args:
         ext_name: `horovod.tensorflow`, ...
@@ -42,7 +42,7 @@ def check_extension(ext_name: str, ext_env_var: str, pkg_path: str,  # noqa: ARG
 
 
 def num_rank_is_power_2(num_rank: int) -> bool:
-    """Returns whether Adasum can combine this number of ranks: whether it is a power of two.
+    """Return whether a number of ranks is a power of two, as Adasum requires.
 
     Args:
         num_rank: The number of ranks.
@@ -51,7 +51,7 @@ def num_rank_is_power_2(num_rank: int) -> bool:
 
 
 def split_list(l: Sequence[Any], n: int) -> list[list[Any]]:  # noqa: E741 - Horovod's parameter
-    """Splits a list into parts whose lengths differ by at most one.
+    """Split a list into parts whose lengths differ by at most one.
 
     Args:
         l: The list.
@@ -63,7 +63,7 @@ def split_list(l: Sequence[Any], n: int) -> list[list[Any]]:  # noqa: E741 - Hor
 
 
 def is_iterable(x: object) -> bool:
-    """Returns whether an object is iterable.
+    """Return whether an object is iterable.
 
     Args:
         x: The object.
@@ -72,7 +72,7 @@ def is_iterable(x: object) -> bool:
 
 
 def is_version_greater_equal_than(ver: str, target: str) -> bool:
-    """Returns whether a version is equal to or later than another.
+    """Return whether a version is equal to or later than another.
 
     Example:
         >>> is_version_greater_equal_than("2.10.0", "2.9.1")

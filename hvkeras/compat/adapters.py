@@ -1,4 +1,4 @@
-"""How calls of changed functions reach the behaviour of their group: what the rows of `hvkeras.compat.patches` make."""
+"""Adapters between patched functions and the behaviour of their group, used by the rows of `hvkeras.compat.patches`."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from hvkeras.compat.models import is_synchronized
 from hvkeras.compat.optimizers import reduces_elsewhere
 from hvkeras.compat.strategies import summed
 
-# Takes what is there (None where a row adds it), the group's behaviour and the attribute's name; returns what replaces
-# it.
+# Takes the original attribute (None where a row adds it), the group's behaviour and the attribute's name; returns the
+# replacement.
 Make = Callable[[Any, Any, str], Any]
 
 
 def calls(adapted: Callable[..., Any], name: str = "") -> Make:
-    """Calls a function that adapts the call.
+    """Return a factory of replacements that call an adapter.
 
     Args:
-        adapted: Takes the function to adapt, the original and the arguments.
-        name: Which of the behaviour's functions that is; "" if the behaviour is the function.
+        adapted: The adapter: takes a function of the behaviour, the original and the arguments.
+        name: The name of the behaviour's function; "" if the behaviour itself is the function.
     """
 
     def make(original: Any, behaviour: Any, _: str) -> Any:
@@ -37,12 +37,12 @@ def calls(adapted: Callable[..., Any], name: str = "") -> Make:
 
 
 def around(name: str) -> Make:
-    """Calls one of the behaviour's functions with the original and the arguments."""
+    """Return a factory of replacements that call a behaviour's function with the original and the arguments."""
     return lambda original, behaviour, _: _calling(original, getattr(behaviour, name))
 
 
 def repaired(function: Callable[..., Any]) -> Make:
-    """Calls a function with the original and the arguments."""
+    """Return a factory of replacements that call a function with the original and the arguments."""
     return lambda original, *_: _calling(original, function)
 
 
@@ -55,20 +55,20 @@ def _calling(original: Any, function: Callable[..., Any]) -> Any:
 
 
 def given(_: Any, behaviour: Any, __: str) -> Any:
-    """Takes the behaviour itself."""
+    """Return the behaviour as the replacement."""
     return behaviour
 
 
 def always(value: Any) -> Make:
-    """Puts a value in, whatever is there."""
+    """Return a factory that replaces any attribute by a value."""
     return lambda *_: value
 
 
 def data(seen_as: type) -> Make:
-    """Hands data on, once Keras has prepared them.
+    """Return a factory of replacements that pass data to the behaviour once Keras has prepared them.
 
     Args:
-        seen_as: Makes what the behaviour takes of what Keras has prepared.
+        seen_as: The class that wraps the prepared data: `KerasData` or `TfKerasData`.
     """
 
     def ready(data: Any, original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
@@ -79,7 +79,10 @@ def data(seen_as: type) -> Make:
 
 
 def stop_training(_: Any, behaviour: Any, name: str) -> Any:
-    """A property: TensorFlow skips assignments that do not change an attribute's value, so that models may lack it."""
+    """Return the property `stop_training`.
+
+    TensorFlow skips assignments that do not change an attribute's value, so models may lack the attribute.
+    """
 
     def read(model: Any) -> bool:
         agreed: bool = behaviour.stop_training(model, bool(model.__dict__.get(name, False)))
@@ -92,12 +95,12 @@ def stop_training(_: Any, behaviour: Any, name: str) -> Any:
 
 
 def stepped(step: Any, original: Any, self: Any, function: Any) -> Any:
-    """Makes a function of a batch."""
+    """Return the step function of one batch."""
     return step(self, original(self, function))
 
 
 def reduced(combine: Any, original: Any, values: Any, *args: Any, **kwargs: Any) -> Any:
-    """Reduces a loss, and lets the behaviour combine it with those of other ranks."""
+    """Reduce a loss, and combine it with those of other ranks."""
     loss = original(values, *args, **kwargs)
     if values.shape.rank == 0:
         return loss
@@ -110,24 +113,24 @@ _MEANS = ("auto", "mean", "sum_over_batch_size")
 
 
 def masked(weigh: Any, original: Any, sample_weight: Any, mask: Any, dtype: Any, reduction: Any) -> Any:
-    """Applies a mask to the weights of a loss in Keras 3."""
+    """Apply a mask to the weights of a loss in Keras 3."""
     weights = original(sample_weight, mask, dtype, reduction)
     return weights if mask is None or reduction not in _MEANS else weigh(weights, mask)
 
 
 def masked_by_tf_keras(weigh: Any, original: Any, losses: Any, sw: Any, mask: Any, reduction: Any) -> Any:
-    """Applies a mask to the weights of a loss in tf_keras."""
+    """Apply a mask to the weights of a loss in tf_keras."""
     weights = original(losses, sw, mask, reduction)
     return weights if mask is None or reduction not in _MEANS else weigh(weights, mask)
 
 
 def moments_of_operation(moments: Any, original: Any, x: Any, axes: Any, keepdims: bool) -> Any:
-    """Computes the moments of `keras.ops.moments`."""
+    """Compute the moments of `keras.ops.moments`."""
     return moments(lambda: original(x, axes, keepdims), x, axes, keepdims, None)
 
 
 def moments_of_layer(moments: Any, original: Any, self: Any, inputs: Any, mask: Any = None) -> Any:
-    """Computes the moments of a layer of Keras 3."""
+    """Compute the moments of a layer of Keras 3."""
 
     def own() -> Any:
         return original(self, inputs, mask)
@@ -137,7 +140,7 @@ def moments_of_layer(moments: Any, original: Any, self: Any, inputs: Any, mask: 
 
 def moments_of_tf_keras(moments: Any, original: Any, self: Any, inputs: Any, reduction_axes: Any, keep_dims: bool,
                         mask: Any = None) -> Any:
-    """Computes the moments of a layer of tf_keras."""
+    """Compute the moments of a layer of tf_keras."""
 
     def own() -> Any:
         return original(self, inputs, reduction_axes, keep_dims, mask=mask)
@@ -146,21 +149,21 @@ def moments_of_tf_keras(moments: Any, original: Any, self: Any, inputs: Any, red
 
 
 def with_flag(original: Callable[..., Any], self: Any) -> Any:
-    """Returns the configuration of a BatchNormalization of tf_keras with its flag `synchronized`."""
+    """Return the configuration of tf_keras's BatchNormalization including `synchronized`."""
     config = original(self)
-    its_own = type(self).__name__ == "BatchNormalization" and type(self).__module__.startswith("tf_keras.")
-    return {**config, "synchronized": True} if its_own and self.synchronized else config
+    is_plain = type(self).__name__ == "BatchNormalization" and type(self).__module__.startswith("tf_keras.")
+    return {**config, "synchronized": True} if is_plain and self.synchronized else config
 
 
 def scaled_step(around: Any, original: Any, self: Any, grads: Any, trainable_variables: Any = None) -> Any:
-    """Runs a step of Keras 3's `LossScaleOptimizer`."""
+    """Run a step of Keras 3's `LossScaleOptimizer`."""
     variables = self._trainable_variables if trainable_variables is None else trainable_variables
     return around(lambda reduced, over=trainable_variables: original(self, reduced, over), self, grads, variables)
 
 
 def scaled_step_of_tf_keras(around: Any, original: Any, self: Any, grads_and_vars: Any, *args: Any,
                             **kwargs: Any) -> Any:
-    """Runs a step of a `LossScaleOptimizer` of tf_keras."""
+    """Run a step of a `LossScaleOptimizer` of tf_keras."""
     pairs = list(grads_and_vars)
     variables = [variable for _, variable in pairs]
     if reduces_elsewhere(kwargs):
@@ -173,19 +176,19 @@ def scaled_step_of_tf_keras(around: Any, original: Any, self: Any, grads_and_var
 
 
 def unreduced(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-    """Computes gradients that the inner optimizer does not reduce."""
+    """Compute scaled gradients without reducing them in the inner optimizer."""
     with summed(self.inner_optimizer):
         return original(self, *args, **kwargs)
 
 
 def xla(refuses: Callable[[], bool], original: Any, self: Any) -> Any:
-    """Resolves `jit_compile="auto"`."""
+    """Resolve `jit_compile="auto"`."""
     resolved = original(self)
     return False if resolved and refuses() else resolved
 
 
 def timed(on_call: Any, original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-    """Makes a train function that reports its calls."""
+    """Create the train function, wrapped in a `TimedFunction`."""
     made = original(self, *args, **kwargs)
     if self.train_function is not None and not isinstance(self.train_function, TimedFunction):
         self.train_function = TimedFunction(self.train_function, on_call)
@@ -193,18 +196,18 @@ def timed(on_call: Any, original: Any, self: Any, *args: Any, **kwargs: Any) -> 
 
 
 class TimedFunction:
-    """A train function that reports its calls; all other attributes are those of the wrapped function.
+    """Train function that reports the time of each call; other attributes are those of the wrapped function.
 
     Args:
         function: The train function.
-        on_call: Takes the begin and the end of a call, and its return value.
+        on_call: Takes the begin and end of a call in seconds since the epoch, and its return value.
     """
 
     def __init__(self, function: Any, on_call: Callable[[float, float, Any], None]) -> None:
         self._function, self._on_call = function, on_call
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the function."""
+        """Call the function."""
         began = time.time()
         logs = self._function(*args, **kwargs)
         self._on_call(began, time.time(), logs)
@@ -217,9 +220,9 @@ class TimedFunction:
 
 
 def shuffled(decide: Any, original: Any, self: Any, x: Any, *args: Any, shuffle: bool = False, **kwargs: Any) -> Any:
-    """Makes a data adapter, which shuffles batches if the behaviour says so."""
+    """Initialize a data adapter with the `shuffle` that the behaviour decides."""
     return original(self, x, *args, shuffle=decide(x, shuffle), **kwargs)
 
 
 def nothing(*_: Any, **__: Any) -> None:
-    """Does nothing."""
+    """Do nothing."""

@@ -1,4 +1,4 @@
-"""Keras 3's training step for workers that share a model: which state is local, and how shared state is updated.
+"""Keras 3's training step for asynchronous workers that share a model: local state, and updates of shared state.
 
 Keras updates a variable by reading it, adding to it, and assigning the result, so concurrent workers overwrite each
 other's updates. Metrics are therefore kept out of the shared variables, and counters are incremented in one operation.
@@ -19,7 +19,7 @@ from hvkeras.compat.variables import as_tf_variable
 
 
 class OwnState(keras.StatelessScope):  # type: ignore[misc]  # Keras ships no types
-    """A scope in which some variables have local values; updates of others are shared, those of counters atomic.
+    """Scope in which some variables have local values; updates of others are shared, those of counters atomic.
 
     Args:
         own: Keras variables with local values, and their initial values.
@@ -32,12 +32,12 @@ class OwnState(keras.StatelessScope):  # type: ignore[misc]  # Keras ships no ty
         self._counters = {id(variable) for variable in counters}
 
     def get_current_value(self, variable: Any) -> Any:
-        """Returns the local value, or the shared variable."""
+        """Return the local value, or the shared variable."""
         value = super().get_current_value(variable)
         return variable._value if value is None else value
 
     def add_update(self, update: tuple[Any, Any]) -> None:
-        """Stores the new value of a local variable, or assigns it to a shared one."""
+        """Store the new value of a local variable, or assign it to a shared one."""
         variable, value = update
         if id(variable) in self._own:
             super().add_update(update)
@@ -47,31 +47,31 @@ class OwnState(keras.StatelessScope):  # type: ignore[misc]  # Keras ships no ty
             as_tf_variable(variable).assign(tf.cast(value, as_tf_variable(variable).dtype))
 
     def values(self, variables: Sequence[Any]) -> list[Any]:
-        """Returns the current values of local variables."""
+        """Return the current values of local variables."""
         return [self.get_current_value(variable) for variable in variables]
 
 
 def build_like(model: Any, spec: Any) -> None:
-    """Creates the variables of a compiled model, its loss, metrics and optimizer, for batches like `spec`."""
+    """Create the variables of a compiled model, its loss, metrics and optimizer, for batches like `spec`."""
     model._symbolic_build(data_batch=spec)
     if model.optimizer is not None and not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
 
 
 def seed_states(model: Any) -> list[Any]:
-    """Returns the random seed states of a model's layers, each of the form [seed, number of draws]."""
+    """Return the random seed states of a model's layers, each of the form [seed, number of draws]."""
     states = [generator.state for layer in model._flatten_layers() for generator in layer._seed_generators]
     return list({id(state): state for state in states}.values())
 
 
 def step_counters(optimizer: Any) -> list[Any]:
-    """Returns the variables in which an optimizer counts its steps."""
+    """Return the variables that count an optimizer's steps."""
     return [step_counter_variable(inner_optimizer(optimizer) or optimizer)]
 
 
 @contextlib.contextmanager
 def reset_object_names() -> Iterator[None]:
-    """A scope in which Keras names layers and metrics as in a fresh process, so that models can be built alike."""
+    """Context manager in which Keras names layers and metrics as in a fresh process, so that names are reproducible."""
     from keras.src.backend.common import global_state
 
     before = global_state.get_global_attribute("object_name_uids")

@@ -1,4 +1,4 @@
-"""Functions that XLA compiles as parts of graphs: whether it can, and their compilation before their first run."""
+"""Functions that XLA compiles as parts of graphs: checks of compatibility, and compilation before the first run."""
 
 from __future__ import annotations
 
@@ -14,20 +14,19 @@ import tensorflow as tf
 from tensorflow.python.eager.polymorphic_function import compiler_ir
 from tensorflow.python.framework import kernels
 
-# XLA accepts these operations and compiles them to nothing, so the checks of an optimizer would silently be lost.
+# XLA compiles these operations to nothing, so an optimizer's checks would silently be lost.
 _DROPPED = ("Assert", "CheckNumerics", "CheckNumericsV2")
-# XLA draws other numbers than TensorFlow, and from the first of these other ones in each process.
+# XLA draws other random numbers than TensorFlow; those of stateful operations differ in each process.
 _RANDOM = re.compile("(Stateless)?(Random|Truncated|Parameterized|Multinomial|Shuffle).*")
 _ARGUMENTS = ("Placeholder", "_Arg", "_Retval")
-_NO_WORK = ("ReadVariableOp", "Identity", "Const", *_ARGUMENTS)  # they pass a tensor on as it is
+_NO_WORK = ("ReadVariableOp", "Identity", "Const", *_ARGUMENTS)  # they do not compute
 _DEVICE, _XLA_DEVICE = "/CPU:0", "XLA_CPU_JIT"
 
 
 class CompiledFunction:
-    """A function of tensors without results, which XLA compiles for the CPU.
+    """Function of tensors without results, which XLA compiles for the CPU.
 
-    It is traced outside of the graph under construction: several graphs can call it, and XLA compiles it once for all
-    of them.
+    It is traced outside of the graph under construction, so that several graphs can call it and XLA compiles it once.
 
     Args:
         function: Takes a tensor for each spec. It may read and assign variables.
@@ -52,19 +51,15 @@ class CompiledFunction:
         self._digest = _digest(graph_def)
 
     def __call__(self, *tensors: Any) -> None:
-        """Calls the function in the graph under construction.
-
-        Args:
-            *tensors: Its arguments.
-        """
+        """Call the function in the graph under construction."""
         self.call_with({}, *tensors)
 
     def call_with(self, others: Mapping[int, Any], *tensors: Any) -> None:
-        """Calls the function in the graph under construction, with other variables than those it was traced with.
+        """Call the function in the graph under construction with substituted variables.
 
         Args:
-            others: By the ids of the handles that the function captured, the handles to use instead.
-            *tensors: Its arguments.
+            others: Handles to use instead of captured ones, by the `id` of the captured handle.
+            *tensors: The function's arguments.
         """
         shaped = [tensor if tf.TensorShape(tensor.shape).is_fully_defined() else tf.ensure_shape(tensor, spec.shape)
                   for tensor, spec in zip(tensors, self._specs, strict=True)]
@@ -73,34 +68,34 @@ class CompiledFunction:
 
     @property
     def captured(self) -> list[Any]:
-        """The handles of the variables that the function reads and assigns, and other tensors that it captured."""
+        """Captured tensors, including the handles of all variables that the function reads or assigns."""
         return list(self._traced.captured_inputs)
 
     @property
     def size(self) -> int:
-        """The number of its operations."""
+        """Number of operations."""
         return len(self._operations)
 
     @property
     def traffic(self) -> float:
-        """The bytes of all results of its operations, if they run one by one; infinite if some are conditional."""
+        """Bytes of the results of all operations if they are not fused; infinite if some are conditional."""
         if len(self._graphs) > 1:
             return math.inf
         total = 0
         for operation in self._traced.graph.get_operations():
             if operation.type not in _NO_WORK:
-                tensors = operation.outputs or list(operation.inputs)[1:]  # those that assign have no outputs
+                tensors = operation.outputs or list(operation.inputs)[1:]  # assignments have no outputs
                 total += max(((tensor.shape.num_elements() or 0) * tensor.dtype.size for tensor in tensors), default=0)
         return total
 
     def equals(self, other: CompiledFunction) -> bool:
-        """Whether another function does the same with the same variables."""
+        """Return whether another function has the same operations and captures the same variables."""
         mine, others = self._traced.captured_inputs, other._traced.captured_inputs
         return (self._digest == other._digest and len(mine) == len(others)
                 and all(one is another for one, another in zip(mine, others, strict=True)))
 
     def objection(self) -> str:
-        """Why XLA cannot compile the function so that it does the same as without XLA; "" if it can."""
+        """Return the reason why XLA cannot compile the function with unchanged semantics; "" if it can."""
         _register_kernels()
         for operation in dict.fromkeys(self._operations):
             if not _has_kernel(operation):
@@ -114,14 +109,14 @@ class CompiledFunction:
         return ""
 
     def memory_to_compile(self) -> int:
-        """The bytes that `compile` needs for the time of compiling."""
+        """Return the number of bytes that `compile` needs temporarily."""
         return sum(int(one.shape.num_elements() * tf.as_dtype(one.dtype).size)
                    for one in [*self._specs, *self._traced.variables])
 
     def compile(self) -> None:
-        """Compiles the function now, by running it on zeros and on variables of its own.
+        """Compile the function now by running it on zeros and on temporary variables.
 
-        XLA keeps the result under the function's name and its shapes, and all graphs that call the function use it.
+        XLA caches the result by the function's name and shapes for all graphs that call the function.
 
         Raises:
             tf.errors.OpError: XLA cannot compile the function.
@@ -139,11 +134,11 @@ class CompiledFunction:
             try:
                 tf.function(run, autograph=False).get_concrete_function(*self._specs)(*zeros)
             finally:
-                for one in replaced.values():  # their memory would stay until Python looks for reference cycles
+                for one in replaced.values():  # otherwise allocated until garbage collection
                     tf.raw_ops.AssignVariableOp(resource=one.handle, value=tf.zeros([0], one.dtype))
 
     def try_to_compile(self) -> None:
-        """Verifies that XLA can convert the function, without the memory that `compile` needs; nothing is kept.
+        """Verify that XLA can convert the function, without the memory that `compile` needs; discard the result.
 
         Raises:
             tf.errors.OpError: XLA cannot compile the function.
@@ -153,9 +148,9 @@ class CompiledFunction:
 
 
 def _digest(graph_def: Any) -> bytes:
-    """Returns a digest of a graph without what differs in each trace.
+    """Return a digest of a graph that is the same for each trace.
 
-    Inner functions get numbers in place of their names, and custom gradients lose theirs.
+    Names of inner functions are replaced by numbers, and names of custom gradients are removed.
     """
     functions = {each.signature.name: each for each in graph_def.library.function}
     numbers: dict[str, str] = {}
@@ -163,7 +158,7 @@ def _digest(graph_def: Any) -> bytes:
     def rename(nodes: Sequence[Any]) -> None:
         for node in nodes:
             node.attr.pop("_gradient_op_type", None)
-            for _, attribute in sorted(node.attr.items()):  # a map, whose own order is arbitrary
+            for _, attribute in sorted(node.attr.items()):  # a map of arbitrary order
                 for reference in (attribute.func, *attribute.list.func):
                     called = functions.get(reference.name)
                     if called is None:
@@ -183,7 +178,7 @@ def _digest(graph_def: Any) -> bytes:
 
 @functools.cache
 def _register_kernels() -> None:
-    """Makes TensorFlow register the kernels of XLA, which it does when it compiles a function for the first time."""
+    """Have TensorFlow register XLA's kernels, as it does when it first compiles a function."""
     with tf.init_scope(), tf.device(_DEVICE):
         tf.function(lambda: tf.zeros([]), autograph=False, jit_compile=True)()
 

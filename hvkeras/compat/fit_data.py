@@ -1,7 +1,4 @@
-"""Data that Keras's `fit` and `evaluate` iterate over, including batches loaded by Python code.
-
-Keras 3 calls the latter `PyDataset`, tf_keras `Sequence`.
-"""
+"""Data that Keras's `fit` and `evaluate` iterate over, including `PyDataset` (Keras 3) and `Sequence` (tf_keras)."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from hvkeras.errors import UnsupportedError, explain
 
 
 def batches_base(data: Any) -> Any:
-    """Returns the base class of data whose batches Keras loads: `PyDataset` or `Sequence`; None for other data."""
+    """Return `PyDataset` or `Sequence` if data are an instance of it, else None."""
     keras: Any = sys.modules.get("keras")
     tf_keras: Any = sys.modules.get("tf_keras")
     if hasattr(keras, "utils") and isinstance(data, keras.utils.PyDataset):
@@ -27,33 +24,33 @@ def batches_base(data: Any) -> Any:
 
 
 def count_batches(data: Any) -> int | None:
-    """Returns the number of batches of a `PyDataset` or `Sequence`; None if it is infinite."""
+    """Return the number of batches of a `PyDataset` or `Sequence`; None if it is infinite."""
     found = data.num_batches if hasattr(data, "num_batches") else len(data)
     return None if found is None else int(found)
 
 
 def loading_options(data: Any) -> dict[str, Any]:
-    """Returns a `PyDataset`'s loading options as constructor arguments; tf_keras takes them in `fit` instead."""
+    """Return a `PyDataset`'s prefetching options as constructor arguments; in tf_keras, they are arguments of `fit`."""
     names = ("workers", "use_multiprocessing", "max_queue_size")
     return {name: getattr(data, name) for name in names if hasattr(data, name)} if hasattr(data, "num_batches") else {}
 
 
 def overrides(instance: Any, method: str) -> bool:
-    """Whether the class of a `PyDataset` or `Sequence` overrides Keras's implementation of a method."""
+    """Return whether the class of a `PyDataset` or `Sequence` overrides Keras's implementation of a method."""
     base = batches_base(instance)
     return getattr(type(instance), method, None) is not getattr(base, method, None)
 
 
 class KerasData:
-    """The data that Keras 3's `fit` or `evaluate` iterates over.
+    """Data that Keras 3's `fit` or `evaluate` iterates over.
 
     Attributes:
-        steps: `steps_per_epoch` as the user gave it, or None.
+        steps: The user's `steps_per_epoch`, or None.
         batches: The number of batches in one pass over the data; None if unknown, -1 if infinite.
         last_rows: The number of rows in the last batch; None if unknown.
         element_spec: The type specification of a batch, as in a `tf.data.Dataset`.
-        source: The `PyDataset` or `Sequence` that they come from; None for other data.
-        renews: Whether each epoch starts to read the data as they are then.
+        source: The original `PyDataset` or `Sequence`; None for other data.
+        renews: Whether each epoch creates a new iterator over the current data.
     """
 
     renews = True
@@ -64,17 +61,17 @@ class KerasData:
         adapter = iterator.data_adapter
         self._strategy: Any = getattr(iterator, "_distribute_strategy", None)
         self._is_distributed = isinstance(iterator._distributed_dataset, tf.distribute.DistributedDataset)
-        self._given = self._whole()
+        self._given = self._global_dataset()
         self.batches: int | None = _batches(adapter.num_batches, self._given)
         self.element_spec = self._given.element_spec
         self.source: Any = _source(getattr(adapter, "py_dataset", None))
         self.last_rows: int | None = _rows(lambda: adapter.partial_batch_size or adapter.batch_size)
 
     def change(self, dataset: Callable[[Any], Any], batches: int | None) -> None:
-        """Replaces the data.
+        """Replace the data.
 
         Args:
-            dataset: Maps the dataset that Keras made of the user's data to the new one.
+            dataset: Maps Keras's dataset of the user's data to the new dataset.
             batches: The number of batches of the new dataset; None if unknown.
         """
         iterator = self._iterator
@@ -82,61 +79,61 @@ class KerasData:
         if self._is_distributed:
             changed = self._strategy.experimental_distribute_dataset(changed)
         iterator._distributed_dataset = changed
-        self._adapted().num_batches = batches
+        self._replace_adapter().num_batches = batches
         iterator._num_batches = batches
-        if iterator.steps_per_epoch:  # the next pass was prepared when the last one ended
+        if iterator.steps_per_epoch:  # Keras prepares the next pass at the end of the last one
             iterator._current_iterator = None
 
     @property
-    def is_amid_pass(self) -> bool:
-        """Whether an epoch that begins now goes on with the pass of the last one, as with `steps_per_epoch`."""
+    def is_mid_pass(self) -> bool:
+        """True if the next epoch continues the pass of the last one, as with `steps_per_epoch`."""
         return bool(self._iterator.steps_per_epoch and self._iterator._steps_seen)
 
     def count(self) -> int | None:
-        """Returns the number of batches in a pass that begins now; None if unknown."""
+        """Return the number of batches in a pass that begins now; None if unknown."""
         return _count_now(self.source, self.batches)
 
     def at_each_pass(self, function: Callable[[], None]) -> bool:
-        """Calls `function` before each epoch reads its first batch.
+        """Call `function` before each epoch reads its first batch.
 
         Returns:
-            Whether this version of Keras makes that possible; else it must be called in `on_epoch_begin`.
+            Whether this version of Keras supports this; otherwise, call the function in `on_epoch_begin`.
         """
         steps = [getattr(type(self._iterator), name, None) for name in ("_enumerate_iterator", "enumerate_epoch")]
         if not any("on_epoch_begin" in inspect.unwrap(made).__code__.co_names for made in steps if made is not None):
             return False
-        self._adapted().before_pass = function
+        self._replace_adapter().before_pass = function
         return True
 
-    def _adapted(self) -> _Adapted:
-        if not isinstance(self._iterator.data_adapter, _Adapted):
-            self._iterator.data_adapter = _Adapted(self._iterator.data_adapter)
+    def _replace_adapter(self) -> _DataAdapter:
+        if not isinstance(self._iterator.data_adapter, _DataAdapter):
+            self._iterator.data_adapter = _DataAdapter(self._iterator.data_adapter)
         return self._iterator.data_adapter
 
-    def _whole(self) -> Any:
-        """Returns the data before a strategy splits each batch between its replicas."""
+    def _global_dataset(self) -> Any:
+        """Return the dataset before a strategy splits its batches over replicas."""
         if not self._is_distributed:
             return self._iterator._distributed_dataset
-        whole = self._iterator.data_adapter.get_tf_dataset()
-        if isinstance(whole, tf.distribute.DistributedDataset):
-            raise UnsupportedError(explain("Data for fit on several ranks must be whole batches", "pass the"
-                                           " tf.data.Dataset itself: Keras deals its batches to the replicas",
-                                           data=type(whole).__name__))
-        return whole
+        dataset = self._iterator.data_adapter.get_tf_dataset()
+        if isinstance(dataset, tf.distribute.DistributedDataset):
+            raise UnsupportedError(explain("Data for fit on several ranks must be global batches", "pass the"
+                                           " tf.data.Dataset itself: Keras splits its batches over the replicas",
+                                           data=type(dataset).__name__))
+        return dataset
 
     def pass_by_pass(self, of_one_pass: Callable[[Any], Any], batches: int | None) -> None:
-        """Transforms the data of each pass; parameters as in `change`."""
+        """Transform the data of each pass; for parameters, see `change`."""
         self.change(of_one_pass, batches)
 
     def take_steps(self, steps: int) -> None:
-        """Sets `steps_per_epoch`."""
+        """Set `steps_per_epoch`."""
         self._iterator.steps_per_epoch = steps
 
 
 class TfKerasData:
-    """The data that tf_keras's `fit` or `evaluate` iterates over; attributes as in `KerasData`."""
+    """Data that tf_keras's `fit` or `evaluate` iterates over; for attributes, see `KerasData`."""
 
-    is_amid_pass = False  # data of batches begin again with each epoch, and other data do not change
+    is_mid_pass = False  # a Sequence restarts with each epoch, and other data do not change
 
     def __init__(self, handler: Any) -> None:
         self._handler = handler
@@ -151,7 +148,7 @@ class TfKerasData:
         self.last_rows: int | None = _rows(lambda: adapter.partial_batch_size() or adapter.batch_size())
 
     def change(self, dataset: Callable[[Any], Any], batches: int | None) -> None:
-        """Replaces the data; as in `KerasData`."""
+        """Replace the data; see `KerasData`."""
         handler = self._handler
         handler._dataset = dataset(self._given)
         if self.steps is None:
@@ -159,7 +156,7 @@ class TfKerasData:
             handler._infer_steps = lambda *_: batches
 
     def pass_by_pass(self, of_one_pass: Callable[[Any], Any], batches: int | None) -> None:
-        """Transforms the data of each pass; for arrays, a single dataset holds all passes."""
+        """Transform the data of each pass; for arrays, a single dataset holds all passes."""
         passes = self.batches
         if self.renews or not passes:
             self.change(of_one_pass, batches)
@@ -168,35 +165,33 @@ class TfKerasData:
             lambda *parts: of_one_pass(_zipped(parts))), batches)
 
     def count(self) -> int | None:
-        """Returns the number of batches in a pass that begins now; as in `KerasData`."""
+        """Return the number of batches in a pass that begins now; see `KerasData`."""
         return _count_now(self.source, self.batches)
 
     def at_each_pass(self, function: Callable[[], None]) -> bool:
-        """Calls `function` before each epoch reads its first batch; as in `KerasData`."""
-        self._handler._adapter = _Adapted(self._handler._adapter)
+        """Call `function` before each epoch reads its first batch; see `KerasData`."""
+        self._handler._adapter = _DataAdapter(self._handler._adapter)
         self._handler._adapter.before_pass = function
         return True
 
     def take_steps(self, steps: int) -> None:
-        """Sets `steps_per_epoch`; as in `KerasData`."""
+        """Set `steps_per_epoch`; see `KerasData`."""
         self._handler._steps_per_epoch = self._handler._inferred_steps = steps
 
 
 def empty_optional(spec: Any) -> Any:
-    """Returns a value of a `tf.OptionalSpec`: one that holds nothing."""
+    """Return an empty value of a `tf.OptionalSpec`."""
     return tf.experimental.Optional.empty(spec._element_spec)
 
 
-def _rows(ask: Callable[[], Any]) -> int | None:
-    """Returns the number of rows in the last batch; None for the many data adapters that do not know it."""
+def _rows(count: Callable[[], Any]) -> int | None:
     try:
-        return ask() or None
+        return count() or None
     except (NotImplementedError, IndexError, TypeError, ValueError):
         return None
 
 
 def _zipped(parts: Any) -> Any:
-    """Zips the component datasets of a window into one dataset of elements."""
     return tf.data.Dataset.zip(parts) if len(parts) > 1 or isinstance(parts[0], (tuple, dict)) else parts[0]
 
 
@@ -211,7 +206,7 @@ def _batches(counted: Any, dataset: Any) -> int | None:
 
 
 def _source(data: Any) -> Any:
-    """Returns a `PyDataset` or `Sequence` of known length; None for anything else."""
+    """Return a `PyDataset` or `Sequence` of known length; None for anything else."""
     return data if batches_base(data) is not None and count_batches(data) is not None else None
 
 
@@ -220,22 +215,20 @@ def _count_now(source: Any, before: int | None) -> int | None:
     return before if now is None else now
 
 
-class _Adapted:
-    """A data adapter with another number of batches in Keras 3, or something to do before each pass over the data."""
+class _DataAdapter:
+    """Data adapter with another number of batches in Keras 3, or with a hook before each pass over the data."""
 
-    num_batches: int | None  # if it is set; else that of the adapter
+    num_batches: int | None  # overrides that of the adapter if set
 
     def __init__(self, adapter: Any) -> None:
         self._adapter = adapter
         self.before_pass: Callable[[], None] = _nothing
 
-    def on_epoch_begin(self) -> None:
-        """Called by Keras 3 when a pass begins."""
+    def on_epoch_begin(self) -> None:  # called by Keras 3
         self._adapter.on_epoch_begin()
         self.before_pass()
 
-    def should_recreate_iterator(self) -> bool:
-        """Called by tf_keras when a pass begins."""
+    def should_recreate_iterator(self) -> bool:  # called by tf_keras when a pass begins
         self.before_pass()
         return bool(self._adapter.should_recreate_iterator())
 
@@ -244,4 +237,4 @@ class _Adapted:
 
 
 def _nothing() -> None:
-    """Does nothing before a pass."""
+    """Do nothing before a pass."""

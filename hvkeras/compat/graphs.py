@@ -19,33 +19,33 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def without_autograph(function: Function) -> Function:
-    """Excludes one of our functions, and everything it calls, from conversion by AutoGraph.
+    """Exclude a function of hvkeras, and everything that it calls, from conversion by AutoGraph.
 
-    The function has no control flow that depends on tensors; converting it would add seconds to a user's first step.
+    The function must not have control flow that depends on tensors. Conversion would add seconds to the first step.
     """
     return cast(Function, tf.autograph.experimental.do_not_convert(function))
 
 
 def compiled_by_xla() -> bool:
-    """Whether XLA will compile the graph under construction."""
+    """Return whether XLA will compile the graph under construction."""
     return not tf.executing_eagerly() and bool(control_flow_util.GraphOrParentsInXlaContext(ops.get_default_graph()))
 
 
 def from_function_graphs() -> bool:
-    """Whether eager code, rather than a TensorFlow 1 session, runs the graph under construction."""
+    """Return whether the graph under construction belongs to a `tf.function` instead of a TensorFlow 1 session."""
     return bool(tf.compat.v1.executing_eagerly_outside_functions())
 
 
 def eagerly() -> Any:
-    """Returns a context in which this thread executes eagerly, even after `tf.compat.v1.disable_eager_execution`."""
+    """Return a context in which this thread executes eagerly, even after `tf.compat.v1.disable_eager_execution`."""
     return eager_context.eager_mode()
 
 
-def lasting_variable(value: Any, dtype: Any, name: str, shape: Any = None) -> Any:
-    """Creates a CPU variable that belongs to no graph, even while a graph is under construction.
+def persistent_variable(value: Any, dtype: Any, name: str, shape: Any = None) -> Any:
+    """Create a CPU variable outside of all graphs, even while a graph is under construction.
 
-    A `tf.function` must not create variables when it is retraced, not even inside `tf.init_scope`. That restriction
-    applies per thread, so another thread creates the variable.
+    A `tf.function` must not create variables when it is retraced, even inside `tf.init_scope`. This restriction is per
+    thread, so another thread creates the variable.
     """
     made: list[Any] = []
 
@@ -60,13 +60,13 @@ def lasting_variable(value: Any, dtype: Any, name: str, shape: Any = None) -> An
 
 
 def custom_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A `tf.custom_gradient` that leaves nothing behind when its graph is deleted.
+    """Return a `tf.custom_gradient` that does not leak its graph.
 
-    TensorFlow registers the gradient of each call in a graph permanently, under a unique name, and the gradient keeps
-    the graph alive. Here the graph's operation holds the gradient instead.
+    TensorFlow permanently registers the gradient of each call in a graph under a unique name, which keeps the graph
+    alive. Here the graph's operation holds the gradient instead.
 
     Args:
-        function: Returns results and a function of their gradients, as for `tf.custom_gradient`.
+        function: Returns results and a gradient function, as for `tf.custom_gradient`.
     """
     differentiable = tf.custom_gradient(function)
 
@@ -89,39 +89,39 @@ def _hold_gradient(operation: Any) -> None:
 
 
 class OrderHandles:
-    """Empty resources by key: within a function, TensorFlow runs all operations on the same resource in order.
+    """Dummy resources by key: within a function, TensorFlow runs all operations on the same resource in order.
 
-    Only the functions that capture a resource keep it alive.
+    Resources are kept alive only by the functions that capture them.
     """
 
     def __init__(self) -> None:
         self._handles: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
     def of(self, key: str) -> Any:
-        """Returns the handle of a key's resource, for the function under construction to capture.
+        """Return the handle of a key's resource, for the function under construction to capture.
 
         Args:
             key: Identifies the operations to keep in order.
         """
         handle = self._handles.get(key)
         if handle is None:
-            handle = lasting_variable(0, tf.int32, "hvkeras_order").handle
+            handle = persistent_variable(0, tf.int32, "hvkeras_order").handle
             self._handles[key] = handle
         return handle
 
 
 class FunctionCounter:
-    """A counter that functions increment as they run, and that detects when the last of these functions is gone.
+    """Counter that functions increment at run time, and that detects when the last of these functions was deleted.
 
-    Functions capture an alias of the variable's handle; nothing else keeps that alias alive.
+    Functions capture an alias of the variable's handle, which nothing else keeps alive.
     """
 
     def __init__(self) -> None:
-        self._variable = lasting_variable(0, tf.int64, "hvkeras_entries")
+        self._variable = persistent_variable(0, tf.int64, "hvkeras_entries")
         self._alias: Callable[[], Any] = lambda: None
 
     def count_one(self) -> Any:
-        """Returns an operation, in the function under construction, that increments the counter."""
+        """Add an operation that increments the counter to the function under construction, and return it."""
         alias = self._alias()
         if alias is None:
             with tf.init_scope(), tf.device("/CPU:0"):
@@ -131,19 +131,19 @@ class FunctionCounter:
 
     @property
     def is_captured(self) -> bool:
-        """Whether any function that increments the counter still exists."""
+        """True if any function that increments the counter still exists."""
         return self._alias() is not None
 
     def read(self) -> int:
-        """Returns the count."""
+        """Return the value."""
         return int(self._variable.numpy())
 
 
 def now() -> Any:
-    """Returns the time in seconds since the epoch, once all its control dependencies have run.
+    """Return the time in seconds since the epoch, once all its control dependencies have run.
 
-    TensorFlow puts all operations of a function that read the time into one fixed order, together with collectives.
-    This operation is excluded from that order.
+    TensorFlow orders all operations of a function that read the time, together with collectives. This operation is
+    excluded from that order.
     """
     with tf.device("CPU:0"):
         time = tf.timestamp()
@@ -153,9 +153,9 @@ def now() -> Any:
 
 
 def first_of(tensors: Iterable[Any]) -> list[Any]:
-    """Returns, of tensors, the one that the graph under construction computes first, in a list.
+    """Return a list of the one tensor that the graph under construction computes first; empty if there is none.
 
-    TensorFlow numbers the operations of a graph as they are added, and the backward pass adds them in its order.
+    TensorFlow numbers operations in the order of their creation, which follows the backward pass.
     """
     if tf.executing_eagerly():
         return []
@@ -165,7 +165,7 @@ def first_of(tensors: Iterable[Any]) -> list[Any]:
 
 
 def run_independently(operation: Any) -> None:
-    """Excludes an operation from the order in which a function runs operations with side effects.
+    """Exclude an operation from the order in which a function runs operations with side effects.
 
     Args:
         operation: A symbolic operation; None is ignored (in eager mode, operations without results return it).
@@ -176,12 +176,12 @@ def run_independently(operation: Any) -> None:
 
 
 def under_tape() -> bool:
-    """Whether a gradient tape is recording in this thread."""
+    """Return whether a gradient tape is recording in this thread."""
     return not pywrap_tfe.TFE_Py_TapeSetIsEmpty()
 
 
 def function_graph() -> Any:
-    """Returns the function under construction, of which control-flow branches and bodies are a part; None if eager."""
+    """Return the function under construction that encloses all branches and loop bodies; None in eager mode."""
     if tf.executing_eagerly():
         return None
     graph = ops.get_default_graph()
@@ -191,7 +191,7 @@ def function_graph() -> Any:
 
 
 def in_loop() -> bool:
-    """Whether the graph under construction is a loop body, or a function called from one."""
+    """Return whether the graph under construction is a loop body, or a function called in one."""
     graph = None if tf.executing_eagerly() else ops.get_default_graph()
     while graph is not None and not isinstance(graph, control_flow_util_v2.WhileBodyFuncGraph):
         graph = getattr(graph, "outer_graph", None)
@@ -199,10 +199,10 @@ def in_loop() -> bool:
 
 
 def traced_stack() -> list[tuple[str, int, str]] | None:
-    """Returns this thread's stack while a graph is under construction, innermost frame first: file, line, function.
+    """Return this thread's stack while a graph is under construction, innermost frame first: file, line, function.
 
-    Where AutoGraph runs converted code, lines are those of the user's source. Returns None in eager mode, where
-    Python's own frames show the stack.
+    Lines refer to the user's source even if AutoGraph has converted it. Returns None in eager mode, where Python's
+    frames suffice.
     """
     if tf.executing_eagerly():
         return None
@@ -213,7 +213,7 @@ _counts: weakref.WeakKeyDictionary[Any, dict[str, int]] = weakref.WeakKeyDiction
 
 
 def count_in_graph(content: str) -> int:
-    """Returns how often `content` was already counted in the function under construction; 0 in eager mode.
+    """Return the number of earlier calls with `content` in the function under construction; 0 in eager mode.
 
     Branches and bodies of conditions and loops count towards the enclosing function.
     """
@@ -233,10 +233,10 @@ _CONTROL_FLOW_GRAPHS = (
 
 
 def reducing_strategy(model: Any = None) -> Any:
-    """Returns the user's `tf.distribute` strategy if it reduces gradients itself, else None.
+    """Return the user's `tf.distribute` strategy if it reduces gradients itself, else None.
 
     Args:
-        model: If given, the strategy under which it was created is used, whichever strategy is in effect.
+        model: If given, the strategy under which it was created takes precedence over the current one.
     """
     own = getattr(model, "distribute_strategy", None)
     strategy = tf.distribute.get_strategy() if own is None else own
@@ -244,5 +244,5 @@ def reducing_strategy(model: Any = None) -> Any:
 
 
 def spans_workers(strategy: Any) -> bool:
-    """Whether a strategy reduces over several processes; False for None."""
+    """Return whether a strategy reduces over several processes; False for None."""
     return strategy is not None and bool(strategy.extended._in_multi_worker_mode())

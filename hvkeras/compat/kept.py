@@ -1,4 +1,4 @@
-"""State that layers keep by themselves: variables that no optimizer trains, and that the layer's call may assign."""
+"""Untrained state of layers: variables that no optimizer trains, and that the layer's call may assign."""
 
 from __future__ import annotations
 
@@ -18,13 +18,12 @@ _STATISTICS = ("moving_mean", "moving_variance", "moving_stddev", "renorm_mean",
 
 @dataclass(frozen=True)
 class UntrainedVariable:
-    """A floating-point variable that no optimizer trains.
+    """Floating-point variable that no optimizer trains.
 
     Attributes:
-        variable: The variable.
-        layer: The layer that keeps it, the innermost of several.
-        layers: That layer, and those around it.
-        is_statistic: Whether Keras's own layers name it as a moving statistic.
+        layer: The innermost layer that contains it.
+        layers: All layers that contain it, outermost first.
+        is_statistic: Whether it is a moving statistic of one of Keras's own layers.
     """
 
     variable: Any
@@ -34,15 +33,15 @@ class UntrainedVariable:
 
     @property
     def key(self) -> Any:
-        """The key of the variable."""
+        """Key of the variable."""
         return variable_key(self.variable)
 
 
 def kept_variables(model: Any) -> list[UntrainedVariable]:
-    """Returns what the layers of a model keep by themselves, in the same order on all ranks.
+    """Return the untrained floating-point variables of a model's layers, in the same order on all ranks.
 
-    Metrics and the states of random generators and stateful RNNs, which Keras does not count among the weights, are
-    left out, and so are integers, such as counters.
+    State that Keras does not count among the weights is excluded: metrics, and the states of random generators and
+    stateful RNNs. Integers, such as counters, are also excluded.
     """
     if not hasattr(model, "_flatten_layers"):
         return []
@@ -60,11 +59,11 @@ def kept_variables(model: Any) -> list[UntrainedVariable]:
 
 
 def derive_statistics(model: Any, local: Collection[Any]) -> None:
-    """Computes again what layers derive from other moving statistics, as Keras does in each step.
+    """Recompute the variances that layers derive from other moving statistics, as Keras does in each step.
 
     Args:
         model: The model.
-        local: Keys of variables that each rank keeps for itself.
+        local: Keys of variables that are local to each rank.
     """
     for layer in model._flatten_layers():
         if _normalizes(layer) and layer.built and layer.trainable and getattr(layer, "renorm", False) and not any(
@@ -84,7 +83,7 @@ def _is_statistic(layer: Any, key: Any) -> bool:
 
 
 def _untracked(layer: Any) -> list[tf.Variable]:
-    """Returns TensorFlow's own variables in a layer of Keras 3, and in its modules, which are not among its weights."""
+    """Return `tf.Variable`s in a layer of Keras 3 and in its modules, which are not among its weights."""
     if isinstance(layer, tf.Module):  # tf_keras counts them
         return []
     found: list[tf.Variable] = []

@@ -1,9 +1,11 @@
 """Keras 2 features on Keras 3, for unmodified scripts that use what Keras 3 has dropped.
 
-`FEATURES` lists them. `tf.keras.backend.set_value` Keras 3 still has, but only for variables of TensorFlow; the classes
-in `tf.keras.optimizers.legacy` are those of Keras 3 here. Parameters that select an implementation (`fused=`,
+`FEATURES` lists them. `tf.keras.backend.set_value` also accepts variables of Keras 3, and the classes in
+`tf.keras.optimizers.legacy` are those of Keras 3. Parameters that select an implementation (`fused=`,
 `experimental_run_tf_function=`, `jit_compile=` of an optimizer) have no effect. With tf_keras, `tf.keras.__version__`
 is added, which its `tf.keras` lacks.
+
+Each function `of_...` returns the replacement of an attribute, given the original, `used`, and the attribute's name.
 """
 
 from __future__ import annotations
@@ -24,16 +26,15 @@ from hvkeras.compat.variables import as_tf_variable
 FEATURES = ("variable.ref()", "optimizer.variables()", "optimizer.weights", "optimizer.minimize()", "optimizer.lr",
             "lr=", "compile(experimental_run_tf_function=...)", "fit(workers=...)", "fit_generator()",
             "BatchNormalization(fused=...)", "optimizers.legacy", "backend.set_value")
-_OF_QUEUES = ("workers", "use_multiprocessing", "max_queue_size")
+_QUEUE_OPTIONS = ("workers", "use_multiprocessing", "max_queue_size")
 
-Used = Callable[[], None]  # called whenever a script uses one of these features
+Used = Callable[[], None]  # called on each use of one of these features
 
 
 def of_variables(original: Any, used: Used, _: str) -> Any:
-    """Makes `variable.ref`."""
+    """Return `variable.ref`."""
 
     def ref(self: Any) -> Any:
-        """Returns a hashable reference to a variable, for sets and dictionaries; `deref()` returns the variable."""
         used()
         return type(as_tf_variable(self).ref())(self)
 
@@ -41,7 +42,7 @@ def of_variables(original: Any, used: Used, _: str) -> Any:
 
 
 def of_optimizers(original: Any, used: Used, name: str) -> Any:
-    """Makes an attribute of optimizers."""
+    """Return an attribute of optimizers."""
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         if "lr" in kwargs:
@@ -73,16 +74,14 @@ def _method_of_optimizers(used: Used, name: str) -> Any:
 
     def compute_gradients(self: Any, loss: Any, var_list: Any,  # noqa: ARG001 - a method
                           tape: Any = None) -> list[tuple[Any, Any]]:
-        """Returns pairs of a gradient and its variable."""
         used()
         return gradients_of(loss, var_list, tape)
 
     def minimize(self: Any, loss: Any, var_list: Any, tape: Any = None) -> Any:
-        """Computes gradients, and applies them."""
         used()
         tape = tf.GradientTape() if tape is None else tape
         with tape:
-            scaled = self.scale_loss(loss() if callable(loss) else loss)  # which `apply_gradients` undoes
+            scaled = self.scale_loss(loss() if callable(loss) else loss)  # undone by `apply_gradients`
         return self.apply_gradients(self.compute_gradients(scaled, var_list, tape=tape))
 
     def weights(self: Any) -> list[Any]:
@@ -90,11 +89,9 @@ def _method_of_optimizers(used: Used, name: str) -> Any:
         return list(self.variables)
 
     def get_weights(self: Any) -> list[Any]:
-        """Returns the values of the optimizer's variables."""
         return [np.asarray(variable) for variable in self.weights]
 
     def set_weights(self: Any, weights: Any) -> None:
-        """Assigns values to the optimizer's variables."""
         for variable, value in zip(self.weights, weights, strict=True):
             variable.assign(value)
 
@@ -103,10 +100,10 @@ def _method_of_optimizers(used: Used, name: str) -> Any:
 
 
 def callable_variables(original: Any, used: Used, _: str) -> Any:
-    """Makes `optimizer.variables`, which is a property in Keras 3 and a method in Keras 2."""
+    """Return `optimizer.variables`, which is a property in Keras 3 and a method in Keras 2."""
 
     class Variables(list[Any]):
-        """An optimizer's variables, as a list that can also be called and then returns the variables."""
+        """Callable list of an optimizer's variables."""
 
         def __call__(self) -> list[Any]:
             used()
@@ -120,7 +117,7 @@ def callable_variables(original: Any, used: Used, _: str) -> Any:
 
 
 def of_compile(original: Any, used: Used, _: str) -> Any:
-    """Makes `compile`."""
+    """Return `compile`."""
 
     @functools.wraps(original)
     def compiled(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -133,14 +130,14 @@ def of_compile(original: Any, used: Used, _: str) -> Any:
 
 
 def of_fit(original: Any, used: Used, _: str) -> Any:
-    """Makes `fit`, `evaluate` or `predict`."""
+    """Return `fit`, `evaluate` or `predict`."""
 
     @functools.wraps(original)
     def call(self: Any, x: Any = None, *args: Any, **kwargs: Any) -> Any:
-        for name in kwargs.keys() & set(_OF_QUEUES):
+        for name in kwargs.keys() & set(_QUEUE_OPTIONS):
             used()
             value = kwargs.pop(name)
-            if hasattr(type(x), name):  # a PyDataset, whose batches threads or processes load ahead
+            if hasattr(type(x), name):  # a PyDataset, which prefetches batches in threads or processes
                 setattr(x, name, value)
         return original(self, x, *args, **kwargs)
 
@@ -148,12 +145,11 @@ def of_fit(original: Any, used: Used, _: str) -> Any:
 
 
 def of_generators(_: Any, used: Used, name: str) -> Any:
-    """Makes `fit_generator`, `evaluate_generator` or `predict_generator`."""
+    """Return `fit_generator`, `evaluate_generator` or `predict_generator`."""
 
     def fit_generator(self: Any, generator: Any, steps_per_epoch: int | None = None, epochs: int = 1,
                       verbose: Any = 1, callbacks: Any = None, validation_data: Any = None,
                       validation_steps: int | None = None, **options: Any) -> Any:
-        """Trains on the batches of a generator, as `fit` does."""
         used()
         return self.fit(generator, steps_per_epoch=steps_per_epoch, epochs=epochs, verbose=verbose,
                         callbacks=callbacks, validation_data=validation_data, validation_steps=validation_steps,
@@ -161,13 +157,11 @@ def of_generators(_: Any, used: Used, name: str) -> Any:
 
     def evaluate_generator(self: Any, generator: Any, steps: int | None = None, callbacks: Any = None,
                            verbose: Any = 0, **options: Any) -> Any:
-        """Evaluates on the batches of a generator, as `evaluate` does."""
         used()
         return self.evaluate(generator, steps=steps, callbacks=callbacks, verbose=verbose, **options)
 
     def predict_generator(self: Any, generator: Any, steps: int | None = None, callbacks: Any = None,
                           verbose: Any = 0, **options: Any) -> Any:
-        """Predicts for the batches of a generator, as `predict` does."""
         used()
         return self.predict(generator, steps=steps, callbacks=callbacks, verbose=verbose, **options)
 
@@ -175,27 +169,27 @@ def of_generators(_: Any, used: Used, name: str) -> Any:
 
 
 def of_batch_normalization(original: Any, used: Used, _: str) -> Any:
-    """Makes the constructor of `BatchNormalization`."""
+    """Return the constructor of `BatchNormalization`."""
 
     @functools.wraps(original)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         unused = [name for name in ("fused", "virtual_batch_size", "adjustment") if name in kwargs
-                  and (name == "fused" or kwargs[name] is None)]  # the others would change results
+                  and (name == "fused" or kwargs[name] is None)]  # other values would change results
         for name in unused:
             used()
             del kwargs[name]
         original(self, *args, **kwargs)
 
-    init.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]  # by which Keras reads arguments
+    init.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]  # which Keras inspects
     return init
 
 
 def of_legacy_optimizers(_: Any, used: Used, name: str) -> Any:
-    """Makes a class of `keras.optimizers.legacy`."""
+    """Return a class of `keras.optimizers.legacy`."""
     found: Any = getattr(importlib.import_module(f"keras.src.optimizers.{name.lower()}"), name)
 
     class Legacy(found):  # type: ignore[misc]  # the base class is only known at run time
-        """A Keras 3 optimizer under the name of a legacy optimizer of Keras 2."""
+        """Keras 3 optimizer under the name of a legacy optimizer of Keras 2."""
 
         def __new__(cls, *args: Any, **kwargs: Any) -> Any:
             used()
@@ -206,21 +200,19 @@ def of_legacy_optimizers(_: Any, used: Used, name: str) -> Any:
 
 
 def of_tf_keras(original: Any, _: Used, __: str) -> Any:
-    """Makes `tf.keras.__version__`, which Keras 2 itself had."""
+    """Return `tf.keras.__version__`."""
     return getattr(sys.modules.get("tf_keras"), "__version__", None) if original is None else original
 
 
 def of_backend(_: Any, used: Used, name: str) -> Any:
-    """Makes a function of `tf.keras.backend`."""
+    """Return a function of `tf.keras.backend`."""
 
     def set_value(x: Any, value: Any) -> None:
-        """Assigns a value to a variable."""
         if isinstance(x.dtype, str):
             used()
         x.assign(np.asarray(value, dtype=getattr(x.dtype, "name", x.dtype)))
 
     def batch_set_value(tuples: Any) -> None:
-        """Assigns values to variables."""
         for x, value in tuples:
             set_value(x, value)
 

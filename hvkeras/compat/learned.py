@@ -1,8 +1,8 @@
-"""Layers that learn from data before training (`adapt`): their learning, and their state as arrays.
+"""Preprocessing layers that learn from data before training (`adapt`): learning over ranks, and state as arrays.
 
-Variables hold only a part of this state, if any: the vocabulary of a lookup layer is in a table, the boundaries of a
+Variables hold at most a part of this state. The vocabulary of a lookup layer is in a table, the boundaries of a
 discretization are a list, and a normalization computes with constants that `finalize_state` derives from its variables.
-Learning runs Keras's own algorithm up to its last step, so that the ranks' results can be merged.
+Learning runs Keras's own algorithm except for its last step, so that the ranks' results can be merged.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ LOOKUP, TEXT, MOMENTS, QUANTILES, SPACE, OTHER = "lookup", "text", "moments", "q
 _CLASSES = {"StringLookup": LOOKUP, "IntegerLookup": LOOKUP, "TextVectorization": TEXT, "Normalization": MOMENTS,
             "Discretization": QUANTILES}
 # State that does not affect a layer's outputs.
-_BESIDE = ("shape", "count", "summary", "own_mean", "own_variance")
+_IRRELEVANT = ("shape", "count", "summary", "own_mean", "own_variance")
 
-# The exported content of tables, which do not change once they have tokens.
+# Exported content by table; tables with tokens do not change.
 _exported: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
 
 
 def kind_of_learning(layer: Any) -> str | None:
-    """Returns what a layer learns from data, as one of the constants above; None if it does not learn.
+    """Return the kind of state that a layer learns from data, one of the constants above; None if it does not learn.
 
-    OTHER stands for a user-defined layer that implements Keras's protocol (`adapt`, `finalize_state`).
+    OTHER is a user-defined layer that implements Keras's protocol (`adapt`, `finalize_state`).
     """
     for family in loaded_families():
         keras: Any = sys.modules[family]
@@ -48,17 +48,17 @@ def kind_of_learning(layer: Any) -> str | None:
 
 
 def is_of_tf_keras(layer: Any) -> bool:
-    """Whether a layer is a tf_keras layer."""
+    """Return whether a layer is a tf_keras layer."""
     return TF_KERAS in loaded_families() and isinstance(layer, sys.modules[TF_KERAS].layers.Layer)
 
 
 def lookup_of(layer: Any) -> Any:
-    """Returns the lookup layer inside a text vectorization, or any other layer unchanged."""
+    """Return the lookup layer inside a text vectorization, or any other layer unchanged."""
     return getattr(layer, "_lookup_layer", layer)
 
 
 def learned_layers(model: Any) -> list[Any]:
-    """Returns the layers of a model, including nested ones, that learn from data, in the same order on all ranks.
+    """Return a model's layers that learn from data, including nested ones, in the same order on all ranks.
 
     The list is empty in the graph of a TensorFlow 1 session, where layers cannot learn.
     """
@@ -72,7 +72,7 @@ def learned_layers(model: Any) -> list[Any]:
 
 
 def learned_state(layer: Any) -> dict[str, Any]:
-    """Returns what a layer has learned, as arrays of numbers by name, without what it has not learned yet."""
+    """Return the learned state of a layer as numeric arrays by name; state not learned yet has no entry."""
     kind = kind_of_learning(layer)
     if kind in (LOOKUP, TEXT):
         return _vocabulary(lookup_of(layer))
@@ -84,12 +84,12 @@ def learned_state(layer: Any) -> dict[str, Any]:
 
 
 def learned_function(state: dict[str, Any]) -> dict[str, Any]:
-    """Returns the part of a state on which the layer's outputs depend."""
-    return {name: array for name, array in state.items() if name not in _BESIDE}
+    """Return the part of a state on which the layer's outputs depend."""
+    return {name: array for name, array in state.items() if name not in _IRRELEVANT}
 
 
 def take_learned_state(layer: Any, state: dict[str, Any]) -> None:
-    """Loads the learned state of another layer into a layer, and finalizes it.
+    """Load the learned state of another layer into a layer, and finalize the layer.
 
     Args:
         layer: A layer with the same configuration.
@@ -109,18 +109,18 @@ def take_learned_state(layer: Any, state: dict[str, Any]) -> None:
 
 
 def is_dynamic(weight: Any) -> bool:
-    """Whether a tf_keras layer's weight is a vocabulary instead of a variable, or a variable without a fixed shape."""
+    """Return whether a tf_keras layer's weight is a vocabulary, or a variable without a fixed shape."""
     weight = as_tf_variable(weight)
     return _is_vocabulary(weight) or (isinstance(weight, tf.Variable) and not weight.shape.is_fully_defined())
 
 
 def dynamic_value(weight: Any) -> Any:
-    """Returns the value of a weight for which `is_dynamic` is True."""
+    """Return the value of a weight for which `is_dynamic` is True."""
     return _vocabulary(weight._layer) if _is_vocabulary(weight) else as_tf_variable(weight).numpy()
 
 
 def set_dynamic(weight: Any, value: Any) -> None:
-    """Sets a weight for which `is_dynamic` is True."""
+    """Set a weight for which `is_dynamic` is True."""
     if _is_vocabulary(weight):
         _take_vocabulary(weight._layer, value)
     else:
@@ -132,7 +132,7 @@ def _is_vocabulary(weight: Any) -> bool:
 
 
 def fixed_width(layer: Any) -> int | None:
-    """Returns the output width that Keras fixes once a layer's vocabulary was set; None if it may change."""
+    """Return the output width that Keras has fixed with a layer's vocabulary; None if it may change."""
     lookup = lookup_of(layer)
     if kind_of_learning(layer) not in (LOOKUP, TEXT) or lookup.output_mode == "int" or lookup.pad_to_max_tokens:
         return None
@@ -140,12 +140,12 @@ def fixed_width(layer: Any) -> int | None:
 
 
 def token_count(layer: Any, state: dict[str, Any]) -> int:
-    """Returns the output width that a vocabulary results in, including special tokens."""
+    """Return the output width for a vocabulary, including special tokens."""
     return len(state.get("lengths", state["tokens"])) + int(lookup_of(layer)._token_start_index())
 
 
 def pack_tokens(tokens: Any) -> dict[str, Any]:
-    """Packs tokens into arrays of numbers: int64, or the bytes of all tokens and the length of each."""
+    """Pack tokens into numeric arrays: int64 tokens, or the bytes of all tokens and the length of each."""
     if tokens.dtype != object:
         return {"tokens": tokens.astype(np.int64)}
     return {"tokens": np.frombuffer(b"".join(tokens), np.uint8),
@@ -153,7 +153,7 @@ def pack_tokens(tokens: Any) -> dict[str, Any]:
 
 
 def unpack_tokens(packed: dict[str, Any], dtype: Any) -> Any:
-    """Returns tokens from `pack_tokens` as a tensor."""
+    """Return packed tokens as a tensor."""
     if "lengths" not in packed:
         return tf.constant(packed["tokens"], dtype)
     ends, data = np.cumsum(packed["lengths"]), packed["tokens"].tobytes()
@@ -162,7 +162,7 @@ def unpack_tokens(packed: dict[str, Any], dtype: Any) -> Any:
 
 
 def build_for_learning(layer: Any, shape: Any) -> None:
-    """Builds a layer for inputs of a given shape as `adapt` does, if it is not built yet."""
+    """Build a layer for inputs of a given shape, as `adapt` does, unless it is built."""
     if layer.built:
         return
     if is_of_tf_keras(layer):
@@ -172,12 +172,12 @@ def build_for_learning(layer: Any, shape: Any) -> None:
 
 
 def kept_shape(layer: Any) -> list[int | None]:
-    """Returns the shape of a normalization's inputs, with None for each axis that it averages over."""
+    """Return a normalization's input shape, with None for the axes that it averages over."""
     return [size if axis in layer._keep_axis else None for axis, size in enumerate(layer._broadcast_shape)]
 
 
 def retrace(model: Any) -> None:
-    """Makes Keras retrace a model's functions, which hold the former constants and tables; also works during `fit`."""
+    """Have Keras retrace a model's functions, which contain the previous constants and tables; also during `fit`."""
     if getattr(model, "train_function", None) is not None:
         model.make_train_function(force=True)
     for name in ("test_function", "predict_function"):
@@ -211,7 +211,7 @@ def _take_vocabulary(lookup: Any, state: dict[str, Any]) -> None:
         else:
             lookup.idf_weights = tf.Variable(state["idf"], trainable=False)
         lookup.idf_weights_const = lookup.idf_weights.value()
-    if lookup.input_vocabulary is not None:  # a saved model is recreated from these
+    if lookup.input_vocabulary is not None:  # saved in the configuration
         lookup.input_vocabulary = lookup.get_vocabulary(include_special_tokens=False)
         if "idf" in state:
             start = lookup._token_start_index()
@@ -245,13 +245,13 @@ def _take_moments(layer: Any, state: dict[str, Any]) -> None:
 
 
 def set_moments(layer: Any, mean: Any, variance: Any, count: Any) -> None:
-    """Sets the mean and variance of a built normalization.
+    """Set the mean and variance of a built normalization.
 
     Args:
-        layer: The layer, which learns them from data.
-        mean: One number for each position on the axes that the layer does not average over.
-        variance: As many numbers as `mean` has.
-        count: The number of samples behind them; Keras 3 leaves it at 0.
+        layer: The layer.
+        mean: Means; the shape consists of the axes that the layer does not average over.
+        variance: Variances, of the same shape.
+        count: The number of samples; always 0 in Keras 3.
     """
     for variable, value in ((layer.adapt_mean, mean), (layer.adapt_variance, variance), (layer.count, count)):
         target = as_tf_variable(variable)
@@ -278,10 +278,10 @@ def _take_boundaries(layer: Any, state: dict[str, Any]) -> None:
 
 
 def set_summary(layer: Any, summary: Any) -> None:
-    """Sets the values of a discretization and their weights.
+    """Set the summary from which a discretization derives its boundaries.
 
     Args:
-        layer: The layer, which learns its boundaries.
+        layer: The layer.
         summary: Array of shape `[2, values]`: the values in ascending order, and the weight of each.
     """
     if is_of_tf_keras(layer):
@@ -291,11 +291,11 @@ def set_summary(layer: Any, summary: Any) -> None:
         layer.summary = np.asarray(summary, np.float32)
 
 
-_ROWS = 2**22  # array elements that are processed together
+_MOST_ELEMENTS = 2**22  # of an array that is processed at once
 
 
 def is_without_data(data: Any) -> bool:
-    """Whether there is nothing to learn from, as far as this can be determined without reading the data."""
+    """Return whether data are empty, as far as this can be determined without reading them."""
     if isinstance(data, tf.data.Dataset):
         return int(data.cardinality()) == 0
     if isinstance(data, tf.RaggedTensor):
@@ -307,20 +307,21 @@ def is_without_data(data: Any) -> bool:
 
 
 def count_tokens(layer: Any, data: Any, options: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Counts the tokens of data as Keras does, without giving the layer a new vocabulary.
+    """Count the tokens in data with Keras's algorithm, without updating the layer's vocabulary.
 
     Args:
         layer: A lookup or a text vectorization.
-        data: The data for the layer's `adapt`, or nothing.
-        options: Other arguments of its `adapt`.
+        data: The data for the layer's `adapt`; may be None or empty.
+        options: Other arguments of `adapt`.
 
     Returns:
-        The tokens and counts of each table of counts, as arrays; for TF-IDF, the last also has the number of documents.
+        Tokens and counts of each of Keras's count tables as arrays; for TF-IDF, the last also has the number of
+        documents.
     """
     if is_without_data(data):
         layer.reset_state()
     else:
-        with _unfinished(layer):
+        with _without_finalizing(layer):
             type(layer).adapt(layer, data, **options)
     found = []
     for table in _tables(layer):
@@ -332,7 +333,7 @@ def count_tokens(layer: Any, data: Any, options: Mapping[str, Any]) -> list[dict
 
 
 def learn_tokens(layer: Any, counted: list[list[dict[str, Any]]]) -> None:
-    """Builds a layer's vocabulary from the counts of all ranks, with Keras's own algorithm.
+    """Build a layer's vocabulary from the counts of all ranks, with Keras's own algorithm.
 
     Args:
         layer: A lookup or a text vectorization.
@@ -350,7 +351,7 @@ def learn_tokens(layer: Any, counted: list[list[dict[str, Any]]]) -> None:
 
 
 def batches_to_learn(layer: Any, data: Any, batch_size: int | None, steps: int | None) -> Iterator[Any]:
-    """Yields arrays from the data that a layer's `adapt` takes.
+    """Yield arrays from data in any form that a layer's `adapt` accepts.
 
     Args:
         layer: The layer.
@@ -372,7 +373,7 @@ def batches_to_learn(layer: Any, data: Any, batch_size: int | None, steps: int |
         found = iter(data)
     for batch in itertools.islice(found, steps):
         values = np.asarray(batch[0] if isinstance(batch, tuple) else batch)
-        rows = max(1, _ROWS * len(values) // max(values.size, 1)) if values.ndim else 1
+        rows = max(1, _MOST_ELEMENTS * len(values) // max(values.size, 1)) if values.ndim else 1
         if len(values) <= rows:
             yield values
         else:
@@ -380,46 +381,43 @@ def batches_to_learn(layer: Any, data: Any, batch_size: int | None, steps: int |
 
 
 def is_empty_dataset(data: Any) -> bool:
-    """Whether a dataset has no elements; it may be necessary to read the first element."""
+    """Return whether a dataset has no elements; may read the first element."""
     return is_without_data(data) or not any(True for _ in data.take(1))
 
 
 @contextlib.contextmanager
 def adapting_by(space: Any, adapt: Callable[[Any, Any], None]) -> Iterator[list[Any]]:
-    """A scope in which the layers of a `FeatureSpace` learn through one of our functions.
+    """Context manager that replaces the `adapt` of a `FeatureSpace`'s layers, and returns these layers.
 
     Args:
         space: The `FeatureSpace`.
         adapt: Called with a layer and data instead of the layer's `adapt`.
-
-    Returns:
-        The layers that learn.
     """
     layers = [space.preprocessors[name] for name in space._list_adaptable_preprocessors()]
     with contextlib.ExitStack() as stack:
         for layer in layers:
-            stack.enter_context(_instead(layer, "adapt", lambda data, layer=layer: adapt(layer, data)))
+            stack.enter_context(_replaced(layer, "adapt", lambda data, layer=layer: adapt(layer, data)))
         yield layers
 
 
 def finish_space(space: Any) -> None:
-    """Completes the `adapt` of a `FeatureSpace` after its layers have learned."""
+    """Complete the `adapt` of a `FeatureSpace` after its layers have learned."""
     space._is_adapted = True
     space.get_inputs()
     space.built = True
 
 
 def is_customized(layer: Any) -> bool:
-    """Whether a layer's class overrides any of Keras's learning methods."""
-    def written_by_keras(name: str) -> bool:
+    """Return whether a layer's class overrides any of Keras's learning methods."""
+    def is_of_keras(name: str) -> bool:
         method = getattr(type(layer), name, None)
         return method is None or method.__module__.split(".")[0] in ("keras", "tf_keras")
 
-    return not all(written_by_keras(name) for name in ("adapt", "update_state", "finalize_state"))
+    return not all(is_of_keras(name) for name in ("adapt", "update_state", "finalize_state"))
 
 
 def finish(layer: Any) -> None:
-    """Derives the values that a layer computes with from what it has learned."""
+    """Finalize a layer that has learned, and mark it as adapted."""
     layer.finalize_state()
     if hasattr(layer, "_is_adapted"):  # in tf_keras
         layer._is_adapted = True
@@ -441,15 +439,13 @@ def _of_tf_keras(data: Any, batch_size: int | None, steps: int | None) -> Iterat
 
 
 @contextlib.contextmanager
-def _unfinished(layer: Any) -> Iterator[None]:
-    """A scope in which `adapt` omits its last step."""
-    with _instead(layer, "finalize_state", lambda: None):
+def _without_finalizing(layer: Any) -> Iterator[None]:
+    with _replaced(layer, "finalize_state", lambda: None):
         yield
 
 
 @contextlib.contextmanager
-def _instead(layer: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
-    """A scope in which a function replaces a layer's method."""
+def _replaced(layer: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
     attributes = vars(layer)
     former = attributes.get(name)
     attributes[name] = function

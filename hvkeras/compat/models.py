@@ -1,4 +1,4 @@
-"""Models: their weights and their files."""
+"""Weights and files of models."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from hvkeras.compat.variables import as_tf_variable
 
 
 def model_weights(model: Any) -> list[Any]:
-    """Returns the model's trainable and non-trainable weights, without metrics and random seed states.
+    """Return the model's trainable and non-trainable weights, without metrics and random seed states.
 
-    The result excludes learned state that tf_keras layers keep in weights that are not variables or have no fixed
-    shape: see `learned_state`.
+    Weights of tf_keras layers that are not variables, or have no fixed shape, are excluded: see `learned_state`.
     """
     return [weight for weight in model.weights if _has_fixed_shape(as_tf_variable(weight))]
 
@@ -25,15 +24,14 @@ def _has_fixed_shape(weight: Any) -> bool:
 
 
 def is_synchronized(layer: Any) -> bool:
-    """Whether a layer normalizes by the moments of the whole batch, instead of those of parts of it."""
+    """Return whether a BatchNormalization uses the moments of the global batch."""
     return bool(getattr(layer, "synchronized", False)) and getattr(layer, "virtual_batch_size", None) is None
 
 
 def is_built(model: Any) -> bool:
-    """Whether the model has all of its weights before its first step.
+    """Return whether the model has all of its weights before its first step.
 
-    A model that contains other models, calls them in its `train_step`, and is never called itself is never marked as
-    built.
+    Keras never marks a model as built that is not called itself, but calls nested models in its `train_step`.
     """
     maker = next(cls for cls in type(model).__mro__ if "build" in vars(cls))
     makes_none = is_of_keras(maker) and maker.__name__ in ("Model", "Layer") and bool(model.layers)
@@ -41,14 +39,14 @@ def is_built(model: Any) -> bool:
 
 
 def build_for(model: Any, batch: Any) -> None:
-    """Creates the weights that a model's first step would create, by tracing the model's call in training mode.
+    """Create the weights that a model's first step would create, by tracing the model's call in training mode.
 
     Args:
         model: The model.
         batch: The `element_spec` of the data: inputs, or a tuple of inputs and more.
 
     Raises:
-        Exception: Whatever the model's call raised. It may need concrete values, or not be implemented where a
+        Exception: Any exception of the model's call, which may need concrete values, or be missing in a model whose
             `train_step` calls other models.
     """
     inputs = batch[0] if isinstance(batch, tuple) else batch
@@ -64,15 +62,15 @@ def build_for(model: Any, batch: Any) -> None:
         traced = tf.function(tf.autograph.experimental.do_not_convert(call) if is_keras_3 else call)
         traced.get_concrete_function(inputs)
     except Exception:
-        model.built = built  # the failed call has already marked the model as built
+        model.built = built  # the failed call has marked the model as built
         raise
 
 
 def repair_optimizer(model: Any, filepath: Any) -> None:
-    """Restores the optimizer state of a model that was loaded from a Keras 3 HDF5 file.
+    """Restore the optimizer state of a model that was loaded from a Keras 3 HDF5 file.
 
-    Keras builds that optimizer with an empty list of variables, so that `fit` fails on variables that the optimizer
-    does not know, with or without hvkeras.
+    Keras builds that optimizer with an empty list of variables, so that `fit` fails on unknown variables, also without
+    hvkeras.
     """
     broken: Any = getattr(model, "optimizer", None)
     if family_of(broken) != KERAS or not broken.built or broken._trainable_variables or not model.trainable_variables:
@@ -89,7 +87,7 @@ def repair_optimizer(model: Any, filepath: Any) -> None:
 
 
 def endings_of_saved(weights_only: bool) -> tuple[str, ...]:
-    """Returns the endings that Keras accepts for paths to save to; tf_keras accepts any."""
+    """Return the file name extensions that Keras accepts for saving; tf_keras accepts any."""
     if default_keras().__name__ == TF_KERAS:
         return ("",)
     return (".weights.h5",) if weights_only else (".keras", ".h5")

@@ -1,4 +1,4 @@
-"""Optimizers: their variables, steps and learning rate."""
+"""Variables, step counters and learning rates of optimizers."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from hvkeras.compat.variables import as_tf_variable, value_of
 
 
 def inner_optimizer(optimizer: Any) -> Any:
-    """Returns the optimizer inside a `LossScaleOptimizer`; None for other optimizers."""
+    """Return the optimizer inside a `LossScaleOptimizer`; None for other optimizers."""
     if not any(cls.__name__.startswith("LossScaleOptimizer") for cls in type(optimizer).__mro__):
         return None
     return getattr(optimizer, "inner_optimizer", None)
 
 
 def build_optimizer(optimizer: Any, variables: Sequence[Any]) -> None:
-    """Creates the optimizer's variables, unless they exist."""
+    """Create an optimizer's variables unless they exist."""
     with tf.init_scope():
         if family_of(optimizer) == TF_KERAS_LEGACY:
             optimizer._create_all_weights(list(variables))
@@ -29,7 +29,7 @@ def build_optimizer(optimizer: Any, variables: Sequence[Any]) -> None:
 
 
 def optimizer_variables(optimizer: Any) -> list[Any]:
-    """Returns all variables of an optimizer: iterations, learning rate, slots and the loss scale."""
+    """Return all variables of an optimizer: iterations, learning rate, slots and the loss scale."""
     found = optimizer.variables
     variables = list(found() if family_of(optimizer) == TF_KERAS_LEGACY else found)
     # tf_keras does not include these in `variables`:
@@ -43,60 +43,61 @@ def optimizer_variables(optimizer: Any) -> list[Any]:
                         if isinstance(other, tf.Variable) and id(other) not in known]
 
 
-# Optimizers of Keras 3 that update a variable by its gradient and slots; its name and the other variables play no part.
-_ONE_BY_ONE = frozenset({"SGD", "RMSprop", "Adam", "AdamW", "Adamax", "Nadam", "Adagrad", "Adadelta", "Lion", "Ftrl",
+# Optimizers of Keras 3 whose update of a variable depends only on its value, gradient and slots.
+_INDEPENDENT_UPDATES = frozenset({"SGD", "RMSprop", "Adam", "AdamW", "Adamax", "Nadam", "Adagrad", "Adadelta", "Lion",
+                                  "Ftrl",
                          "Lamb"})
-CLIPS_BY_NORM = ("clipnorm", "global_clipnorm")  # attributes of optimizers that clip by norms of whole gradients
-_WITH_ALL = ("clipvalue", "use_ema", "gradient_accumulation_steps", "loss_scale_factor")
+CLIPS_BY_NORM = ("clipnorm", "global_clipnorm")  # attributes of optimizers that clip by the norm of complete gradients
+_GLOBAL_OPTIONS = ("clipvalue", "use_ema", "gradient_accumulation_steps", "loss_scale_factor")
 
 
-# Optimizers that treat each element by itself, and those that look at a whole variable.
-_BY_ELEMENTS = frozenset({"SGD", "RMSprop", "Adam", "AdamW", "Adamax", "Nadam", "Adagrad", "Adadelta", "Lion", "Ftrl"})
-_BY_VARIABLES = frozenset({"Lamb", "Adafactor", "Muon"})
-_STEPS = ("update_step", "_update_step", "_backend_update_step", "apply", "_internal_apply_gradients", "build")
+# Optimizers that update elements independently, and those that depend on the complete variable.
+_ELEMENTWISE = frozenset({"SGD", "RMSprop", "Adam", "AdamW", "Adamax", "Nadam", "Adagrad", "Adadelta", "Lion", "Ftrl"})
+_VARIABLEWISE = frozenset({"Lamb", "Adafactor", "Muon"})
+_STEP_METHODS = ("update_step", "_update_step", "_backend_update_step", "apply", "_internal_apply_gradients", "build")
 
 
 def kind_of_update(plain: type) -> str:
-    """Returns what an optimizer's update may be split into: "elements", "variables" or "" if that is not known.
+    """Return the granularity at which an optimizer's update may be sharded: "elements", "variables" or "" if unknown.
 
-    A user's class counts as its nearest base class of Keras, but its variables stay whole if it has steps of its own.
+    A user-defined class counts as its nearest base class of Keras, but as "variables" if it overrides a step.
 
     Args:
-        plain: Its class, as Keras or the user defines it.
+        plain: The optimizer's class, as Keras or the user defines it.
     """
-    has_own_steps = False
+    overrides_step = False
     for cls in plain.__mro__:
         if is_of_keras(cls):
             if cls.__name__ == "Nadam" and cls.__module__.startswith("tf_keras"):
-                return ""  # the update of one variable changes what those of the others read
-            if cls.__name__ in _BY_ELEMENTS:
-                return "variables" if has_own_steps else "elements"
-            return "variables" if cls.__name__ in _BY_VARIABLES else ""
-        has_own_steps = has_own_steps or any(name in cls.__dict__ for name in _STEPS)
+                return ""  # the update of one variable changes state that the others read
+            if cls.__name__ in _ELEMENTWISE:
+                return "variables" if overrides_step else "elements"
+            return "variables" if cls.__name__ in _VARIABLEWISE else ""
+        overrides_step = overrides_step or any(name in cls.__dict__ for name in _STEP_METHODS)
     return ""
 
 
 def updates_one_by_one(optimizer: Any, plain: type, is_clipped: bool) -> bool:
-    """Whether the update of an optimizer is one update for each variable, and hardly anything else.
+    """Return whether an optimizer updates each variable independently, with no computation over all variables.
 
     Args:
         optimizer: An optimizer of Keras 3.
-        plain: Its class, as Keras defines it.
-        is_clipped: Whether gradients are clipped before they reach it.
+        plain: The optimizer's class, as Keras defines it.
+        is_clipped: Whether the optimizer receives clipped gradients.
     """
-    with_all = _WITH_ALL if is_clipped else (*CLIPS_BY_NORM, *_WITH_ALL)
-    return plain.__name__ in _ONE_BY_ONE and not any(getattr(optimizer, name, None) for name in with_all)
+    with_all = _GLOBAL_OPTIONS if is_clipped else (*CLIPS_BY_NORM, *_GLOBAL_OPTIONS)
+    return plain.__name__ in _INDEPENDENT_UPDATES and not any(getattr(optimizer, name, None) for name in with_all)
 
 
 def with_slots(optimizer: Any, variable: Any) -> list[Any]:
-    """Returns a variable and its slots in an optimizer, in an order that is always the same.
+    """Return a variable and its slots in an optimizer, in a fixed order.
 
     Args:
         optimizer: An optimizer of Keras 3, built.
-        variable: A variable that it trains.
+        variable: A trainable variable of the optimizer.
 
     Returns:
-        TensorFlow's variables; None where the variable has no such slot.
+        `tf.Variable`s; None where the variable has no such slot.
     """
     index, count = optimizer._get_variable_index(variable), len(optimizer._trainable_variables)
     slots = [each[index] for name, each in sorted(vars(optimizer).items())
@@ -105,25 +106,25 @@ def with_slots(optimizer: Any, variable: Any) -> list[Any]:
 
 
 def numbered_slots(optimizer: Any, count: int) -> Iterator[tuple[int, Any]]:
-    """Yields an optimizer's slots, each after the number of the variable that it belongs to.
+    """Yield pairs of a variable's index and one of its slots.
 
-    Optimizers keep their slots in lists with an entry for each variable, or in other collections like these.
+    Optimizers hold slots in lists with an entry for each variable, or in nested collections of such lists.
 
     Args:
-        optimizer: An optimizer of Keras 3 or tf_keras, built, and not a legacy one.
-        count: The number of variables that it was built for.
+        optimizer: A built optimizer of Keras 3 or tf_keras, except for legacy ones.
+        count: The number of variables for which it was built.
     """
     for name, each in sorted(vars(optimizer).items()):
         if name not in ("_variables", "_trainable_variables"):
-            yield from _numbered(each, count)
+            yield from _indexed(each, count)
 
 
-def _numbered(entries: Any, count: int) -> list[tuple[int, Any]]:
+def _indexed(entries: Any, count: int) -> list[tuple[int, Any]]:
     if isinstance(entries, dict):
         entries = list(entries.values())
     if not isinstance(entries, (list, tuple)):
         return []
-    within = [found for entry in entries for found in _numbered(entry, count)]
+    within = [found for entry in entries for found in _indexed(entry, count)]
     if within or len(entries) != count:
         return within
     return [(number, slot) for number, entry in enumerate(entries) for slot in tf.nest.flatten(entry)
@@ -131,25 +132,25 @@ def _numbered(entries: Any, count: int) -> list[tuple[int, Any]]:
 
 
 def is_decayed(optimizer: Any, variable: Any) -> bool:
-    """Whether an optimizer of Keras 3 decays a variable of its own accord, outside of its update."""
+    """Return whether an optimizer of Keras 3 applies weight decay to a variable outside of its update step."""
     return bool(optimizer.weight_decay) and bool(optimizer._use_weight_decay(as_tf_variable(variable)))
 
 
 def advance_iterations(optimizer: Any) -> None:
-    """Counts a step in which no update is applied."""
+    """Count a step without an update."""
     step_counter_variable(optimizer).assign_add(1)
 
 
 def step_counter(optimizer: Any) -> int:
-    """Returns how many training steps an optimizer has counted, including passes that only accumulate.
+    """Return the number of training steps that an optimizer has counted, including passes that only accumulate.
 
-    Steps that a Keras 3 `LossScaleOptimizer` skipped do not count.
+    Steps that a Keras 3 `LossScaleOptimizer` has skipped are not included.
     """
     return int(value_of(step_counter_variable(optimizer)))
 
 
 def step_counter_variable(optimizer: Any) -> Any:
-    """Returns the variable that counts an optimizer's steps."""
+    """Return the variable that counts an optimizer's steps."""
     optimizer = inner_optimizer(optimizer) or optimizer
     # In newer Keras 3, `iterations` is not the variable: it excludes the passes of gradient_accumulation_steps.
     return getattr(optimizer, "_iterations", optimizer.iterations) if family_of(optimizer) == KERAS else (
@@ -157,7 +158,7 @@ def step_counter_variable(optimizer: Any) -> Any:
 
 
 def learning_rate_source(optimizer: Any) -> Any:
-    """Returns the source of the learning rate: a variable, number, schedule or function; None if there are several."""
+    """Return the source of the learning rate: a variable, number, schedule or function; None if there are several."""
     optimizer = inner_optimizer(optimizer) or optimizer
     if hasattr(optimizer, "_inner_optimizers"):
         return None
@@ -167,7 +168,7 @@ def learning_rate_source(optimizer: Any) -> Any:
 
 
 def learning_rate(optimizer: Any) -> float | None:
-    """Returns an optimizer's learning rate; None if it is not a single number that can be set."""
+    """Return an optimizer's learning rate; None if it is not a single number that can be set."""
     source = as_tf_variable(learning_rate_source(optimizer))
     if isinstance(source, tf.Variable):
         return float(value_of(source))
@@ -175,23 +176,23 @@ def learning_rate(optimizer: Any) -> float | None:
 
 
 def set_learning_rate(optimizer: Any, value: float) -> None:
-    """Sets the learning rate that `learning_rate` reads."""
+    """Set the learning rate that `learning_rate` reads."""
     (inner_optimizer(optimizer) or optimizer).learning_rate = value
 
 
 def as_learning_rate(optimizer: Any, value: float) -> float:
-    """Rounds a number to the precision of the optimizer's variable, which is lower than that of Python's floats."""
+    """Round a number to the precision of the optimizer's learning rate variable."""
     source = as_tf_variable(learning_rate_source(optimizer))
     return float(source.dtype.as_numpy_dtype(value)) if isinstance(source, tf.Variable) else float(value)
 
 
 def is_schedule(thing: Any) -> bool:
-    """Whether an object is a learning rate schedule, of any Keras."""
+    """Return whether an object is a learning rate schedule of any Keras."""
     return any(cls.__name__ == "LearningRateSchedule" for cls in type(thing).__mro__)
 
 
 def velocities(optimizer: Any) -> list[tf.Variable]:
-    """Returns the slots whose values are proportional to the learning rate: the momenta of SGD and RMSprop.
+    """Return the slots whose values are proportional to the learning rate: the momenta of SGD and RMSprop.
 
     Other optimizers (Adam, Lion, Muon, ...) average gradients before they apply the learning rate.
     """
@@ -208,12 +209,12 @@ def velocities(optimizer: Any) -> list[tf.Variable]:
 
 
 def gradients_of(loss: Any, variables: Sequence[Any], tape: Any) -> list[tuple[Any, Any]]:
-    """Returns pairs of a gradient and its variable, as optimizers of Keras 2 compute them.
+    """Return pairs of a gradient and its variable, as optimizers of Keras 2 compute them.
 
     Args:
         loss: A tensor, or a function that returns one.
         variables: The variables.
-        tape: The tape that has recorded the tensor; None for a function.
+        tape: The tape that has recorded the tensor; None if `loss` is a function.
     """
     tape = tf.GradientTape() if tape is None else tape
     if callable(loss):
@@ -223,11 +224,11 @@ def gradients_of(loss: Any, variables: Sequence[Any], tape: Any) -> list[tuple[A
 
 
 def weighed_loss(loss: Any, grad_loss: Any, tape: Any) -> Any:
-    """Returns a loss whose gradients include the factor `grad_loss`, which newer tf_keras optimizers do not accept.
+    """Return a loss whose gradients include the factor `grad_loss`, which newer tf_keras optimizers do not accept.
 
     Args:
         loss: A tensor, or a function that returns one.
-        grad_loss: The gradient of the loss itself; None for ones.
+        grad_loss: The gradient of the loss; None for ones.
         tape: The tape that has recorded the tensor.
     """
     if grad_loss is None:
@@ -239,32 +240,32 @@ def weighed_loss(loss: Any, grad_loss: Any, tape: Any) -> Any:
 
 
 def reduces_elsewhere(arguments: dict[str, Any]) -> bool:
-    """Whether the caller of tf_keras's `apply_gradients` states that the gradients are already reduced."""
+    """Return whether the caller of tf_keras's `apply_gradients` states that the gradients are already reduced."""
     return bool(arguments.get("skip_gradients_aggregation")) or not arguments.get("experimental_aggregate_gradients",
                                                                                  True)
 
 
 def forget_slots(optimizer: Any) -> None:
-    """Removes an optimizer's slots, so that it can be built for other variables.
+    """Remove an optimizer's slots, so that it can be built for other variables.
 
     Args:
-        optimizer: An optimizer of Keras 3 or tf_keras, built, and not a legacy one.
+        optimizer: A built optimizer of Keras 3 or tf_keras, except for legacy ones.
     """
-    kept = {id(as_tf_variable(optimizer.__dict__.get(name))) for name in ("_iterations", "_learning_rate")}
-    slots = [each for each in optimizer._variables if id(as_tf_variable(each)) not in kept]
+    preserved = {id(as_tf_variable(optimizer.__dict__.get(name))) for name in ("_iterations", "_learning_rate")}
+    slots = [each for each in optimizer._variables if id(as_tf_variable(each)) not in preserved]
     if family_of(optimizer) == KERAS:
         for slot in slots:
             optimizer._untrack_variable(slot)
         optimizer._trainable_variables_indices.clear()
         optimizer.built = False
     else:
-        optimizer._variables[:] = [each for each in optimizer._variables if id(as_tf_variable(each)) in kept]
+        optimizer._variables[:] = [each for each in optimizer._variables if id(as_tf_variable(each)) in preserved]
         optimizer._built = False
 
 
 @contextlib.contextmanager
 def attribute(instance: Any, name: str, value: Any) -> Iterator[None]:
-    """Sets an attribute temporarily, bypassing the `__setattr__` of optimizers."""
+    """Context manager that sets an attribute temporarily, bypassing the `__setattr__` of optimizers."""
     missing = object()
     before = instance.__dict__.get(name, missing)
     instance.__dict__[name] = value

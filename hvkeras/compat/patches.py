@@ -1,12 +1,12 @@
-"""Every change that hvkeras makes to a class or a module of somebody else, as one table, and what installs them.
+"""Table of all monkey patches that hvkeras applies to Keras and TensorFlow, and their installer.
 
-A row of `TABLE` names what it changes, why that takes a change, and what would make it go. Rows are installed in
-groups. What a changed function does lies with its subject, such as `hvkeras.training`: whoever installs a group passes
-it as the group's behaviour, and the row adapts the call (`hvkeras.compat.adapters`). `tools/foreign_changes.py`, a part
-of `make lint`, finds changes that are made elsewhere.
+Each row of `TABLE` names its targets, the reason for the patch, and what would make the patch unnecessary. Rows are
+installed in groups. The behavior of a patched function is implemented in its own package, such as `hvkeras.training`.
+The caller of `install` passes it as the group's behaviour, and the row adapts the call (`hvkeras.compat.adapters`).
+`tools/foreign_changes.py`, a part of `make lint`, finds patches that are applied elsewhere.
 
-The changes are plain functions and not wrapt's proxies, which take twice as long to call, cannot be pickled, and cannot
-be undone by the versions of wrapt that TensorFlow accepts; nor would they cover attributes that are no functions.
+Patches are plain functions instead of wrapt proxies. Proxies take twice as long to call, cannot be pickled, and cannot
+be removed with the versions of wrapt that TensorFlow accepts. They also do not support attributes other than functions.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from hvkeras.compat.families import loaded_families
 from hvkeras.compat.fit_data import KerasData, TfKerasData
 from hvkeras.compat.variables import assign_locally
 
-# Groups. Those of a job are undone by `shutdown()`, the others stay.
+# Groups. `shutdown()` uninstalls those of a job; the others stay installed.
 TRAINING, OPTIMIZERS, SCALED, RECORDING, TRACES, PASSES, ORDER = (
     "training", "optimizers", "scaled gradients", "recording", "elastic traces", "passes over data", "order of batches")
 STRATEGIES, STEPS, LOCAL, KERAS_2 = "strategies", "steps of strategies", "local assignment", "--as-horovod"
@@ -59,18 +59,19 @@ _OF_A_JOB = (TRAINING, OPTIMIZERS, SCALED, RECORDING, PASSES, ORDER)
 
 @dataclass(frozen=True)
 class Patch:
-    """A row of the table: what is changed in the same way for the same reason.
+    """Row of the table: targets that are patched in the same way for the same reason.
 
     Attributes:
-        group: The group it is installed with.
-        targets: What is changed, as `module:Class.attribute`; of `a|b`, the first that exists.
-        versions: Where these exist and need the change.
-        why: Why no public way does.
-        until: What would make the row removable.
-        make: Makes the replacement.
-        part: What hvkeras cannot handle if a target is hidden; "" if it loses nothing there.
-        adds: Whether the target need not exist.
-        leaves: What an added attribute leaves behind for objects that were made meanwhile, if not nothing.
+        group: The group that the row is installed with.
+        targets: Patched attributes, as `module:Class.attribute`; of `a|b`, the first that exists.
+        versions: Packages and versions that have these attributes and need the patch.
+        why: Reason why a public API does not suffice.
+        until: Change to Keras or TensorFlow that would make the row removable.
+        make: Factory of the replacement.
+        part: Feature that hvkeras loses if a target is missing; "" if none.
+        adds: Whether the attribute may be missing and is then added.
+        leaves: Value that `uninstall` assigns to an added attribute instead of deleting it, for objects that were
+            created in the meantime; None to delete it.
     """
 
     group: str
@@ -86,27 +87,22 @@ class Patch:
 
 @dataclass(frozen=True)
 class TrainingBehaviour:
-    """What models do around training; each function that gets the original method calls it.
+    """Behavior of models around training. Functions that wrap a method receive the original and call it.
+
+    `fit`, `evaluate`, `predict`, `reset_metrics`, `train_step` and `compute_loss` wrap the methods of the same name.
 
     Attributes:
-        fit: Wraps `fit`.
-        evaluate: Wraps `evaluate`.
-        predict: Wraps `predict`.
-        reset_metrics: Wraps `reset_metrics`.
         logs: Wraps the method that computes the logs of an epoch or an evaluation from the metrics, outside of graphs.
         data: Called with a `KerasData` or `TfKerasData` whenever data are prepared for iteration.
         stop_training: Called with a model and the value that this rank set; returns the value of `model.stop_training`.
-        step: Called with a model and its function of a batch, which is traced later; returns the function to use
-            instead. In a Keras that is too old for this, only explanations in messages are missing.
-        train_step: Wraps Keras's own `train_step`.
-        compute_loss: Wraps `compute_loss`.
-        weigh: Takes the weights that a mask leads to in a mean over unmasked values, and the mask; returns the weights
-            to use.
+        step: Called with a model and its step function of one batch, before tracing; returns the function to use
+            instead. If Keras is too old for this, only explanations in messages are missing.
+        weigh: Takes the sample weights that Keras derives from a mask, and the mask; returns the weights to use.
         combine: Takes a reduced loss, the name of its reduction, the sample weights (None where they do not matter),
             and the values that were reduced; returns the loss to use. It is not called for losses that are scalars
             before the reduction.
         moments: Takes a function that computes mean and variance as Keras does, the inputs, the axes to reduce over,
-            whether the results keep these axes, and the mask or None; returns mean and variance of all replicas.
+            whether the results keep these axes, and the mask or None; returns mean and variance over all replicas.
         orbax: Wraps every save of Keras 3's `OrbaxCheckpoint`.
     """
 
@@ -128,15 +124,15 @@ class TrainingBehaviour:
 
 @dataclass(frozen=True)
 class OptimizerBehaviour:
-    """What distributed optimizers need of their surroundings.
+    """Behavior of Keras code around distributed optimizers.
 
     Attributes:
-        loss_scale: Takes a function that finishes the step with the gradients passed to it (and their variables, if
-            those are others), the `LossScaleOptimizer`, the gradients and their variables. It runs before the check
-            for finite gradients.
-        refuses_xla: Whether `jit_compile="auto"` means False.
-        swap_averages: Wraps what `SwapEMAWeights` does to exchange weights and their averages.
-        begin_averages: Wraps what it does at the end.
+        loss_scale: Takes a function, the `LossScaleOptimizer`, the gradients and their variables; runs before the check
+            for finite gradients. The function takes the reduced gradients, and their variables if these are others, and
+            completes the step.
+        refuses_xla: Returns whether `jit_compile="auto"` means False.
+        swap_averages: Wraps `SwapEMAWeights._swap_variables`, which exchanges weights and their averages.
+        begin_averages: Wraps `SwapEMAWeights._finalize_ema_values`.
     """
 
     loss_scale: Callable[..., Any]
@@ -147,14 +143,14 @@ class OptimizerBehaviour:
 
 @dataclass(frozen=True)
 class RecordingBehaviour:
-    """What records training.
+    """Hooks that record training.
 
     Attributes:
         model_call: Wraps every call of a model.
         train_call: Called after each call of a model's train function with its begin and end, in seconds since the
             epoch, and its return value: the logs of its last step, usually a mapping of tensors.
-        refuses_xla: Whether `jit_compile="auto"` means False.
-        next_batch: Wraps whatever fetches the next element of a `tf.data.Dataset`.
+        refuses_xla: Returns whether `jit_compile="auto"` means False.
+        next_batch: Wraps the methods that fetch the next element of a `tf.data.Dataset`.
     """
 
     model_call: Callable[..., Any]
@@ -164,25 +160,21 @@ class RecordingBehaviour:
 
 
 class Installer:
-    """Puts the rows of a table in and takes them out, each once.
-
-    Args:
-        table: The rows.
-    """
+    """Installer of the rows of a table, each at most once."""
 
     def __init__(self, table: tuple[Patch, ...]) -> None:
         self._table = table
         self._behaviours: dict[str, Any] = {}  # of the installed groups
-        self._changes: list[_Change] = []  # the latest is last
-        self._hidden: dict[tuple[str, str], bool] = {}  # the parts that a Keras hides, and whether that was told
+        self._changes: list[_Change] = []  # in order of installation
+        self._hidden: dict[tuple[str, str], bool] = {}  # (package, missing part) -> reported
 
     def install(self, group: str, behaviour: Any = None, modules: Mapping[str, Any] | None = None) -> Any:
-        """Installs the rows of a group, except for those that are.
+        """Install the rows of a group that are not installed yet.
 
         Args:
-            group: The group. If it is installed with another behaviour, that is replaced.
-            behaviour: What the group's rows take, for all of them.
-            modules: The only modules to change; by default those of TensorFlow and of each loaded Keras.
+            group: The group. If it is installed with another behaviour, it is reinstalled.
+            behaviour: The behaviour that all rows of the group receive.
+            modules: The only modules to patch; by default those of TensorFlow and of each loaded Keras.
 
         Returns:
             The behaviour.
@@ -214,32 +206,32 @@ class Installer:
         self._changes.append(change)
 
     def uninstall(self, *groups: str) -> None:
-        """Takes groups out, also those of which nothing is installed."""
-        taken = [change for change in self._changes if change.row.group in groups]
+        """Uninstall groups; those that are not installed are ignored."""
+        removed = [change for change in self._changes if change.row.group in groups]
         for group in groups:
             self._behaviours.pop(group, None)
-        if not taken:
+        if not removed:
             return
-        first = self._changes.index(taken[0])
+        first = self._changes.index(removed[0])
         later, self._changes = self._changes[first:], self._changes[:first]
         for change in reversed(later):
             change.undo()
-        for change in later:  # those of other groups, which were put in on top
+        for change in later:  # reinstall other groups' patches, which wrapped the removed ones
             if change.row.group not in groups:
                 change.redo(self._behaviours[change.row.group])
                 self._changes.append(change)
 
     def uninstall_job(self) -> None:
-        """Takes out the groups of a job."""
+        """Uninstall the groups of a job."""
         self.uninstall(*_OF_A_JOB)
 
     def behaviour(self, group: str) -> Any:
-        """Returns the behaviour of an installed group, else None."""
+        """Return the behaviour of an installed group, else None."""
         return self._behaviours.get(group)
 
     @contextlib.contextmanager
     def installed(self, group: str, behaviour: Any = None) -> Iterator[None]:
-        """A scope in which a group is installed."""
+        """Context manager in which a group is installed."""
         self.install(group, behaviour)
         try:
             yield
@@ -247,36 +239,34 @@ class Installer:
             self.uninstall(group)
 
     def newly_hidden(self) -> list[str]:
-        """Returns sentences about what a Keras of this process hides from hvkeras, each of them once."""
-        new = [found for found, told in self._hidden.items() if not told]
+        """Return a sentence for each package with missing targets, each target once per process."""
+        new = [found for found, reported in self._hidden.items() if not reported]
         self._hidden.update(dict.fromkeys(new, True))
-        parts = {package: [part for of, part in new if of == package] for package, _ in new}
+        parts = {package: [part for owner, part in new if owner == package] for package, _ in new}
         return [f"this version of {package} hides {', '.join(hidden)}: hvkeras cannot handle that part"
                 for package, hidden in parts.items()]
 
 
 @dataclass
 class _Change:
-    """A changed attribute."""
+    """Patched attribute."""
 
     row: Patch
     target: str
     owner: Any
     name: str
-    own: Any  # what its owner itself had there
+    original: Any  # the entry in the owner's own `__dict__`, or _ABSENT
 
     def undo(self) -> None:
-        """Restores it."""
-        if self.own is not _ABSENT:
-            setattr(self.owner, self.name, self.own)
+        if self.original is not _ABSENT:
+            setattr(self.owner, self.name, self.original)
         elif self.row.leaves is not None:
             setattr(self.owner, self.name, self.row.leaves)
         else:
             delattr(self.owner, self.name)
 
     def redo(self, behaviour: Any) -> None:
-        """Changes it again, on top of what is there now."""
-        self.own = vars(self.owner).get(self.name, _ABSENT)
+        self.original = vars(self.owner).get(self.name, _ABSENT)
         setattr(self.owner, self.name, self.row.make(getattr(self.owner, self.name, None), behaviour, self.name))
 
 
@@ -288,7 +278,6 @@ def _is_loaded(package: str) -> bool:
 
 
 def _imported(name: str) -> Any:
-    """Returns a module; None if this version of its package has none of that name."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError:
@@ -296,23 +285,20 @@ def _imported(name: str) -> Any:
 
 
 def repair(module: ModuleType) -> None:
-    """Repairs a module of Keras 3 under strategies, once it is imported; called by wrapt."""
+    """Repair a module of Keras 3 for use under strategies; called by wrapt after the import."""
     install(STRATEGIES, modules={module.__name__: module})
 
 
 def as_table() -> str:
-    """Returns the table in Markdown."""
+    """Return the table in Markdown."""
     lines = ["| group | target | where | why | removable when |", "| --- | --- | --- | --- | --- |"]
     for row in TABLE:
         first, *others = row.targets
-        owner = first[:max(map(first.rfind, ".:")) + 1]  # of all of them, in most rows
+        owner = first[:max(map(first.rfind, ".:")) + 1]  # shared by all targets of most rows
         targets = ", ".join(f"`{each}`" for each in (first, *(one.removeprefix(owner) for one in others)))
         targets = targets.replace("|", "` or `")
         lines.append(f"| {row.group} | {targets} | {row.versions} | {row.why} | {row.until} |")
     return "\n".join(lines) + "\n"
-
-
-# The table.
 
 
 _KERAS, _TF_KERAS = "Keras 3", "tf_keras"
@@ -341,43 +327,46 @@ TABLE = (
           "ranks agree on steps, callbacks and data before fit reads its arguments", "a hook of Keras around fit",
           around("fit"), "fit"),
     Patch(TRAINING, ("keras:Model.evaluate", "tf_keras:Model.evaluate"), _BOTH,
-          "metrics cover all ranks; data of elastic jobs are those of the present ranks",
+          "metrics cover all ranks; elastic jobs shard the data over the current ranks",
           "a hook of Keras around evaluate", around("evaluate"), "evaluate"),
     Patch(TRAINING, ("keras:Model.predict", "tf_keras:Model.predict"), _BOTH,
-          "its batches are no input waits of training; messages say where a rank is", "a hook of Keras around predict",
+          "its batches do not count as input waits of training; messages name the call that a rank is in",
+          "a hook of Keras around predict",
           around("predict"), "predict"),
     Patch(TRAINING, ("keras:Model.reset_metrics", "tf_keras:Model.reset_metrics"), _BOTH,
-          "merged states of metrics must not be restored after a reset", "metrics that Keras reduces over processes",
+          "metric states merged over ranks must not be restored after a reset",
+          "metrics that Keras reduces over processes",
           around("reset_metrics"), "reset_metrics"),
     Patch(TRAINING, ("keras:Model._get_metrics_result_or_logs", "tf_keras:Model._validate_and_get_metrics_result"),
-          _BOTH, "logs must be those of all ranks before any callback sees them, History and progress bar included",
+          _BOTH, "logs must cover all ranks before any callback gets them, including History and the progress bar",
           "metrics that Keras reduces over processes", around("logs"), "the logs of fit"),
     Patch(TRAINING, (f"{_ITERATOR}.__init__",), _KERAS,
-          "ranks agree on the number of steps once Keras has made a dataset of arrays, generators or PyDatasets",
+          "ranks agree on the number of steps once Keras has converted arrays, generators or PyDatasets to a dataset",
           "a public data adapter", data(KerasData), "the data of fit"),
     Patch(TRAINING, (f"{_HANDLER}._configure_dataset_and_inferred_steps",), _TF_KERAS, "the same",
           "no support of tf_keras", data(TfKerasData), "the data of fit"),
     Patch(TRAINING, ("keras:Model.stop_training", "tf_keras:Model.stop_training"), _BOTH,
-          "Keras asks after each step; all ranks must get the same answer, and a callback cannot know who sets it last",
+          "Keras reads it after each step; all ranks must get the same value, and a later callback may still change it",
           "a method of Keras that decides whether to stop", stop_training, adds=True, leaves=False),
     Patch(TRAINING, (f"{_TF_TRAINER}._autoconvert_optionals",), _NEWER,
-          "counts batches where they arrive, inside the compiled step: callbacks see steps, but not whether one waits"
-          " for its batch", "a callback of Keras for batches that arrive", calls(stepped, "step")),
+          "counts batches on arrival, inside the compiled step: callbacks cannot detect that a step waits for its"
+          " batch", "a callback of Keras for the arrival of a batch", calls(stepped, "step")),
     Patch(TRAINING, ("keras:Model.train_step", "tf_keras:Model.train_step"), _BOTH,
-          "tells losses of training from those of evaluation", "an argument of compute_loss that says so",
+          "distinguishes training losses from evaluation losses", "an argument of compute_loss for this",
           around("train_step"), "train_step"),
     Patch(TRAINING, ("keras:Model.compute_loss", "tf_keras:Model.compute_loss"), _BOTH,
           "losses are means over the samples of all ranks", "losses that Keras reduces over processes",
           around("compute_loss"), "compute_loss"),
     Patch(TRAINING, ("keras.src.losses.loss:reduce_values", "tf_keras.src.utils.losses_utils:reduce_weighted_loss"),
-          _BOTH, "weighs the loss by the samples of this rank, which are known only where Keras reduces them",
+          _BOTH,
+          "weights the loss by the samples of this rank, whose number is known only where Keras reduces the losses",
           "losses that Keras reduces over processes", calls(reduced, "combine"), "weighted losses"),
-    Patch(TRAINING, ("keras.src.losses.loss:apply_mask",), _KERAS, "counts the values that a mask leaves on all ranks",
+    Patch(TRAINING, ("keras.src.losses.loss:apply_mask",), _KERAS, "counts the unmasked values of all ranks",
           "losses that Keras reduces over processes", calls(masked, "weigh"), "masked losses"),
     Patch(TRAINING, ("tf_keras.src.utils.losses_utils:apply_valid_mask",), _TF_KERAS, "the same",
           "no support of tf_keras", calls(masked_by_tf_keras, "weigh"), "masked losses"),
     Patch(TRAINING, ("keras.src.backend.tensorflow.nn:_compute_moments_sync",), _KERAS,
-          "a synchronized BatchNormalization, written for strategies, means all ranks",
+          "a synchronized BatchNormalization, written for strategies, must use the moments of all ranks",
           "moments that Keras reduces over processes", calls(moments_of_operation, "moments"), "synchronized moments"),
     Patch(TRAINING, ("keras:layers.BatchNormalization._moments",), _KERAS, "the same, with masks",
           "moments that Keras reduces over processes", calls(moments_of_layer, "moments"),
@@ -385,10 +374,10 @@ TABLE = (
     Patch(TRAINING, (f"{_TF_KERAS_NORMALIZATION}:BatchNormalizationBase._moments",), _TF_KERAS, "the same",
           "no support of tf_keras", calls(moments_of_tf_keras, "moments"), "synchronized BatchNormalization"),
     Patch(TRAINING, (f"{_TF_KERAS_NORMALIZATION}:BatchNormalization.get_config",), _TF_KERAS,
-          "tf_keras leaves `synchronized` out of files", "no support of tf_keras", repaired(with_flag)),
+          "tf_keras does not save `synchronized`", "no support of tf_keras", repaired(with_flag)),
     Patch(TRAINING, ("keras:callbacks.OrbaxCheckpoint._save_checkpoint",), "Keras 3 with OrbaxCheckpoint",
-          "one rank saves; Keras tells processes apart on JAX alone",
-          "a Keras that asks its backend which process saves", around("orbax")),
+          "only one rank may save; Keras distinguishes processes only with the JAX backend",
+          "a Keras that determines the saving process with every backend", around("orbax")),
     Patch(OPTIMIZERS, ("keras:optimizers.LossScaleOptimizer.apply",), _KERAS,
           "gradients must be reduced before it decides whether to skip the step", _OWN_OPTIMIZERS,
           calls(scaled_step, "loss_scale"), "loss scaling"),
@@ -404,32 +393,33 @@ TABLE = (
           'jit_compile="auto" must mean False where XLA cannot compile the collectives',
           "a setting of Keras for what auto means", calls(xla, "refuses_xla"), "the choice of XLA"),
     Patch(OPTIMIZERS, ("keras:callbacks.SwapEMAWeights._swap_variables",), "Keras 3 with SwapEMAWeights",
-          "ranks that share an update each have a part of the averages",
-          "a public method of optimizers for the exchange", around("swap_averages")),
+          "ranks with a sharded update each hold a part of the averages",
+          "a public method of optimizers to exchange weights and averages", around("swap_averages")),
     Patch(OPTIMIZERS, ("keras:callbacks.SwapEMAWeights._finalize_ema_values",), "Keras 3 with SwapEMAWeights",
-          "the same", "a public method of optimizers for the exchange", around("begin_averages")),
+          "the same", "a public method of optimizers to exchange weights and averages", around("begin_averages")),
     Patch(RECORDING, ("keras:Model.__call__", "tf_keras:Model.__call__"), _BOTH,
           "counts the samples that models are called on, in custom loops as well",
           "a public hook around calls of layers", around("model_call"), "the samples of steps"),
     Patch(RECORDING, ("keras:Model.make_train_function", "tf_keras:Model.make_train_function"), _BOTH,
-          "times calls of the train function: a callback for batch ends would turn off asynchronous dispatch",
-          "callbacks for batch ends that do not", calls(timed, "train_call"), "the times of steps"),
-    Patch(RECORDING, ("keras:Model._resolve_auto_jit_compile",), _KERAS, "XLA cannot read the clock", "a clock in XLA",
+          "times calls of the train function: a batch-end callback would disable asynchronous dispatch",
+          "batch-end callbacks that do not disable it", calls(timed, "train_call"), "the times of steps"),
+    Patch(RECORDING, ("keras:Model._resolve_auto_jit_compile",), _KERAS, "timestamps cannot be compiled by XLA",
+          "a clock in XLA",
           calls(xla, "refuses_xla"), "the choice of XLA"),
     Patch(RECORDING, _each(_DATASET, "__next__", "get_next", "get_next_as_optional"), _TENSORFLOW,
-          "how long a step waits for its batch; a dataset around the data would see when they are made, ahead and by"
-          " other threads", "a tf.data statistic of waits", around("next_batch"), "input waits"),
+          "measures how long a step waits for its batch; a wrapping dataset would measure when other threads prefetch"
+          " it", "a tf.data statistic of waits", around("next_batch"), "input waits"),
     Patch(TRACES, (f"{_FUNCTIONS}.tracing_compilation:_maybe_define_function",), _TENSORFLOW,
-          "traces contain ranks and sizes: functions are traced again once an elastic job's ranks have changed",
-          "a public way to forget a function's traces", around("traced"), "functions traced before a change"),
+          "traces contain rank and size: functions are retraced after an elastic job's membership has changed",
+          "a public way to clear a function's traces", around("traced"), "functions traced before a change"),
     Patch(TRACES, (f"{_FUNCTIONS}.polymorphic_function:Function.get_concrete_function",), _TENSORFLOW,
-          "the same, for concrete functions", "a public way to forget a function's traces", around("renewable"),
-          "concrete functions from before a change"),
+          "the same, for concrete functions", "a public way to clear a function's traces", around("renewable"),
+          "concrete functions traced before a change"),
     Patch(PASSES, ("keras:callbacks.CallbackList.on_train_begin",), _KERAS,
-          "the callback that backs up must run after History and the progress bar, which Keras adds last",
+          "the backup callback must run after History and the progress bar, which Keras adds last",
           "an order of callbacks", around("put_last"), "the order of callbacks"),
     Patch(PASSES, (f"{_ITERATOR}._enumerate_iterator|enumerate_epoch",), _KERAS,
-          "an epoch goes on in its midst: Keras counts the steps left out, and the data need not be read for it",
+          "resumes within an epoch: Keras counts the skipped steps, whose data need not be read",
           "an initial step of fit", around("follow"), "resuming within an epoch"),
     Patch(PASSES, (f"{_HANDLER}.enumerate_epochs",), _TF_KERAS, "the same", "no support of tf_keras",
           around("with_iterator"), "resuming within an epoch"),
@@ -438,11 +428,11 @@ TABLE = (
     Patch(ORDER,
           ("keras.src.trainers.data_adapters.py_dataset_adapter:PyDatasetAdapter.__init__",
            "tf_keras.src.engine.data_adapter:KerasSequenceAdapter.__init__"), _BOTH,
-          "the share of a rank shuffles its batches itself, by fit's argument, and differently in each epoch",
-          "a PyDataset that is told of `shuffle`", calls(shuffled),
+          "a rank's shard shuffles its own batches, as requested by fit's `shuffle`, differently in each epoch",
+          "a PyDataset that receives `shuffle`", calls(shuffled),
           "the order of sharded batches (pass shuffle=False to fit)"),
     Patch(STRATEGIES, (f"{_TRAINER}:reduce_per_replica",), _KERAS,
-          "numbers are averaged over workers as if they were rows", "keras-team/keras#20585",
+          "scalars are averaged over workers as if they were rows", "keras-team/keras#20585",
           repaired(strategies.reduce_per_replica)),
     Patch(STRATEGIES, (f"{_TF_TRAINER}._make_function",), _NEWER, "several steps cannot run in one execution",
           "keras-team/keras#20585", repaired(strategies.make_function)),
@@ -450,31 +440,33 @@ TABLE = (
           "the model is built on a part of a batch, and that batch is lost", "keras-team/keras#20585",
           repaired(strategies.symbolic_build)),
     Patch(STRATEGIES, ("keras.src.backend.tensorflow.optimizer:TFOptimizer._all_reduce_sum_gradients",), _KERAS,
-          "gradients that are summed already must not be summed again", _OWN_OPTIMIZERS, repaired(strategies.sum_last)),
+          "gradients that are already summed must not be summed again", _OWN_OPTIMIZERS, repaired(strategies.sum_last)),
     Patch(STRATEGIES, ("keras.src.backend.tensorflow.optimizer:TFOptimizer.apply",), _KERAS,
-          "Keras clips the gradients of each replica by themselves", _OWN_OPTIMIZERS, repaired(strategies.apply_sums)),
+          "Keras clips the gradients of each replica separately", _OWN_OPTIMIZERS, repaired(strategies.apply_sums)),
     Patch(STRATEGIES, ("keras.src.optimizers.loss_scale_optimizer:LossScaleOptimizer.apply",), _KERAS,
-          "Keras checks one replica alone for finite gradients", _OWN_OPTIMIZERS,
+          "Keras checks only one replica for finite gradients", _OWN_OPTIMIZERS,
           repaired(strategies.apply_scaled_sums)),
     Patch(STRATEGIES, ("keras.src.random.seed_generator:SeedGenerator.next",), _KERAS,
-          "all replicas draw the same numbers", "a Keras that draws by replica", repaired(strategies.next_seed)),
+          "all replicas draw the same numbers", "a Keras that draws per replica", repaired(strategies.next_seed)),
     Patch(STEPS, (f"{_TF_TRAINER}._make_function",), _NEWER,
-          "the server must know which rank does not reach a step of a strategy: TensorFlow names none",
+          "the control server must know which rank does not reach a step of a strategy: TensorFlow does not name it",
           "a hook of strategies around steps", calls(strategies.counted_function)),
     Patch(LOCAL, ("keras:Variable._direct_assign",), _KERAS,
-          "one worker restores a backup: a strategy's variable would involve the others", "a public local assignment",
+          "one worker restores a backup; assigning to a strategy's variable would involve the other workers",
+          "a public local assignment",
           always(assign_locally)),
     Patch(KEYS, ("tensorflow:distribute.MirroredStrategy._collective_key_base",), _TENSORFLOW,
-          "tells the collectives of a MirroredStrategy within a rank from those of other ranks", "an argument for it",
+          "distinguishes the collectives of MirroredStrategies in different ranks", "an argument for the key",
           given),
     Patch(SERVER, (f"{_EXTENDED}._local_or_standalone_client_mode",), _TENSORFLOW,
-          "the strategy is to use the server that runs, and not start one", "a strategy for a running server",
+          "the strategy must use the running server instead of starting one", "a strategy for a running server",
           always(True), adds=True),
     Patch(SERVER, (f"{_EXTENDED}._enable_check_health",), _TENSORFLOW, "the same, for the coordination service",
           "a strategy for a running server", always(False), adds=True),
     Patch(PEERS_SERVER,
           _each(_CONTEXT, "configure_collective_ops", "configure_coordination_service", "enable_collective_ops"),
-          _TENSORFLOW, "the same, for TensorFlow alone as a peer", "a strategy for a running server", always(nothing)),
+          _TENSORFLOW, "the same, for plain TensorFlow in hvkeras bench", "a strategy for a running server",
+          always(nothing)),
     Patch(KERAS_2, ("keras.src.backend.tensorflow.core:Variable.ref",), _KERAS, "scripts of Keras 2 use it", _NEVER,
           keras_2.of_variables, adds=True),
     Patch(KERAS_2,

@@ -30,17 +30,16 @@ _STATE = "_hvkeras"  # where an optimizer's `__dict__` holds its `OptimizerState
 
 
 class OptimizerState:
-    """What hvkeras keeps about an optimizer, out of sight of Keras and of `tf.train.Checkpoint`.
+    """State of hvkeras for an optimizer, hidden from Keras and from `tf.train.Checkpoint`.
 
     Attributes:
-        applying: What is applying gradients that are summed over the replicas already, by the number of the replica.
+        applying: The update that is applying already summed gradients, by replica number.
     """
 
     def __init__(self) -> None:
         self.applying: dict[int, Any] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OptimizerState:
-        """A copied optimizer applies nothing yet."""
         return OptimizerState()
 
     def __reduce__(self) -> Any:
@@ -48,17 +47,17 @@ class OptimizerState:
 
     @property
     def current(self) -> Any:
-        """What is applying gradients on this replica; None if nothing is."""
+        """Update that is applying gradients on this replica; None if none is."""
         return self.applying.get(number_of_replica()) if self.applying else None
 
 
 def sum_last(original: Callable[..., Any], self: Any, pairs: Any) -> Any:
-    """Leaves gradients alone that are already summed."""
+    """Sum gradients over the replicas unless they are already summed."""
     return list(pairs) if is_summed(self) else original(self, pairs)
 
 
 def apply_sums(original: Callable[..., Any], self: Any, grads: Any, trainable_variables: Any = None) -> Any:
-    """Applies gradients that are summed before they are clipped."""
+    """Sum gradients over the replicas before they are clipped, and apply them."""
     steps = (original, *(getattr(type(self), name, None) for name in ("_backend_apply_gradients", "_clip_gradients")))
     if is_summed(self) or not _clips(self) or not _is_replica() or any(map(_sums, steps)):
         return original(self, grads, trainable_variables)
@@ -67,27 +66,27 @@ def apply_sums(original: Callable[..., Any], self: Any, grads: Any, trainable_va
 
 
 def apply_scaled_sums(original: Callable[..., Any], self: Any, grads: Any, trainable_variables: Any = None) -> Any:
-    """Has a `LossScaleOptimizer` apply gradients that are summed before it looks for infinities."""
+    """Sum gradients over the replicas before a `LossScaleOptimizer` checks that they are finite, and apply them."""
     inner = self.inner_optimizer
     if is_summed(inner) or not _is_replica() or _sums(original) or _sums(getattr(self, "_tf_apply", None)):
         return original(self, grads, trainable_variables)
-    whole = list(grads) if is_summed(self) else sum_over_replicas(list(grads))
+    reduced = list(grads) if is_summed(self) else sum_over_replicas(list(grads))
     with summed(inner):
-        return original(self, whole, trainable_variables)
+        return original(self, reduced, trainable_variables)
 
 
 def sums_once(optimizer: Any) -> bool:
-    """Whether an optimizer can be kept from summing already summed gradients over the replicas again."""
+    """Return whether `summed` prevents an optimizer from summing over the replicas again."""
     return hasattr(getattr(type(optimizer), "_all_reduce_sum_gradients", None), "__wrapped__")
 
 
 @contextlib.contextmanager
 def summed(optimizer: Any, update: Any = None) -> Iterator[None]:
-    """A scope in which this replica applies gradients that are already summed; other replicas have their own scopes.
+    """Context manager in which this replica applies gradients that are already summed over the replicas.
 
     Args:
         optimizer: The optimizer.
-        update: What applies them, for those parts of Keras's update that ask for it.
+        update: The update that applies them, for `OptimizerState.current`.
     """
     state: OptimizerState = optimizer.__dict__.setdefault(_STATE, OptimizerState())
     applying, replica, nothing = state.applying, number_of_replica(), object()
@@ -103,20 +102,20 @@ def summed(optimizer: Any, update: Any = None) -> Iterator[None]:
 
 
 def is_summed(optimizer: Any) -> bool:
-    """Whether this replica is applying gradients that are already summed."""
+    """Return whether this replica is applying gradients that are already summed."""
     state: OptimizerState | None = optimizer.__dict__.get(_STATE)
     return state is not None and bool(state.applying) and number_of_replica() in state.applying
 
 
 def number_of_replica() -> int:
-    """Returns the number of the replica that runs this code; 0 without a strategy."""
+    """Return the index of the replica that runs this code; 0 without a strategy."""
     replica = tf.distribute.get_replica_context()
     number = getattr(replica, "_replica_id_in_sync_group", 0)
     return number if isinstance(number, int) else 0
 
 
 def sum_over_replicas(gradients: Sequence[Any]) -> list[Any]:
-    """Sums gradients over the replicas, with the result on each replica; None stays None."""
+    """All-reduce gradients over the replicas; None stays None."""
     indices = [index for index, gradient in enumerate(gradients) if gradient is not None]
     result = list(gradients)
     replica = tf.distribute.get_replica_context()
@@ -128,7 +127,7 @@ def sum_over_replicas(gradients: Sequence[Any]) -> list[Any]:
 
 
 def _is_replica() -> bool:
-    """Whether one of several replicas runs this code, in a Keras whose losses account for them (not in 3.3)."""
+    """Return whether one of several replicas runs this code, and Keras divides losses by their number (not in 3.3)."""
     return (hasattr(sys.modules.get("keras.src.losses.loss"), "scale_loss_for_distribution")
             and tf.distribute.get_replica_context() is not None and graphs.reducing_strategy() is not None)
 
@@ -138,15 +137,14 @@ def _clips(optimizer: Any) -> bool:
 
 
 def _sums(function: Any) -> bool:
-    """Whether a function of Keras itself sums over the replicas."""
     return mentions(function, "all_reduce")
 
 
-_APART = 2_654_435_761  # distance between the seeds of two replicas: a prime, so that users' seeds do not match it
+_SEED_STRIDE = 2_654_435_761  # between the seeds of two replicas: a prime, unlikely to match users' seeds
 
 
 def reduce_per_replica(original: Callable[..., Any], values: Any, strategy: Any, reduction: str) -> Any:
-    """Averages numbers over workers as numbers, and gathers predictions of any dtype."""
+    """Average scalars over workers without treating them as rows, and gather predictions of any dtype."""
     if reduction in ("auto", "mean") and _spans_workers(strategy) and _averages_rows(original):
         require_scaled_loss(sys.modules.get(original.__module__))
         return tf.nest.map_structure(lambda value: strategy.reduce("MEAN", value, axis=None), values)
@@ -156,33 +154,33 @@ def reduce_per_replica(original: Callable[..., Any], values: Any, strategy: Any,
 
 
 def symbolic_build(original: Callable[..., Any], self: Any, iterator: Any = None, data_batch: Any = None) -> Any:
-    """Builds a model on a whole batch."""
+    """Build a model from the shapes of a batch, without consuming a batch of the iterator."""
     if iterator is not None and _has_replicas(self._distribute_strategy) and _reduces_batches(original):
-        iterator, data_batch = None, _like_a_batch(iterator, self._distribute_strategy)
+        iterator, data_batch = None, _batch_spec(iterator, self._distribute_strategy)
     return original(self, iterator, data_batch)
 
 
 def make_function(original: Callable[..., Any], self: Any, step_function: Any) -> Any:
-    """Makes a function whose steps run one by one."""
+    """Create a train, test or predict function that runs its steps in separate calls under strategies."""
     made, steps = original(self, step_function), self.steps_per_execution
-    return _step_by_step(made, self, steps) if steps > 1 and _has_replicas(self._distribute_strategy) else made
+    return _run_separately(made, self, steps) if steps > 1 and _has_replicas(self._distribute_strategy) else made
 
 
 def next_seed(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-    """Returns other seeds on each replica."""
+    """Return the next seed, different on each replica."""
     seed, replica = original(self, *args, **kwargs), tf.distribute.get_replica_context()
     if replica is None or graphs.reducing_strategy() is None or mentions(original, "replica"):
         return seed
     number = tf.cast(replica.replica_id_in_sync_group, tf.int64)
-    return seed + tf.cast(tf.stack([number * _APART % 2**31, tf.constant(0, tf.int64)]), seed.dtype)
+    return seed + tf.cast(tf.stack([number * _SEED_STRIDE % 2**31, tf.constant(0, tf.int64)]), seed.dtype)
 
 
 def counted_function(counted: Callable[[str], Any], original: Callable[..., Any], self: Any, step_function: Any) -> Any:
-    """Runs each call of a training or test function on several workers in a context manager.
+    """Run each call of a training or test function on several workers in a context manager.
 
     Args:
         counted: Creates the context manager, given the name of Keras's method: `train_step` or `test_step`.
-        original: Makes the function.
+        original: Keras's `_make_function`.
         self: The model.
         step_function: Keras's method.
     """
@@ -198,7 +196,7 @@ def counted_function(counted: Callable[[str], Any], original: Callable[..., Any]
 
 
 def mentions(function: Any, word: str) -> bool:
-    """Whether the code of a function, or of a function nested in it, uses a name that contains a word.
+    """Return whether the code of a function, or of a function nested in it, uses a name that contains a word.
 
     Args:
         function: The function; the result is False for None and for objects without Python code.
@@ -212,21 +210,19 @@ def mentions(function: Any, word: str) -> bool:
 
 
 def _spans_workers(strategy: Any) -> bool:
-    """Whether a strategy is a `MultiWorkerMirroredStrategy` with several workers."""
     return isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy) and graphs.spans_workers(strategy)
 
 
 def _has_replicas(strategy: Any) -> bool:
-    """Whether a strategy has several replicas that run on CPUs or GPUs, in one process or in several."""
     return (strategy is not None and (strategy.num_replicas_in_sync > 1 or _spans_workers(strategy))
             and not isinstance(strategy, tf.distribute.TPUStrategy))
 
 
 def require_scaled_loss(trainer: Any = None) -> None:
-    """Raises UnsupportedError for a Keras whose `fit` would run with the repairs, but add up the replicas' gradients.
+    """Raise UnsupportedError if Keras does not divide the loss by the number of replicas, so gradients would add up.
 
     Args:
-        trainer: As for `patch`; by default the module of the installed Keras.
+        trainer: Keras's trainer module; by default that of the installed Keras.
     """
     trainer = sys.modules.get("keras.src.backend.tensorflow.trainer") if trainer is None else trainer
     if not hasattr(getattr(trainer, "loss_module", None), "scale_loss_for_distribution"):
@@ -236,16 +232,16 @@ def require_scaled_loss(trainer: Any = None) -> None:
 
 
 def _gathered(original: Callable[..., Any], value: Any, strategy: Any) -> Any:
-    """Gathers the predictions of all workers, bfloat16 as float32: TensorFlow's collective has no kernel for it."""
     parts = strategy.experimental_local_results(value)
     if not all(getattr(part, "dtype", None) == tf.bfloat16 for part in parts):
         return original(value, strategy, "concat")
+    # TensorFlow's collective has no kernel for bfloat16.
     wide = strategy.run(lambda part: tf.cast(part, tf.float32), args=(value,))
     return tf.cast(original(wide, strategy, "concat"), tf.bfloat16)
 
 
-def _like_a_batch(iterator: Any, strategy: Any) -> Any:
-    """Returns one replica's part of a batch as far as it matters for building: the shapes and types."""
+def _batch_spec(iterator: Any, strategy: Any) -> Any:
+    """Return the shapes and types of one replica's part of a batch, or such a part itself."""
     specs = tf.nest.map_structure(lambda spec: getattr(spec, "_value_specs", [spec])[0],
                                   iterator._distributed_dataset.element_spec)
     if all(isinstance(spec, tf.TensorSpec) and spec.shape.rank is not None for spec in tf.nest.flatten(specs)):
@@ -254,9 +250,8 @@ def _like_a_batch(iterator: Any, strategy: Any) -> Any:
     return tf.nest.map_structure(lambda value: strategy.experimental_local_results(value)[0], batch)
 
 
-def _step_by_step(made: Callable[[Any], Any], trainer: Any, steps: int) -> Callable[[Any], Any]:
-    """Runs an execution of several steps as separate calls: TensorFlow 2.21 cannot run collectives in Keras's loop."""
-
+def _run_separately(made: Callable[[Any], Any], trainer: Any, steps: int) -> Callable[[Any], Any]:
+    # TensorFlow 2.21 cannot run collectives in Keras's loop over steps.
     def function(iterator: Any) -> Any:
         outputs = None
         trainer.steps_per_execution = 1
@@ -274,7 +269,7 @@ def _step_by_step(made: Callable[[Any], Any], trainer: Any, steps: int) -> Calla
 
 
 class _Probe(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore[misc]  # TensorFlow ships no types
-    """A strategy with two workers that only records how Keras reduces over them."""
+    """Strategy with two workers that only records the axes over which Keras reduces."""
 
     def __init__(self) -> None:
         self.axes: list[Any] = []
@@ -292,7 +287,7 @@ class _Probe(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore[misc]  
 
 @functools.cache
 def _averages_rows(reduce_per_replica: Callable[..., Any]) -> bool:
-    """Whether Keras's own function mistakes a number from each worker for rows."""
+    """Return whether Keras's own function mistakes one scalar per worker for rows."""
     probe = _Probe()
     reduce_per_replica(0.0, probe, "mean")
     return probe.axes == [0]
@@ -300,9 +295,9 @@ def _averages_rows(reduce_per_replica: Callable[..., Any]) -> bool:
 
 @functools.cache
 def _reduces_batches(build: Callable[..., Any]) -> bool:
-    """Whether Keras's own method reduces a batch over the workers."""
+    """Return whether Keras's own method reduces a batch over the workers."""
     probe, batch = _Probe(), tf.distribute.DistributedValues.__new__(tf.distribute.DistributedValues)
     trainer = SimpleNamespace(_distribute_strategy=probe, distribute_strategy=probe)
-    with contextlib.suppress(Exception):  # it continues with objects that are not real ones
+    with contextlib.suppress(Exception):  # fails later, as these objects are stand-ins
         build(trainer, [(0, 1, iter([batch]))])
     return bool(probe.axes)

@@ -1,4 +1,4 @@
-"""Errors that are also TensorFlow errors, since Horovod's operations raise TensorFlow's."""
+"""Errors that are also TensorFlow errors, as Horovod's operations raise TensorFlow's."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from hvkeras.errors import HvkerasError, UsageError
 if TYPE_CHECKING:
 
     class _FailedPreconditionError(Exception):
-        """What type checkers see of TensorFlow's class, like the next one."""
-
+        # Stand-ins for type checkers.
         message: str
 
     class _InvalidArgumentError(Exception):
@@ -22,8 +21,8 @@ else:
     _InvalidArgumentError = tf.errors.InvalidArgumentError
 
 
-class _InWords:
-    """Base of exceptions with only a text; TensorFlow's exceptions also take the operation that failed."""
+class _TextError:
+    """Base of exceptions with only a message; TensorFlow's exceptions also take the operation that failed."""
 
     message: str
 
@@ -34,28 +33,28 @@ class _InWords:
         return type(self), (self.message,)
 
 
-class MismatchError(_InWords, _FailedPreconditionError, HvkerasError):
-    """Ranks call collectives that differ in shape, type, operation, root or name; raised on each of these ranks.
+class MismatchError(_TextError, _FailedPreconditionError, HvkerasError):
+    """Ranks have called collectives that differ in shape, type, operation, root or name; raised on each of these ranks.
 
     The job continues if all ranks catch the exception. It is also TensorFlow's `FailedPreconditionError`, which Horovod
     and graphs raise.
 
     Args:
-        text: What differs, and between which ranks.
+        text: Description of the difference and of the ranks.
     """
 
 
-class DuplicateNameError(_InWords, _InvalidArgumentError, HvkerasError):
-    """Two threads call the same collective at once; also TensorFlow's `InvalidArgumentError`, which Horovod raises.
+class DuplicateNameError(_TextError, _InvalidArgumentError, HvkerasError):
+    """Two threads have called a collective at once; also TensorFlow's `InvalidArgumentError`, which Horovod raises.
 
     Args:
-        text: Which collective.
+        text: Name of the collective.
     """
 
 
-class ArgumentError(_InWords, _InvalidArgumentError, UsageError):
+class ArgumentError(_TextError, _InvalidArgumentError, UsageError):
     """A collective does not support these arguments; also TensorFlow's `InvalidArgumentError`, as in Horovod.
 
     Args:
-        text: Which argument.
+        text: Description of the invalid argument.
     """

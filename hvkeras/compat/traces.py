@@ -15,34 +15,34 @@ from hvkeras.compat.families import adopt_class
 
 
 class Traces:
-    """The traces of the present ranks; others are renewed when they are called, as they contain ranks and sizes.
+    """Traces of the current membership. Others contain outdated ranks and sizes, and are retraced when called.
 
-    Concrete functions, which have one trace, call their successors.
+    Outdated concrete functions, which have a single trace, call a retraced one.
     """
 
     def __init__(self) -> None:
-        self._present: weakref.WeakSet[Any] | None = None  # None if the ranks have never changed
+        self._current: weakref.WeakSet[Any] | None = None  # None if the ranks have never changed
 
     def outdate(self) -> None:
-        """Outdates what was traced until now."""
-        self._present = weakref.WeakSet()
+        """Mark all existing traces as outdated."""
+        self._current = weakref.WeakSet()
 
     def outdates(self, function: Any) -> bool:
-        """Whether a function was traced with other ranks."""
-        return self._present is not None and function.graph not in self._present
+        """Return whether a function was traced with another membership."""
+        return self._current is not None and function.graph not in self._current
 
     def traced(self, original: Callable[..., Any], args: Any, kwargs: Any, options: Any) -> Any:
-        """Traces a function, or takes its trace if that is of the present ranks."""
+        """Return a function's trace, retraced if it is outdated; wraps TensorFlow's `_maybe_define_function`."""
         cache = options.function_cache
         if cache is not None and any(map(self.outdates, cache.values())):
             cache.clear()
         made = original(args, kwargs, options)
-        if self._present is not None:
-            self._present.add(made.graph)
+        if self._current is not None:
+            self._current.add(made.graph)
         return made
 
     def renewable(self, original: Callable[..., Any], function: Any, *args: Any, **kwargs: Any) -> Any:
-        """Makes a concrete function that can be made again."""
+        """Create a concrete function that can be retraced; wraps `get_concrete_function`."""
         made = original(function, *args, **kwargs)
         if not isinstance(made, _Renewable):
             args, kwargs = tf.nest.map_structure(
@@ -54,7 +54,7 @@ class Traces:
 
 
 class _Renewable(concrete_function.ConcreteFunction):  # type: ignore[misc]  # TensorFlow ships no types
-    """A concrete function that knows how it was asked for."""
+    """Concrete function that can be traced again with its original arguments."""
 
     renew: Callable[[], Any]
     traces: Traces
@@ -64,10 +64,10 @@ class _Renewable(concrete_function.ConcreteFunction):  # type: ignore[misc]  # T
 
 
 def renew_traces(anew: bool) -> None:
-    """Makes TensorFlow trace functions again, when they are called next, once the ranks have changed.
+    """Have TensorFlow retrace functions on their next call after a membership change.
 
     Args:
-        anew: Whether they have, so that what was traced until now is traced again.
+        anew: Whether the membership has just changed, so that all existing traces are outdated.
     """
     traces: Traces = patches.behaviour_of(patches.TRACES) or Traces()
     if anew:

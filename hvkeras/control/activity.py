@@ -182,7 +182,7 @@ def _count(batch: Any) -> None:
         _Process.fetched += 1
         return
     if _Process.in_graphs is None:
-        _Process.in_graphs = graphs.lasting_variable(0, tf.int64, "hvkeras_batches")
+        _Process.in_graphs = graphs.persistent_variable(0, tf.int64, "hvkeras_batches")
     there = [tensor for tensor in tf.nest.flatten(batch, expand_composites=True) if tf.is_tensor(tensor)]
     with tf.control_dependencies(there):
         _Process.in_graphs.assign_add(1)

@@ -86,8 +86,8 @@ class Ring:
 
     def __init__(self, name: str, columns: int, capacity: int) -> None:
         self._slots = capacity + 1  # the slot that is written next is never read
-        self._count = graphs.lasting_variable(0, tf.int64, f"{name}_count")
-        self._rows = graphs.lasting_variable(np.zeros((self._slots, columns)), tf.float64, f"{name}_rows")
+        self._count = graphs.persistent_variable(0, tf.int64, f"{name}_count")
+        self._rows = graphs.persistent_variable(np.zeros((self._slots, columns)), tf.float64, f"{name}_rows")
 
     def append(self, numbers: Sequence[Any], count: Any = 1) -> None:
         """Appends a row of float64 numbers; if `count`, an int64, is 0, the next row overwrites it."""

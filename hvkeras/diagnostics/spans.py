@@ -289,8 +289,8 @@ class Steps:
 
     def _prepare(self) -> Ring | NativeRing:
         if self._steps is None:  # not earlier: scripts configure devices after init()
-            self._samples = graphs.lasting_variable(0, tf.int64, "hvkeras_samples")
-            self._arrival = graphs.lasting_variable(0.0, tf.float64, "hvkeras_batch_arrival")
+            self._samples = graphs.persistent_variable(0, tf.int64, "hvkeras_samples")
+            self._arrival = graphs.persistent_variable(0.0, tf.float64, "hvkeras_batch_arrival")
             self._steps = ring("hvkeras_steps", 4, self._capacity)
         return self._steps
 

@@ -62,7 +62,7 @@ def allreduce(
     value: TensorLike, name: str | None = None, average: bool = True, prescale_factor: float = 1.0,
     postscale_factor: float = 1.0, op: int | None = None, compression: CompressorLike = Compression.none,
 ) -> ArrayOrTensor:
-    """Reduces a value over all ranks, as `hvkeras.allreduce` does.
+    """Reduce a value over all ranks, as `hvkeras.allreduce` does.
 
     Example:
         mean = hvd.allreduce(accuracy)

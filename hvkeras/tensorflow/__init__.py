@@ -106,7 +106,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's public name
     groups: int | Sequence[Sequence[VariableLike]] | None = None, process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True, compile_update: bool | str = "auto", shard_update: bool | str = "auto",
 ) -> OptimizerT:
-    """Calls `hvkeras.DistributedOptimizer`, with the parameter order of `horovod.tensorflow`.
+    """Distribute an optimizer; `hvkeras.DistributedOptimizer` with the parameter order of `horovod.tensorflow`.
 
     Example:
         optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))

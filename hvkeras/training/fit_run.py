@@ -135,7 +135,7 @@ class FitRun:
         """Agrees on the number of steps again if ranks have other numbers of batches than in the last epoch."""
         data, before = self._data, self._decision
         assert before is not None
-        if before.common_end or data.is_amid_pass:
+        if before.common_end or data.is_mid_pass:
             return
         is_share = isinstance(data.source, Share)
         if is_share:

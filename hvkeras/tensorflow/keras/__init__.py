@@ -47,7 +47,7 @@ def allreduce(
     value: TensorLike, name: str | None = None, average: bool | None = None, prescale_factor: float = 1.0,
     postscale_factor: float = 1.0, op: int | None = None, compression: CompressorLike = Compression.none,
 ) -> ArrayOrTensor:
-    """Reduces a value over all ranks, as `hvkeras.allreduce` does.
+    """Reduce a value over all ranks, as `hvkeras.allreduce` does.
 
     Example:
         mean = hvd.allreduce(accuracy)
@@ -73,7 +73,7 @@ def allreduce(
 
 
 def allgather(value: TensorLike, name: str | None = None) -> ArrayOrTensor:
-    """Concatenates the ranks' values, as `hvkeras.allgather` does.
+    """Concatenate the ranks' values, as `hvkeras.allgather` does.
 
     Example:
         everyone = hvd.allgather([hvd.rank()])
@@ -92,7 +92,7 @@ def allgather(value: TensorLike, name: str | None = None) -> ArrayOrTensor:
 
 
 def broadcast(value: TensorLike, root_rank: int, name: str | None = None) -> ArrayOrTensor:
-    """Broadcasts a value from the root to every rank, as `hvkeras.broadcast` does.
+    """Broadcast a value from the root to every rank, as `hvkeras.broadcast` does.
 
     Example:
         seed = hvd.broadcast(seed, root_rank=0)
@@ -113,7 +113,7 @@ def broadcast(value: TensorLike, root_rank: int, name: str | None = None) -> Arr
 
 
 def reducescatter(value: TensorLike, name: str | None = None, op: int = Average) -> ArrayOrTensor:
-    """Reduces a value over all ranks and gives each rank its part of the rows, as `hvkeras.reducescatter` does.
+    """Reduce a value over all ranks and give each rank its part of the rows, as `hvkeras.reducescatter` does.
 
     Example:
         part = hvd.reducescatter(statistics)
