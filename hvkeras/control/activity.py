@@ -71,7 +71,7 @@ class Loop:
         self.batches = batches()
 
     def reset_counts(self) -> None:
-        """Resets the counts of calls and batches together, after calls that may have found no batch."""
+        """Reset the counts of calls and batches together, after calls that may have found no batch."""
         self.calls, self.batches = 0, batches()
 
 
@@ -151,12 +151,12 @@ def end_epoch() -> None:
 
 
 def ends_epoch() -> bool:
-    """Whether the callbacks of an epoch's end run now."""
+    """Return whether the callbacks of an epoch's end run now."""
     return _Process.loop is not None and _Process.loop.ends_epoch
 
 
 def counting(model: Any, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Makes a step function count its batch as soon as the batch arrives.
+    """Make a step function count its batch as soon as the batch arrives.
 
     Args:
         model: The model to which the function belongs.
@@ -250,7 +250,7 @@ class _CollectorOff:
         detach_in_children(self)
 
     def in_child(self) -> None:
-        """Undoes what another thread was about to undo at the moment of the fork."""
+        """Undo what another thread was about to undo at the moment of the fork."""
         if self._lock.locked() and self._was_on:
             gc.enable()
         self._lock = threading.Lock()
@@ -291,7 +291,7 @@ def all_threads() -> list[int]:
 
 
 def _waits_for_batch(loop: Loop) -> bool | None:
-    """Whether the running call still lacks its batch; None if nobody counts, or if a call runs several steps."""
+    """Return whether the running call still lacks its batch; None if nobody counts, or if a call runs several steps."""
     from hvkeras import compat  # noqa: PLC0415 - imports TensorFlow
 
     model = loop.model()

@@ -25,14 +25,14 @@ from hvkeras.settings import Settings
 
 
 def remove_announcement(launch: Launch, settings: Settings) -> None:
-    """Removes rank 0's note from the folder; called once all ranks are connected."""
+    """Remove rank 0's note from the folder; called once all ranks are connected."""
     if launch.rank == 0 and launch.rendezvous.job:
         with contextlib.suppress(OSError):
             announcement_path(launch, settings).unlink()
 
 
 def is_one_host(launch: Launch) -> bool:
-    """Whether all ranks of a launch run on one host, according to the launch environment."""
+    """Return whether all ranks of a launch run on one host, according to the launch environment."""
     if launch.cluster:
         return all(is_local(split_address(entry)[0]) for entry in launch.cluster)
     if launch.rendezvous.kind == "address" and launch.local_size is None:
@@ -79,7 +79,7 @@ def write_privately(path: Path, text: str) -> None:
 
 
 def own_address(settings: Settings, hosts: dict[str, list[str]]) -> str:
-    """Chooses rank 0's listening address: the loopback on a single host, else one on a network that all hosts share."""
+    """Choose rank 0's listening address: the loopback on a single host, else one on a network that all hosts share."""
     own = socket.gethostname()
     others = [host for host in hosts if host != own]
     if hosts and not others:

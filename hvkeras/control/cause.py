@@ -28,22 +28,22 @@ class CauseKind(enum.Enum):
 
     @property
     def leaves_others_intact(self) -> bool:
-        """Whether the other ranks may go on, if one rank alone is at fault."""
+        """True if the other ranks may go on, if one rank alone is at fault."""
         return self in _OF_ONE_RANK
 
     @property
     def may_pass(self) -> bool:
-        """Whether a restart may help."""
+        """True if a restart may help."""
         return self is not CauseKind.SETUP
 
     @property
     def is_unresponsive(self) -> bool:
-        """Whether the process of the rank still exists, but cannot be expected to end by itself."""
+        """True if the process of the rank still exists, but cannot be expected to end by itself."""
         return self in (CauseKind.SILENT, CauseKind.STALLED)
 
     @property
     def is_end_of_process(self) -> bool:
-        """Whether only the end of the rank's process is known, so that its own output says more."""
+        """True if only the end of the rank's process is known, so that its own output says more."""
         return self in (CauseKind.LOST, CauseKind.EXIT, CauseKind.SIGNAL)
 
 

@@ -67,7 +67,7 @@ class Graph:
         return self._groups[~node].missing if node < 0 else [~index for index in self._waits_in.get(node, ())]
 
     def _components(self) -> Iterator[Component]:
-        """Finds the strongly connected components with several ranks, by Tarjan's algorithm without recursion."""
+        """Find the strongly connected components with several ranks, by Tarjan's algorithm without recursion."""
         order: dict[int, int] = {}  # the number of each node that was visited
         lowest: dict[int, float] = {}  # the lowest number that it is known to reach; infinite once in a component
         open_nodes: list[int] = []  # those that are in no component yet
@@ -98,7 +98,7 @@ class Graph:
                                             {self._groups[~other].key for other in closed if other < 0})
 
     def shortest_circle(self, component: Component) -> list[Wait]:
-        """Finds the shortest circle of waits through the lowest rank of a component, by a breadth-first search."""
+        """Find the shortest circle of waits through the lowest rank of a component, by a breadth-first search."""
         start = min(component.ranks)
         come_from: dict[int, Wait] = {}
         seen: set[int] = set()

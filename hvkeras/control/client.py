@@ -139,31 +139,31 @@ class ControlClient:
         self, key: str, value: Any, timeout: float, on_missing: Callable[[list[int], float], None] | None = None,
         describe: Callable[[list[int]], str] | None = None, given_up: Callable[[], bool] | None = None,
     ) -> list[Any]:
-        """Collects one value from every rank; see `Exchange.gather`."""
+        """Collect one value from every rank; see `Exchange.gather`."""
         return self._exchange.gather(key, value, timeout, on_missing, describe, given_up)
 
     def wait_for_cause(self, timeout: float) -> Cause | None:
-        """Waits until the server reports why the job ends; returns None if it does not in time."""
+        """Wait until the server reports why the job ends; returns None if it does not in time."""
         return self._exchange.wait_for_cause(timeout)
 
     def raise_if_ended(self) -> None:
-        """Raises PeerError if the job has ended."""
+        """Raise PeerError if the job has ended."""
         self._exchange.raise_if_ended()
 
     def watch_progress(self, *limits: float) -> None:
-        """Makes heartbeats report a lack of progress that exceeds one of these limits, in seconds; 0 is no limit."""
+        """Make heartbeats report a lack of progress that exceeds one of these limits, in seconds; 0 is no limit."""
         self._heartbeats.watch = Watch(*limits, on_move=self._report_move)
 
     def set_deadlines(self, deadlines: Deadlines) -> None:
-        """Makes the server take over the deadlines of this rank, the first one."""
+        """Make the server take over the deadlines of this rank, the first one."""
         self._connection.send(deadlines)
 
     def watch_exit(self, exit_watch: ExitWatch) -> None:
-        """Makes this rank report when its process outlives its script, and end the job if that takes too long."""
+        """Make this rank report when its process outlives its script, and end the job if that takes too long."""
         self._exit_watch = exit_watch
 
     def script_ended(self) -> None:
-        """Reports that this rank's script has ended, so that only its process keeps the job alive."""
+        """Report that this rank's script has ended, so that only its process keeps the job alive."""
         if self._exit_watch is not None:
             self._exit_watch.begin()
             if self.detached:
@@ -171,7 +171,7 @@ class ControlClient:
             self._connection.send(ScriptEnded())
 
     def watch_launcher(self, descriptor: int) -> None:
-        """Ends the job when the process that started this rank is gone.
+        """End the job when the process that started this rank is gone.
 
         Args:
             descriptor: A file descriptor that becomes readable when that happens.
@@ -179,12 +179,12 @@ class ControlClient:
         self._launcher = descriptor
 
     def join(self, entries: Entries) -> None:
-        """Registers with the job (again): from now on, heartbeats carry the counts of entered plans."""
+        """Register with the job (again): from now on, heartbeats carry the counts of entered plans."""
         self._heartbeats.entries = entries
         self._connection.send(Registered())
 
     def measure_clock(self) -> None:
-        """Starts comparing this host's clock with the server's, without waiting for the result; see `clock`."""
+        """Start comparing this host's clock with the server's, without waiting for the result; see `clock`."""
         if self.clock.begin():
             self._ask_time()
 
@@ -200,7 +200,7 @@ class ControlClient:
         return self._stops.setdefault(fit, Stop())
 
     def ask_to_stop(self, fit: str, ranks: Sequence[int]) -> None:
-        """Reports that this rank wants to stop a `fit`.
+        """Report that this rank wants to stop a `fit`.
 
         Args:
             fit: Identifies the call of `fit`.
@@ -209,11 +209,11 @@ class ControlClient:
         self._connection.send(StopWish(fit, as_runs(ranks)))
 
     def forget_stop(self, fit: str) -> None:
-        """Forgets a finished `fit`."""
+        """Forget a finished `fit`."""
         self._stops.pop(fit, None)
 
     def start_join(self) -> None:
-        """Reports that this rank has no more data, and asks to be informed of what the others do."""
+        """Report that this rank has no more data, and asks to be informed of what the others do."""
         self._heartbeats.send()
         self._connection.send(JoinCalled())
 
@@ -229,26 +229,26 @@ class ControlClient:
         self._connection.send(Failed(cause, secondary))
 
     def wait_to_exit(self, timeout: float) -> None:
-        """Reports that this rank has printed its exit report, and waits until all ranks have."""
+        """Report that this rank has printed its exit report, and waits until all ranks have."""
         self._connection.send(ExitReported())
         self._may_exit.wait(timeout)
 
     def leave(self) -> None:
-        """Leaves in good order: the job continues without this rank, which sends no newer counts."""
+        """Leave in good order: the job continues without this rank, which sends no newer counts."""
         self._heartbeats.send()
         self._connection.send(LeftJob())
 
     def excuse_ending(self) -> None:
-        """Allows this rank's process to exit late, because it waits for others."""
+        """Allow this rank's process to exit late, because it waits for others."""
         if self._exit_watch is not None:
             self._exit_watch.excuse()
 
     def stop_reading(self) -> None:
-        """Keeps the connection open until this process exits, so that the server sees when that happens."""
+        """Keep the connection open until this process exits, so that the server sees when that happens."""
         self._connection.stop_reading()
 
     def close(self) -> None:
-        """Closes the connection and stops the threads."""
+        """Close the connection and stops the threads."""
         self._connection.close()
 
     # What the server sends, in the channel's thread.
@@ -291,7 +291,7 @@ class ControlClient:
             self._exit_watch.others_have_ended()
 
     def _send_location(self, message: Locate) -> None:
-        """Prints this rank's location and stack, and reports the location to the server."""
+        """Print this rank's location and stack, and reports the location to the server."""
         still, watch = 0.0, self._heartbeats.watch
         if watch is not None:
             still = watch.still(time.monotonic())
@@ -306,7 +306,7 @@ class ControlClient:
         say(f"rank {self.introduction.rank} on {self.introduction.host} is making progress again, after {still:.0f} s")
 
     def _refuse(self, message: PlanRefused) -> None:
-        """Makes this rank raise in a plan that it waits in, and reports whether it can: compiled functions cannot."""
+        """Make this rank raise in a plan that it waits in, and reports whether it can: compiled functions cannot."""
         can_raise, entries = False, self._heartbeats.entries
         if entries is not None and self.on_refusal is not None:
             entries.set_outstanding(message.outstanding)
@@ -320,7 +320,7 @@ class ControlClient:
             self._on_end(cause)
 
     def _connection_lost(self, error: str, kind: CauseKind) -> None:
-        """Ends the job for the other end of this rank's connection: the server, or the relay of this host."""
+        """End the job for the other end of this rank's connection: the server, or the relay of this host."""
         if self._relay is None:
             self._server_lost(error, kind)
             return
@@ -347,7 +347,7 @@ class ControlClient:
             self._fail_with("in its heartbeat", error)
 
     def _fail_with(self, what: str, error: Exception) -> None:
-        """Ends the job for a fault of hvkeras in a thread of the control channel."""
+        """End the job for a fault of hvkeras in a thread of the control channel."""
         text, me = "".join(traceback.format_exception(error)), self.introduction
         say(f"the control channel has failed {what}\n{text}")
         self.fail(Cause(CauseKind.EXCEPTION, me.rank, me.host, os.getpid(),
@@ -378,7 +378,7 @@ class ControlClient:
                 return
 
     def _check_exit(self, now: float) -> None:
-        """Ends the job if this process runs for too long after its script has ended."""
+        """End the job if this process runs for too long after its script has ended."""
         watch = self._heartbeats.watch
         moved = 0.0 if watch is None else now - watch.still(now)
         if self._exit_watch is not None and (error := self._exit_watch.check(now, moved)):

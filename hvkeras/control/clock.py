@@ -54,13 +54,13 @@ class Clock:
         self._left = 0
 
     def begin(self) -> bool:
-        """Starts a measurement; returns whether a request must be sent."""
+        """Start a measurement; returns whether a request must be sent."""
         with self._changed:
             running, self._left = self._left > 0, QUESTIONS
             return not (running or self._same)
 
     def receive_answer(self, asked: float, answered: float, host: str) -> bool:
-        """Processes an answer; returns whether another request must be sent.
+        """Process an answer; returns whether another request must be sent.
 
         Args:
             asked: This host's time when the request was sent.
@@ -77,7 +77,7 @@ class Clock:
             return self._left > 0
 
     def wait(self, timeout: float) -> None:
-        """Waits until the running measurement is over, for at most `timeout` seconds."""
+        """Wait until the running measurement is over, for at most `timeout` seconds."""
         with self._changed:
             self._changed.wait_for(lambda: not self._left, timeout)
 

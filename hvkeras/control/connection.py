@@ -70,18 +70,18 @@ class Connection:
         return "" if self._socket.family == socket.AF_UNIX else str(self._socket.getsockname()[0])
 
     def in_child(self) -> None:
-        """Closes a forked process's copy of the connection, which must close when the peer's own process exits."""
+        """Close a forked process's copy of the connection, which must close when the peer's own process exits."""
         self._sending, self.closed = threading.Lock(), threading.Event()
         self.closed.set()
         self._socket.close()
 
     def start(self, thread: threading.Thread) -> None:
-        """Starts a thread that ends once the connection is closed."""
+        """Start a thread that ends once the connection is closed."""
         self._threads.append(thread)
         thread.start()
 
     def read(self, still: Callable[[], None] | None = None) -> Message:
-        """Waits for the next message.
+        """Wait for the next message.
 
         Args:
             still: See above.
@@ -93,7 +93,7 @@ class Connection:
         return decode(self.receive(still).decode())  # a large message is not kept in bytes as well
 
     def receive(self, still: Callable[[], None] | None = None) -> bytes | bytearray:
-        """Waits for the next message, and returns it encoded; as `read`."""
+        """Wait for the next message, and returns it encoded; as `read`."""
         data = None
         while data is None:
             begin = bytes(wire.exactly(self._socket, wire.HEADER.size + wire.CODE_BYTES, still=still))
@@ -103,14 +103,14 @@ class Connection:
         return data
 
     def send(self, message: Message) -> None:
-        """Sends a message; any thread may. The reading side detects a broken connection."""
+        """Send a message; any thread may. The reading side detects a broken connection."""
         data = encode(message)
         with self._sending, contextlib.suppress(OSError):
             for piece in self._seal.close_frames(data):
                 self._socket.sendall(piece)
 
     def stop_reading(self) -> None:
-        """Keeps the connection open until this process exits, so that the server sees when that happens."""
+        """Keep the connection open until this process exits, so that the server sees when that happens."""
         self.closed.set()
         with contextlib.suppress(OSError):
             os.dup(self._socket.fileno())  # Python closes its own descriptor before it runs finalizers
@@ -118,7 +118,7 @@ class Connection:
         self._join_threads()
 
     def close(self) -> None:
-        """Closes the connection and stops the threads."""
+        """Close the connection and stops the threads."""
         self.closed.set()
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)

@@ -70,7 +70,7 @@ class Coordinator:
         self._stalls.limits = (deadlines.stall_warning, deadlines.stall_shutdown)
 
     def on_message(self, rank: RankState, message: Message) -> None:
-        """Handles a message from a rank."""
+        """Handle a message from a rank."""
         number = rank.member.number
         match message:
             case Heartbeat():
@@ -94,14 +94,14 @@ class Coordinator:
                 self._send(self._stops.receive(number, message.fit, message.executions))
 
     def set_left(self, rank: RankState) -> None:
-        """Records that a rank has left the job in good order, or takes part in it again, by its `left`."""
+        """Record that a rank has left the job in good order, or takes part in it again, by its `left`."""
         self.waits.set_left(rank.member.number, rank.left)
         if rank.left and self._participation.joined:
             self._ranks.end_with(CauseKind.LEFT, rank.member, "left the job normally while rank"
                                  f" {self._participation.joined[0]} waits for it in join()")
 
     def check(self, now: float) -> Iterator[Problem]:
-        """Finds problems that time brings to light, the worst first; starts to refuse plans that do not match.
+        """Find problems that time brings to light, the worst first; starts to refuse plans that do not match.
 
         Args:
             now: The time, in seconds.
@@ -116,7 +116,7 @@ class Coordinator:
                 yield finding
 
     def on_leave(self, number: int) -> None:
-        """Handles the end of a rank's connection."""
+        """Handle the end of a rank's connection."""
         self._gathers.forget(number)
         self._ask_for_plans([key for key, plan in self._unknown.items() if plan.asked == number])
 
@@ -126,7 +126,7 @@ class Coordinator:
             self._ranks.send(there, message)
 
     def count(self, numbers: Sequence[int], message: Heartbeat) -> None:
-        """Handles a heartbeat that several ranks have sent alike.
+        """Handle a heartbeat that several ranks have sent alike.
 
         Args:
             numbers: The ranks.
@@ -153,7 +153,7 @@ class Coordinator:
         return {key: value for key, value in values.items() if key not in self._unknown}
 
     def _ask_for_plans(self, keys: Iterable[str]) -> None:
-        """Asks, for each plan, one of the ranks that have entered it what it consists of; all would say the same."""
+        """Ask, for each plan, one of the ranks that have entered it what it consists of; all would say the same."""
         to_ask: dict[int, list[str]] = {}
         for key in keys:
             plan = self._unknown[key]

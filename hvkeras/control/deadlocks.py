@@ -71,7 +71,7 @@ class Waits:
         self._next = Moment()  # the next check
 
     def describe(self, key: str, plan: PlanDescription) -> None:
-        """Records what a plan consists of."""
+        """Record what a plan consists of."""
         if key in self._plans:
             self._plans[key].plan = plan
         else:
@@ -79,11 +79,11 @@ class Waits:
             self._plans[key] = PlanMeeting(self._described, plan, self._next)
 
     def knows(self, key: str) -> bool:
-        """Returns whether a plan was described."""
+        """Return whether a plan was described."""
         return key in self._plans
 
     def update(self, ranks: Collection[int], counts: Mapping[str, int], sites: Mapping[str, str] | None = None) -> None:
-        """Records the counts of ranks, and where their user code enters plans; plans that are not given keep theirs.
+        """Record the counts of ranks, and where their user code enters plans; plans that are not given keep theirs.
 
         Args:
             ranks: The ranks, which have all reported the same.
@@ -107,22 +107,22 @@ class Waits:
         self._reported.clear()
 
     def come(self, rank: int, exchange: str) -> None:
-        """Records that a rank has come to an exchange."""
+        """Record that a rank has come to an exchange."""
         if exchange not in self._exchanges:
             self._exchanges[exchange] = ExchangeMeeting(exchange, self._ranks, self._next)
         self._exchanges[exchange].missing.discard(rank)
 
     def set_waiting(self, ranks: Collection[int], names: Collection[str]) -> None:
-        """Records the exchanges in which ranks wait, so that they do nothing else."""
+        """Record the exchanges in which ranks wait, so that they do nothing else."""
         for name, exchange in self._exchanges.items():
             exchange.set_waiting(ranks, name in names, self._next)
 
     def finish(self, exchange: str) -> None:
-        """Records that all ranks have come to an exchange."""
+        """Record that all ranks have come to an exchange."""
         self._exchanges.pop(exchange, None)
 
     def set_left(self, rank: int, left: bool) -> None:
-        """Records that a rank has left the job normally, or has come back to it."""
+        """Record that a rank has left the job normally, or has come back to it."""
         (self._left.add if left else self._left.discard)(rank)
 
     def plan(self, key: str) -> PlanDescription:
@@ -171,7 +171,7 @@ class Waits:
         return to_send
 
     def forgotten(self, rank: int, asked: Mapping[str, int], keys: Collection[str]) -> list[str]:
-        """Records that a rank has forgotten plans, and counts from zero when it enters one of them again.
+        """Record that a rank has forgotten plans, and counts from zero when it enters one of them again.
 
         Args:
             rank: The rank.
@@ -201,7 +201,7 @@ class Waits:
                 for ranks in (meeting.missing, *meeting.waiting.values()) for rank in ranks}
 
     def check(self, now: float, index: Callable[[int], str] = lambda _: "") -> list[Problem]:
-        """Finds problems, the worst first.
+        """Find problems, the worst first.
 
         Args:
             now: The time, in seconds.
@@ -298,7 +298,7 @@ class Waits:
         return self._plans[key] if key in self._plans else self._exchanges[key]
 
     def _difference(self, circle: list[Wait]) -> str:
-        """Describes the first difference between plans, and where the ranks entered them."""
+        """Describe the first difference between plans, and where the ranks entered them."""
         meetings = [self._meeting(wait.key) for wait in circle]
         hints = [hint for meeting in meetings if (hint := _hint(meeting))]
         if len(circle) > 2 or any(wait.key in self._exchanges for wait in circle):
@@ -322,7 +322,7 @@ class Waits:
         return _UNLIKE_MODELS if differ else ""
 
     def _first_difference(self, one: Wait, other: Wait) -> str:
-        """Describes the first difference between two plans: in kind, then tensors, then options, then names."""
+        """Describe the first difference between two plans: in kind, then tensors, then options, then names."""
         mine, theirs = self.plan(one.key), self.plan(other.key)
         start = f"ranks {one.waiter} and {other.waiter} communicate different things and wait for each other: "
         mine_does, theirs_does = (f"{plan['operation']} {plan['how']}".rstrip() for plan in (mine, theirs))

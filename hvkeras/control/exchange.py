@@ -51,14 +51,14 @@ class Exchange:
         detach_in_children(self)
 
     def in_child(self) -> None:
-        """Gives a forked process a lock of its own."""
+        """Give a forked process a lock of its own."""
         self._changed = threading.Condition()
 
     def gather(
         self, key: str, value: Any, timeout: float, on_missing: Callable[[list[int], float], None] | None = None,
         describe: Callable[[list[int]], str] | None = None, given_up: Callable[[], bool] | None = None,
     ) -> list[Any]:
-        """Collects one value from every rank.
+        """Collect one value from every rank.
 
         Args:
             key: Identifies the exchange; all ranks pass the same key, and only one exchange per key may run at a time.
@@ -114,19 +114,19 @@ class Exchange:
             return self._gathered.pop(key)
 
     def wait_for_cause(self, timeout: float) -> Cause | None:
-        """Waits until the server reports why the job ends; returns None if it does not in time."""
+        """Wait until the server reports why the job ends; returns None if it does not in time."""
         with self._changed:
             self._changed.wait_for(lambda: self.cause is not None, timeout)
             return self.cause
 
     def raise_if_ended(self) -> None:
-        """Raises PeerError if the job has ended."""
+        """Raise PeerError if the job has ended."""
         if self.cause is not None:
             raise PeerError(f"The job ended: {self.cause.sentence()}")
 
     @property
     def is_waiting(self) -> bool:
-        """Whether any thread waits in an exchange."""
+        """True if any thread waits in an exchange."""
         return bool(self._asking)
 
     def waiting_in(self) -> list[str]:
@@ -138,7 +138,7 @@ class Exchange:
         return [key for key, thread in asking.items() if waits or thread == activity.thread()]
 
     def on_message(self, message: AllValues | MissingRanks | ValueWanted) -> None:
-        """Stores gathered values and missing ranks, and sends a value that the server asks for."""
+        """Store gathered values and missing ranks, and sends a value that the server asks for."""
         if isinstance(message, ValueWanted):
             self._send(Value(message.key, self._values.get(message.key)))
             return
@@ -151,7 +151,7 @@ class Exchange:
             self._changed.notify_all()
 
     def end(self, cause: Cause) -> bool:
-        """Ends all exchanges, since the job has ended; returns False if it had ended before."""
+        """End all exchanges, since the job has ended; returns False if it had ended before."""
         with self._changed:
             if self.cause is not None:
                 return False
@@ -182,7 +182,7 @@ class Gathers:
         self._gathers: dict[str, _Gather] = {}
 
     def receive(self, rank: int, message: Value | ValueDigest) -> Iterator[ValueWanted | AllValues]:
-        """Handles a rank's value, or its digest.
+        """Handle a rank's value, or its digest.
 
         Yields:
             What the rank must be asked, or what all ranks receive now.
@@ -203,13 +203,13 @@ class Gathers:
             yield AllValues(message.key, packed([known[each] for each in range(self._size)]))
 
     def missing(self) -> Iterator[tuple[list[int], MissingRanks]]:
-        """Returns, for each exchange, the ranks that are there, and for whom they wait."""
+        """Return, for each exchange, the ranks that are there, and for whom they wait."""
         for key, gather in self._gathers.items():
             there = gather.values.keys() | gather.digests.keys()
             yield sorted(there), MissingRanks(key, as_runs(set(range(self._size)) - there))
 
     def forget(self, rank: int) -> None:
-        """Forgets the values of a rank that is gone."""
+        """Forget the values of a rank that is gone."""
         for gather in self._gathers.values():
             gather.values.pop(rank, None)
             digest = gather.digests.pop(rank, None)
@@ -219,7 +219,7 @@ class Gathers:
 
 
 def packed(values: Sequence[Any]) -> dict[str, Any]:
-    """Returns values as plain data in which what is equal stands once, by value and by field of dictionaries.
+    """Return values as plain data in which what is equal stands once, by value and by field of dictionaries.
 
     Args:
         values: Values that can be written as JSON.

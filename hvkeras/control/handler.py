@@ -38,7 +38,7 @@ class Member:
     arrived: bool = False
 
     def send(self, message: Message) -> None:
-        """Queues a message for it."""
+        """Queue a message for it."""
         self.write(encode(message))
 
 
@@ -48,10 +48,10 @@ class Serving(Protocol):
     is_stopping: bool
 
     def call_later(self, seconds: float, function: Callable[..., None], *arguments: Any) -> None:
-        """Calls a function later; never after the server has stopped."""
+        """Call a function later; never after the server has stopped."""
 
     def stop_listening(self) -> None:
-        """Closes the listening socket, so that nobody else can join."""
+        """Close the listening socket, so that nobody else can join."""
 
 
 class Members(Mapping[int, Member]):
@@ -62,19 +62,19 @@ class Members(Mapping[int, Member]):
         self._serving: Serving | None = None
 
     def __getitem__(self, number: int) -> Member:
-        """Returns a member by its number."""
+        """Return a member by its number."""
         return self._members[number]
 
     def __iter__(self) -> Iterator[int]:
-        """Iterates over the numbers of those that are there now; any thread may."""
+        """Iterate over the numbers of those that are there now; any thread may."""
         return iter(list(self._members))
 
     def __len__(self) -> int:
-        """Returns how many there are."""
+        """Return how many there are."""
         return len(self._members)
 
     def attach(self, serving: Serving) -> None:
-        """Sets the server."""
+        """Set the server."""
         self._serving = serving
 
     @property
@@ -84,18 +84,18 @@ class Members(Mapping[int, Member]):
         return self._serving
 
     def add(self, member: Member) -> None:
-        """Adds a member, in the place of one with the same number."""
+        """Add a member, in the place of one with the same number."""
         self._members[member.number] = member
 
     def remove(self, member: Member) -> bool:
-        """Removes a member; returns False if another has taken its place."""
+        """Remove a member; returns False if another has taken its place."""
         is_there = self._members.get(member.number) is member
         if is_there:
             del self._members[member.number]
         return is_there
 
     def broadcast(self, message: Message) -> None:
-        """Sends a message to all."""
+        """Send a message to all."""
         data = encode(message)
         for member in list(self._members.values()):
             member.write(data)
@@ -113,7 +113,7 @@ class Handler(Protocol):
     members: Members
 
     def on_join(self, _member: Member, /) -> str | None:
-        """Handles a peer that has proved the secret; it is sent nothing before its first message, `Arrived`.
+        """Handle a peer that has proved the secret; it is sent nothing before its first message, `Arrived`.
 
         Returns:
             Why it is rejected; "" if it becomes a member; None if it does once the handler sends it `Welcome`.
@@ -121,7 +121,7 @@ class Handler(Protocol):
         return ""
 
     def on_data(self, member: Member, data: bytes) -> None:
-        """Handles an encoded message from a member, whose connection ends if it is none."""
+        """Handle an encoded message from a member, whose connection ends if it is none."""
         try:
             message = decode(data)
         except ValueError:
@@ -130,24 +130,24 @@ class Handler(Protocol):
         self.on_message(member, message)
 
     def on_message(self, _member: Member, _message: Message, /) -> None:
-        """Handles a message from a member."""
+        """Handle a message from a member."""
         return
 
     def on_leave(self, _member: Member, /) -> None:
-        """Handles the end of a member's connection; it is no member any more."""
+        """Handle the end of a member's connection; it is no member any more."""
         return
 
     def on_tick(self, _now: float, /) -> None:
-        """Checks whatever time decides; called every `TICK` seconds with the time of a monotonic clock."""
+        """Check whatever time decides; called every `TICK` seconds with the time of a monotonic clock."""
         return
 
     def on_frozen(self, now: float) -> None:
-        """Handles that this process itself was stopped, so that no member is late."""
+        """Handle that this process itself was stopped, so that no member is late."""
         for member in self.members.values():
             member.seen = now
 
     def on_fault(self, _what: str, _error: BaseException, /) -> None:
-        """Handles an error that is none of a peer's or of the network, and that has been printed.
+        """Handle an error that is none of a peer's or of the network, and that has been printed.
 
         Args:
             _what: What the server was doing, as the end of a sentence.

@@ -42,7 +42,7 @@ class Entries(Protocol):
     """How often this rank has entered each plan; see `hvkeras.job.plans`."""
 
     def snapshot(self) -> Mapping[str, tuple[int, PlanLike]]:
-        """Reads every count."""
+        """Read every count."""
 
     def site(self, key: str) -> str:
         """Where the user's code last entered a plan."""
@@ -51,13 +51,13 @@ class Entries(Protocol):
         """The calls that plans consist of."""
 
     def forget(self, counts: Mapping[str, int]) -> list[str]:
-        """Forgets plans that this rank has entered exactly as often as given."""
+        """Forget plans that this rank has entered exactly as often as given."""
 
     def set_outstanding(self, keys: Sequence[str]) -> None:
-        """Records in which plans this rank participates for others before it may enter them itself."""
+        """Record in which plans this rank participates for others before it may enter them itself."""
 
     def can_raise(self, key: str) -> bool:
-        """Whether this rank raises everywhere it enters a plan if that plan is refused."""
+        """Return whether this rank raises everywhere it enters a plan if that plan is refused."""
 
 
 class Watch:
@@ -84,7 +84,7 @@ class Watch:
         self._on_move = on_move
 
     def check(self, now: float, entered: bool, steps: Callable[[], str] = str) -> Standstill | None:
-        """Checks this rank.
+        """Check this rank.
 
         Args:
             now: The time, in seconds.
@@ -124,7 +124,7 @@ class Watch:
         return now - self._moved_at
 
     def forgive(self, now: float) -> None:
-        """Restarts the measurement, since the whole process was stopped.
+        """Restart the measurement, since the whole process was stopped.
 
         Args:
             now: The time, in seconds.
@@ -172,7 +172,7 @@ class Heartbeats:
         self._called: set[str] = set()
 
     def send(self, only_news: bool = False) -> None:
-        """Sends a heartbeat.
+        """Send a heartbeat.
 
         Args:
             only_news: Whether to send none in which nothing has changed.
@@ -183,7 +183,7 @@ class Heartbeats:
                 self._send(beat)
 
     def forget(self, counts: Mapping[str, int]) -> None:
-        """Forgets plans that no rank has entered lately, unless this rank has entered them again in the meantime."""
+        """Forget plans that no rank has entered lately, unless this rank has entered them again in the meantime."""
         with self._lock:  # heartbeats before the answer continue the old counts; those after it start from zero
             keys = [] if self.entries is None else self.entries.forget(counts)
             for key in keys:
@@ -193,12 +193,12 @@ class Heartbeats:
             self._send(PlansForgotten(counts, keys))
 
     def describe(self, keys: Sequence[str]) -> None:
-        """Sends what plans consist of, unless this rank has forgotten them."""
+        """Send what plans consist of, unless this rank has forgotten them."""
         known = {} if self.entries is None else self.entries.snapshot()
         self._send(Plans({key: known[key][1].describe() for key in keys if key in known}))
 
     def steps(self) -> str:
-        """Describes what a custom training loop has done; "" if it has not exchanged gradients yet."""
+        """Describe what a custom training loop has done; "" if it has not exchanged gradients yet."""
         steps = {} if self.entries is None else self.entries.snapshot()
         count, label = max(((count, plan.label) for count, plan in steps.values()
                             if count and plan.operation == GRADIENTS), default=(0, ""))

@@ -64,11 +64,11 @@ class Participation:
 
     @property
     def is_busy(self) -> bool:
-        """Whether ranks must report immediately which plans they enter and what those consist of."""
+        """True if ranks must report immediately which plans they enter and what those consist of."""
         return bool(self.joined or self._refusals)
 
     def join(self, rank: int) -> None:
-        """Records that a rank has joined.
+        """Record that a rank has joined.
 
         Args:
             rank: The rank.
@@ -77,7 +77,7 @@ class Participation:
         self._joined_in.clear()
 
     def learn(self, calls: Mapping[str, CallDescriptions]) -> None:
-        """Records which calls plans consist of.
+        """Record which calls plans consist of.
 
         Args:
             calls: The calls, by plan key.
@@ -85,7 +85,7 @@ class Participation:
         self._calls.update(calls)
 
     def forget(self, keys: Collection[str]) -> None:
-        """Forgets plans that no rank remembers any more.
+        """Forget plans that no rank remembers any more.
 
         Args:
             keys: Their keys.
@@ -95,7 +95,7 @@ class Participation:
                 kept.pop(key, None)
 
     def refuse(self, finding: Problem, now: float) -> bool:
-        """Starts to refuse plans that do not match, unless their refusal has already started.
+        """Start to refuse plans that do not match, unless their refusal has already started.
 
         Args:
             finding: The mismatch.
@@ -112,7 +112,7 @@ class Participation:
         return begun is None or now - begun.since < REFUSED_WITHIN
 
     def confirm(self, rank: int, key: str) -> str:
-        """Records that a rank knows of a plan's refusal.
+        """Record that a rank knows of a plan's refusal.
 
         Args:
             rank: The rank.
@@ -127,7 +127,7 @@ class Participation:
         return refusal.text
 
     def requests(self, waits: Waits) -> Iterator[Request]:
-        """Finds the messages that ranks must receive now.
+        """Find the messages that ranks must receive now.
 
         Args:
             waits: The counts of entered plans.

@@ -37,7 +37,7 @@ def folders_of(package: str) -> tuple[str, ...]:
 
 @functools.cache
 def is_library(path: str) -> bool:
-    """Whether a file belongs to hvkeras, TensorFlow, Keras or Python.
+    """Return whether a file belongs to hvkeras, TensorFlow, Keras or Python.
 
     Args:
         path: The file, as a frame names it.
@@ -109,7 +109,7 @@ def here(steps: str) -> tuple[activity.Doing, str]:
 
 
 def report(rank: int, host: str, steps: str, still: float, stall: str | None) -> str:
-    """Prints this rank's location and stack; called from a thread other than the one reported.
+    """Print this rank's location and stack; called from a thread other than the one reported.
 
     Args:
         rank: This rank.

@@ -44,7 +44,7 @@ class Meeting(Protocol):
 
     @property
     def is_waited_in(self) -> bool:
-        """Whether any rank waits for another."""
+        """True if any rank waits for another."""
 
     @property
     def missing(self) -> Collection[int]:
@@ -98,7 +98,7 @@ class PlanMeeting:
         self._waiting: dict[Moment, list[int]] | None = None
 
     def report(self, ranks: Iterable[int], count: int) -> None:
-        """Stores how often ranks have entered the plan since they last forgot it, until it is taken in.
+        """Store how often ranks have entered the plan since they last forgot it, until it is taken in.
 
         Args:
             ranks: The ranks; those that do not participate in it are ignored.
@@ -153,7 +153,7 @@ class PlanMeeting:
 
     @property
     def is_waited_in(self) -> bool:
-        """Whether the counts differ."""
+        """True if the counts differ."""
         return len(self._by_count) > 1
 
     @property
@@ -176,7 +176,7 @@ class PlanMeeting:
         return self.sites.get(rank, "")
 
     def finish_forgetting(self) -> bool:
-        """Returns whether all ranks have forgotten it, once all have answered; if not, they may be asked again."""
+        """Return whether all ranks have forgotten it, once all have answered; if not, they may be asked again."""
         self.is_being_forgotten, self.answers, self.settled = False, 0, (-1, 0.0)
         high = self.high
         return all(self.before.get(rank) == high for rank in self.counts)
@@ -205,7 +205,7 @@ class ExchangeMeeting:
         self._waiters: dict[int, Moment] = {}  # those that have come and do nothing else
 
     def set_waiting(self, ranks: Iterable[int], do_wait: bool, now: Moment) -> None:
-        """Records whether ranks wait in it.
+        """Record whether ranks wait in it.
 
         Args:
             ranks: The ranks.
@@ -220,7 +220,7 @@ class ExchangeMeeting:
 
     @property
     def is_waited_in(self) -> bool:
-        """Whether any rank waits for another."""
+        """True if any rank waits for another."""
         return bool(self._waiters and self.missing)
 
     @property
@@ -232,5 +232,5 @@ class ExchangeMeeting:
         return found
 
     def site(self, _rank: int) -> str:
-        """Returns ""."""
+        """Return ""."""
         return ""

@@ -38,16 +38,16 @@ class WorkersHandler(Handler):
         self._on_message = on_message
 
     def on_join(self, member: Member) -> str:
-        """Admits a worker, unless another process has its number."""
+        """Admit a worker, unless another process has its number."""
         return f"worker {member.number} is connected already" if member.number in self.members else ""
 
     def on_message(self, member: Member, message: Message) -> None:
-        """Passes a message on."""
+        """Pass a message on."""
         if not isinstance(message, Arrived):
             self._on_message(member.number, message)
 
     def send(self, worker: int, message: Message) -> None:
-        """Sends a message to a worker, if it is connected."""
+        """Send a message to a worker, if it is connected."""
         if worker in self.members:
             self.members[worker].send(message)
 
@@ -68,11 +68,11 @@ class MembershipServer:
         self.address: tuple[str, int] = self._server.address
 
     def start(self) -> tuple[str, int]:
-        """Starts serving; returns the address that workers connect to."""
+        """Start serving; returns the address that workers connect to."""
         return self._server.start()
 
     def stop(self) -> None:
-        """Stops serving."""
+        """Stop serving."""
         self._server.stop()
 
     @property
@@ -81,7 +81,7 @@ class MembershipServer:
         return frozenset(self._handler.members)
 
     def send(self, worker: int, message: Message) -> None:
-        """Sends a message to a worker, if it is connected; any thread may call this."""
+        """Send a message to a worker, if it is connected; any thread may call this."""
         self._server.call(self._handler.send, worker, message)
 
 
@@ -113,34 +113,34 @@ class MembershipClient:
         self._connection.start(threading.Thread(target=self._listen, name="hvkeras-membership", daemon=True))
 
     def in_child(self) -> None:
-        """Ends this end in a forked process, whose connection has been closed."""
+        """End this end in a forked process, whose connection has been closed."""
         self._changed, self._ended = threading.Condition(), True
 
     def close(self) -> None:
-        """Closes the connection; whoever waits learns that the job has ended."""
+        """Close the connection; whoever waits learns that the job has ended."""
         self._connection.close()
 
     @property
     def hosts_changed(self) -> bool:
-        """Whether workers wait to join, or must leave, at the next commit."""
+        """True if workers wait to join, or must leave, at the next commit."""
         return self._changes
 
     @property
     def must_leave_soon(self) -> bool:
-        """Whether workers must leave before the next commit that is due, as their machine is being taken away."""
+        """True if workers must leave before the next commit that is due, as their machine is being taken away."""
         return self._soon
 
     @property
     def must_leave(self) -> bool:
-        """Whether this worker must leave at the next commit, as far as that is known."""
+        """True if this worker must leave at the next commit, as far as that is known."""
         return self._leaves
 
     def send(self, message: Message) -> None:
-        """Sends a message to the launcher."""
+        """Send a message to the launcher."""
         self._connection.send(message)
 
     def next_generation(self, commit: int, function: int) -> Assignment | None:
-        """Reports that this worker is ready for the next generation, and waits for its place there.
+        """Report that this worker is ready for the next generation, and waits for its place there.
 
         Args:
             commit: The number of the last commit that this worker holds; -1 for none.

@@ -78,7 +78,7 @@ class MessageServer:
         detach_in_children(self)
 
     def start(self) -> tuple[str, int]:
-        """Starts serving.
+        """Start serving.
 
         Returns:
             The host and port that peers connect to.
@@ -87,7 +87,7 @@ class MessageServer:
         return self.address
 
     def stop(self) -> None:
-        """Stops serving, closes the socket and ends the thread."""
+        """Stop serving, closes the socket and ends the thread."""
         if self._thread.is_alive():
             self.call(self._request_stop)
             self._thread.join(timeout=5.0)
@@ -96,21 +96,21 @@ class MessageServer:
         self._socket.close()
 
     def call(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Calls a function in the server's thread, unless the server has stopped; any thread may call this."""
+        """Call a function in the server's thread, unless the server has stopped; any thread may call this."""
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._run_guarded, function, *arguments)
 
     def call_later(self, seconds: float, function: Callable[..., None], *arguments: Any) -> None:
-        """Calls a function later; for the handler, in the server's thread."""
+        """Call a function later; for the handler, in the server's thread."""
         self._loop.call_later(seconds, self._run_guarded, function, *arguments)
 
     def stop_listening(self) -> None:
-        """Closes the listening socket, so that nobody else can join; for the handler, in the server's thread."""
+        """Close the listening socket, so that nobody else can join; for the handler, in the server's thread."""
         if self._listening is not None:
             self._listening.close()
 
     def in_child(self) -> None:
-        """Gives up a forked process's copies of the sockets, which must close when this process exits.
+        """Give up a forked process's copies of the sockets, which must close when this process exits.
 
         They are replaced, not closed: closing would make asyncio change what the server's own process listens to.
         """
@@ -144,7 +144,7 @@ class MessageServer:
             self._loop.close()
 
     def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Counts connections that could not be accepted; asyncio would print a traceback for each."""
+        """Count connections that could not be accepted; asyncio would print a traceback for each."""
         if not self._unproven.is_out_of_room(context.get("exception")):
             loop.default_exception_handler(context)
 
@@ -181,7 +181,7 @@ class MessageServer:
     # Peers, from their connection on.
 
     def arrives(self, peer: _Peer, transport: asyncio.Transport) -> None:
-        """Counts a new connection, which takes the place of the oldest one without proof if there are too many."""
+        """Count a new connection, which takes the place of the oldest one without proof if there are too many."""
         self._peers.add(peer)
         if self._alive:
             keep_alive(transport.get_extra_info("socket"), self._alive)
@@ -190,13 +190,13 @@ class MessageServer:
         self._waiting[peer] = self._ticks + int(wire.AUTHENTICATION_DEADLINE / TICK)
 
     def proves(self, peer: _Peer) -> None:
-        """Gives a peer that has proved the secret the time to introduce itself."""
+        """Give a peer that has proved the secret the time to introduce itself."""
         self._unproven.proves()
         del self._waiting[peer]
         self._waiting[peer] = self._ticks + int(wire.AUTHENTICATION_DEADLINE / TICK)
 
     def leaves(self, peer: _Peer) -> None:
-        """Handles the end of a connection."""
+        """Handle the end of a connection."""
         self._peers.discard(peer)
         if self._waiting.pop(peer, None) is not None and not peer.is_authenticated:
             self._unproven.fails(peer.address)
@@ -204,7 +204,7 @@ class MessageServer:
             self._lose(peer.member)
 
     def _give_up_late_peers(self) -> None:
-        """Closes connections that take too long. Ticks are counted, not seconds: a busy server is no peer's fault."""
+        """Close connections that take too long. Ticks are counted, not seconds: a busy server is no peer's fault."""
         self._ticks += 1
         for peer, until in list(self._waiting.items()):
             if until > self._ticks:
@@ -212,7 +212,7 @@ class MessageServer:
             peer.close()
 
     def admit(self, peer: _Peer, data: bytes) -> Member | None:
-        """Admits a peer, unless its process has given up this connection and come again, as this server stood still."""
+        """Admit a peer, unless its process has given up this connection and come again, as this server stood still."""
         hello = decode(data)
         assert isinstance(hello, Hello)
         self._waiting.pop(peer, None)
@@ -239,7 +239,7 @@ class MessageServer:
         return member
 
     def receive(self, member: Member, data: bytes) -> None:
-        """Handles a message from a member."""
+        """Handle a message from a member."""
         member.seen = time.monotonic()
         member.arrived = True
         try:
@@ -248,7 +248,7 @@ class MessageServer:
             self._report_fault(f"at a message ({name_of(data)}) of rank {member.number} on {member.host}", error)
 
     def report_fault(self, error: BaseException) -> None:
-        """Reports an error that a peer's connection has brought to light."""
+        """Report an error that a peer's connection has brought to light."""
         self._report_fault("while a peer connected", error)
 
     @property
@@ -287,7 +287,7 @@ class _Peer(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Sends the challenge."""
+        """Send the challenge."""
         assert isinstance(transport, asyncio.Transport)
         self._transport, self.address = transport, transport.get_extra_info("peername")
         self._server.arrives(self, transport)
@@ -313,19 +313,19 @@ class _Peer(asyncio.Protocol):
             self.close()
 
     def connection_lost(self, _error: Exception | None) -> None:
-        """Handles the end of the connection."""
+        """Handle the end of the connection."""
         self._transport = None
         self._server.leaves(self)
 
     def write(self, data: bytes | memoryview) -> None:
-        """Sends an encoded message, unless the connection has ended."""
+        """Send an encoded message, unless the connection has ended."""
         if self._transport is not None and not self._transport.is_closing():
             assert self._seal is not None
             self._unsent += self._seal.close_frames(data)
             self._send()
 
     def pause_writing(self) -> None:
-        """Keeps what is written: asyncio would copy it, for each connection."""
+        """Keep what is written: asyncio would copy it, for each connection."""
         self._is_full = True
 
     def resume_writing(self) -> None:
@@ -343,7 +343,7 @@ class _Peer(asyncio.Protocol):
             self._transport.write(piece[:_AT_ONCE])
 
     def close(self) -> None:
-        """Closes the connection, after what was written; nothing more is received."""
+        """Close the connection, after what was written; nothing more is received."""
         if self._transport is not None:
             self._transport.writelines(self._unsent)
             self._unsent.clear()
@@ -356,7 +356,7 @@ class _Peer(asyncio.Protocol):
         return None if self._transport is None else self._transport.get_extra_info("socket")
 
     def _prove(self) -> None:
-        """Checks the peer's proof, and sends the server's."""
+        """Check the peer's proof, and sends the server's."""
         if len(self._received) < wire.NONCE_BYTES + wire.CODE_BYTES:
             return
         other, shown = self._take(wire.NONCE_BYTES), self._take(wire.CODE_BYTES)
@@ -370,7 +370,7 @@ class _Peer(asyncio.Protocol):
         self._server.proves(self)
 
     def _next(self) -> bytes | None:
-        """Returns the next message; None if it is not complete."""
+        """Return the next message; None if it is not complete."""
         begin = wire.HEADER.size + wire.CODE_BYTES
         while self._seal is not None and len(self._received) >= begin:
             self._frame = self._frame or begin + wire.payload_length(bytes(self._received[: wire.HEADER.size]))
@@ -402,16 +402,16 @@ class UnauthenticatedConnections:
         self._last = ""
 
     def arrives(self) -> bool:
-        """Counts a new connection that has proved nothing yet; returns whether there is room for it as well."""
+        """Count a new connection that has proved nothing yet; returns whether there is room for it as well."""
         self._open += 1
         return self._open <= self._limit
 
     def proves(self) -> None:
-        """Records that one of them has proved the secret."""
+        """Record that one of them has proved the secret."""
         self._open -= 1
 
     def fails(self, address: object) -> None:
-        """Records that one of them has closed, or is about to be closed, without a proof.
+        """Record that one of them has closed, or is about to be closed, without a proof.
 
         Args:
             address: Its peer address, as the socket reports it.
@@ -421,7 +421,7 @@ class UnauthenticatedConnections:
         self._last = str(address[0]) if isinstance(address, tuple) and address else ""
 
     def is_out_of_room(self, error: object) -> bool:
-        """Counts a connection that could not be accepted for lack of resources; returns whether `error` means that."""
+        """Count a connection that could not be accepted for lack of resources; returns whether `error` means that."""
         no_room = isinstance(error, OSError) and error.errno in _NO_ROOM
         self._count += no_room
         return no_room

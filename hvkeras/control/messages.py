@@ -547,7 +547,7 @@ _encode = json.JSONEncoder(separators=(",", ":"), default=lambda value: (
 
 
 def encode(message: Message) -> bytes:
-    """Encodes a message for the wire.
+    """Encode a message for the wire.
 
     Args:
         message: The message.
@@ -561,7 +561,7 @@ def encode(message: Message) -> bytes:
 
 
 def decode(data: bytes | bytearray | memoryview | str) -> Message:
-    """Decodes a message.
+    """Decode a message.
 
     Args:
         data: What `encode` returned.
@@ -592,7 +592,7 @@ def _relayed(data: bytes | bytearray) -> Relayed:
 
 
 def name_of(data: bytes | memoryview) -> str:
-    """Returns the name of an encoded message's class."""
+    """Return the name of an encoded message's class."""
     return bytes(data[2 : 2 + _LONGEST_NAME]).partition(b'"')[0].decode(errors="replace")
 
 

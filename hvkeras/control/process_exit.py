@@ -36,19 +36,19 @@ class ExitWatch:
         self._others_done: float | None = None
 
     def begin(self) -> None:
-        """Records that this rank's script has ended."""
+        """Record that this rank's script has ended."""
         self._script_done = time.monotonic()
 
     def others_have_ended(self) -> None:
-        """Records that the scripts of all ranks have ended, or that nobody is left to ask whether they have."""
+        """Record that the scripts of all ranks have ended, or that nobody is left to ask whether they have."""
         self._others_done = self._others_done or time.monotonic()
 
     def excuse(self) -> None:
-        """Records that this rank waits for others to exit, and so is not the one that keeps the job alive."""
+        """Record that this rank waits for others to exit, and so is not the one that keeps the job alive."""
         self._script_done = None
 
     def check(self, now: float, moved: float) -> str:
-        """Reports a process that does not exit.
+        """Report a process that does not exit.
 
         Args:
             now: The time, in seconds.
@@ -72,7 +72,7 @@ class ExitWatch:
         return ""
 
     def arm_last_resort(self) -> None:
-        """Limits the time for what runs after Python's threads: finalizers, and the cleanup of libraries."""
+        """Limit the time for what runs after Python's threads: finalizers, and the cleanup of libraries."""
         if self._warn_after:
             # If standard error is closed, nobody would see the stacks.
             with contextlib.suppress(AttributeError, OSError, RuntimeError, ValueError):
@@ -82,7 +82,7 @@ class ExitWatch:
 
 
 def _end_after(seconds: float) -> None:
-    """Makes the kernel end this process, but not a program that it executes instead; C libraries may lack the calls."""
+    """Make the kernel end this process, but not a program that it executes instead; C libraries may lack the calls."""
     libc, timer = ctypes.CDLL(None), ctypes.c_void_p()
     interval_and_value = (ctypes.c_long * 4)(0, 0, int(seconds), int(seconds % 1 * 1e9))
     with contextlib.suppress(AttributeError):

@@ -68,27 +68,27 @@ class Ranks:
         self._may_exit = False
 
     def broadcast(self, message: Message) -> None:
-        """Sends a message to all ranks."""
+        """Send a message to all ranks."""
         send_to_all(self._members, self.relays.values(), message)
 
     def send(self, numbers: Iterable[int], message: Message) -> None:
-        """Sends a message to those of the ranks that are connected."""
+        """Send a message to those of the ranks that are connected."""
         data = encode(message)
         for number in numbers:
             if number in self.present:
                 self.present[number].member.write(data)
 
     def find(self, number: int) -> RankState | None:
-        """Returns a rank that is or was connected."""
+        """Return a rank that is or was connected."""
         return self.present.get(number) or self.lost.get(number)
 
     def leavers(self) -> list[RankState]:
-        """Returns the ranks that have left in good order."""
+        """Return the ranks that have left in good order."""
         known = [self.find(number) for number in range(self.size)]
         return [rank for rank in known if rank is not None and rank.left]
 
     def end_with(self, kind: CauseKind, member: Member, error: str) -> None:
-        """Ends the job because of one rank.
+        """End the job because of one rank.
 
         Args:
             kind: What kind of failure it is.
@@ -98,7 +98,7 @@ class Ranks:
         self.end(Cause(kind, member.number, member.host, member.pid, error))
 
     def end(self, cause: Cause) -> None:
-        """Ends the job, unless it ends already; all ranks learn the cause.
+        """End the job, unless it ends already; all ranks learn the cause.
 
         Launchers end the other ranks as soon as one exits, so no rank may exit before all have printed their exit
         reports, or the grace period is over.

@@ -53,13 +53,13 @@ _CODE = ("import sys; sys.path[:] = {path!r}\n"
 
 
 def relay_name(server: tuple[str, int], secret: bytes) -> str:
-    """Returns the name of the socket of this host's relay to a server."""
+    """Return the name of the socket of this host's relay to a server."""
     shown = f"{os.getuid()} relay {server[0]} {server[1]}"
     return f"\0hvkeras-{hmac.new(secret, shown.encode(), hashlib.sha256).hexdigest()[:32]}"
 
 
 def connect_to_relay(name: str, timeout: float) -> socket.socket:
-    """Connects to a relay.
+    """Connect to a relay.
 
     Raises:
         OSError: There is none, or it does not accept the connection in time.
@@ -76,7 +76,7 @@ def connect_to_relay(name: str, timeout: float) -> socket.socket:
 
 @contextlib.contextmanager
 def relay_lock(name: str) -> Iterator[None]:
-    """Makes this rank the only one of its host that starts the relay.
+    """Make this rank the only one of its host that starts the relay.
 
     Args:
         name: The name of the relay's socket.
@@ -90,7 +90,7 @@ def relay_lock(name: str) -> Iterator[None]:
 
 
 def start_relay(name: str, server: socket.socket, secret: bytes, size: int, liveness: float) -> str:
-    """Starts the relay of this host.
+    """Start the relay of this host.
 
     Args:
         name: The name of its socket.
@@ -150,18 +150,18 @@ class RelayHandler(Handler):
     # From the ranks upwards.
 
     def on_join(self, member: Member) -> None:
-        """Introduces a rank to the server, which answers it."""
+        """Introduce a rank to the server, which answers it."""
         self._add(member, encode(Hello(member.number, member.size, member.host, member.pid, member.attempt)))
 
     def on_data(self, member: Member, data: bytes) -> None:
-        """Keeps a rank's message until the others' have come that are there already, a heartbeat until the next one."""
+        """Keep a rank's message until the others' have come that are there already, a heartbeat until the next one."""
         if name_of(data) == "Heartbeat" and not self._some_joined:
             self._batch.add(member.number, data)
         else:
             self._add(member, data)
 
     def on_leave(self, member: Member) -> None:
-        """Reports the end of a rank's connection."""
+        """Report the end of a rank's connection."""
         self._admitted.discard(member.number)
         self._add(member, encode(RankGone()))
         self._empty_since = time.monotonic()
@@ -182,7 +182,7 @@ class RelayHandler(Handler):
     # From the server downwards.
 
     def on_server_message(self, message: Message) -> None:
-        """Passes on what the server has sent."""
+        """Pass on what the server has sent."""
         self._heard = time.monotonic()
         if isinstance(message, Closing):
             self._detached = True
@@ -211,7 +211,7 @@ class RelayHandler(Handler):
     # What time decides.
 
     def on_tick(self, now: float) -> None:
-        """Gives the server a sign of life, and notices when it gives none."""
+        """Give the server a sign of life, and notices when it gives none."""
         if now >= self._next_beat:
             self._next_beat = now + BEAT
             self._flush_or_beat()
@@ -229,16 +229,16 @@ class RelayHandler(Handler):
         self.send(self._batch.take() or Relayed([], []))
 
     def _are_frozen(self, now: float) -> bool:
-        """Whether all ranks are silent as well, as when a user suspends the whole job."""
+        """Return whether all ranks are silent as well, as when a user suspends the whole job."""
         return all(now - member.seen > self._liveness / 2 for member in self.members.values())
 
     def on_fault(self, _what: str, _error: BaseException, /) -> None:
-        """Ends the relay for a fault of hvkeras, which ends the job."""
+        """End the relay for a fault of hvkeras, which ends the job."""
         os._exit(1)
 
 
 def relay(name: str, connected: socket.socket, secret: bytes, size: int, liveness: float) -> None:
-    """Serves the ranks of this host until none is left.
+    """Serve the ranks of this host until none is left.
 
     Args:
         name: The name of the socket to listen on.

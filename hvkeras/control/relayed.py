@@ -12,7 +12,7 @@ FIRST_RELAY = -1  # numbers of members from here downwards are those of relays, 
 
 
 def as_runs(ranks: Iterable[int]) -> list[int]:
-    """Returns ranks as runs: the first and the last of each, in order.
+    """Return ranks as runs: the first and the last of each, in order.
 
     Example:
         >>> as_runs([0, 1, 2, 5])
@@ -41,7 +41,7 @@ class Batch:
         self._counts: dict[int, int] = {}
 
     def add(self, rank: int, body: bytes | memoryview) -> None:
-        """Adds an encoded message of a rank, after its others."""
+        """Add an encoded message of a rank, after its others."""
         count = self._counts.get(rank, 0)
         self._counts[rank] = count + 1
         if count == len(self._rounds):
@@ -49,7 +49,7 @@ class Batch:
         self._rounds[count].setdefault(body, []).append(rank)
 
     def take(self) -> Relayed | None:
-        """Returns what has been added since the last time; None for nothing."""
+        """Return what has been added since the last time; None for nothing."""
         groups = [(as_runs(ranks), body) for each in self._rounds for body, ranks in each.items()]
         self._rounds, self._counts = [], {}
         return Relayed([runs for runs, _ in groups], [body for _, body in groups]) if groups else None
@@ -75,12 +75,12 @@ class Relay:
         self._is_due = False
 
     def admit(self, hello: Hello) -> Member:
-        """Returns a rank behind the relay as a member of its own."""
+        """Return a rank behind the relay as a member of its own."""
         return Member(hello.number, hello.size, hello.host, hello.pid, hello.attempt,
                       lambda data: self._add(hello.number, data), lambda: None, time.monotonic())
 
     def broadcast(self, data: bytes) -> None:
-        """Sends all ranks a message that was encoded for relays, after what was sent to some."""
+        """Send all ranks a message that was encoded for relays, after what was sent to some."""
         self._flush()
         self.member.write(data)
 
@@ -97,7 +97,7 @@ class Relay:
 
 
 def send_to_all(members: Members, relays: Collection[Relay], message: Message) -> None:
-    """Sends a message to all ranks: once to each that is connected by itself, and once to each relay."""
+    """Send a message to all ranks: once to each that is connected by itself, and once to each relay."""
     data = encode(message)
     for member in list(members.values()):
         if member.number > FIRST_RELAY:

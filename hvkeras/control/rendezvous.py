@@ -83,7 +83,7 @@ class Waiting:
         return max(0.0, self._timeout - self.passed)
 
     def check(self, whom: str, why: str) -> None:
-        """Reports the wait if a report is due.
+        """Report the wait if a report is due.
 
         Raises:
             PeerError: The deadline has passed.
@@ -109,7 +109,7 @@ class Served(Protocol):
     address: tuple[str, int]
 
     def stop(self) -> None:
-        """Stops serving."""
+        """Stop serving."""
 
 
 class Serve(Protocol):
@@ -127,13 +127,13 @@ def _serve(launch: Launch, settings: Settings, secret: bytes, host: str, port: i
 
 
 def _warn(text: str) -> None:
-    """Prints a warning about a long wait, and adds it to the record."""
+    """Print a warning about a long wait, and adds it to the record."""
     say(text)
     stalls.note(text)
 
 
 def serve_parameter_servers(launch: Launch, settings: Settings, serve: Serve) -> None:
-    """Serves the control channel of a cluster with parameter servers from its chief, for the chief's lifetime.
+    """Serve the control channel of a cluster with parameter servers from its chief, for the chief's lifetime.
 
     Args:
         launch: The chief's place in the cluster.
@@ -147,7 +147,7 @@ def serve_parameter_servers(launch: Launch, settings: Settings, serve: Serve) ->
 
 
 def join_parameter_servers(launch: Launch, settings: Settings, on_end: Callable[[Cause], None]) -> ControlClient:
-    """Connects a task of a cluster with parameter servers to its chief.
+    """Connect a task of a cluster with parameter servers to its chief.
 
     Args:
         launch: The task's place in the cluster.
@@ -182,7 +182,7 @@ class Connected(NamedTuple):
 
 
 def connect(launch: Launch, settings: Settings, on_end: Callable[[Cause], None]) -> Connected:
-    """Connects this rank to its job's control channel; except under `hvkeras run`, rank 0 starts the server.
+    """Connect this rank to its job's control channel; except under `hvkeras run`, rank 0 starts the server.
 
     Args:
         launch: How this process was launched; it has more than one rank.
@@ -244,7 +244,7 @@ def _connect_client(
 
 
 def _check_still(waiting: Waiting, whom: str, refresh: Refresh | None, known: tuple[Address, bytes]) -> None:
-    """Reports the wait for a server that does not answer.
+    """Report the wait for a server that does not answer.
 
     Raises:
         PeerError: The deadline has passed.
@@ -257,7 +257,7 @@ def _check_still(waiting: Waiting, whom: str, refresh: Refresh | None, known: tu
 
 def _client_on(connection: socket.socket, launch: Launch, settings: Settings, on_end: Callable[[Cause], None],
                address: Address, secret: bytes, still: Callable[[], None]) -> ControlClient:
-    """Makes a client of a connection to the server, or to a relay, and closes it if that fails."""
+    """Make a client of a connection to the server, or to a relay, and closes it if that fails."""
     is_relay = connection.family == socket.AF_UNIX
     me = Introduction(launch.rank, launch.size, socket.gethostname())
     try:
@@ -275,7 +275,7 @@ def _client_on(connection: socket.socket, launch: Launch, settings: Settings, on
 
 
 def _reach(launch: Launch, settings: Settings, waiting: Waiting, address: Address, secret: bytes) -> socket.socket:
-    """Connects to the server, or to the relay of this host, which this rank may start.
+    """Connect to the server, or to the relay of this host, which this rank may start.
 
     Raises:
         OSError: There is no connection yet.
@@ -372,7 +372,7 @@ def _by_horovod_store(launch: Launch, settings: Settings, waiting: Waiting) -> F
 
 
 def ask_store(method: str, url: str, body: bytes | None, waiting: Waiting) -> bytes:
-    """Sends a request to horovodrun's store, bypassing proxies; a key that does not exist yet reads as empty."""
+    """Send a request to horovodrun's store, bypassing proxies; a key that does not exist yet reads as empty."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     request = urllib.request.Request(url, data=body, method=method)
     while True:
@@ -423,7 +423,7 @@ def _outward_or_loopback() -> str:
 
 
 def uses_announced_port(launch: Launch, settings: Settings) -> bool:
-    """Whether the ranks connect at rank 0's announced port (TF_CONFIG, MASTER_PORT), not through a private folder."""
+    """Return whether the ranks connect at rank 0's announced port (TF_CONFIG, MASTER_PORT), not through a private folder."""
     return launch.rendezvous.kind in ("tf_config", "address") and (
         bool(settings.secret) or not (is_one_host(launch) or settings.rendezvous_dir))
 
@@ -450,7 +450,7 @@ def _by_folder(launch: Launch, settings: Settings, waiting: Waiting, serve: Serv
 
 
 def claim_port(launch: Launch) -> socket.socket:
-    """Reserves this task's own TF_CONFIG port by listening on it, without accepting connections, until TensorFlow does.
+    """Reserve this task's own TF_CONFIG port by listening on it, without accepting connections, until TensorFlow does.
 
     This detects a second process of the same task, or any other program on the port, before anything connects.
     """

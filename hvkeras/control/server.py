@@ -76,14 +76,14 @@ class ControlHandler(Handler):
     # Ranks come and go.
 
     def on_join(self, member: Member) -> str:
-        """Admits a relay, or a rank, unless it does not belong to the job, which ends then."""
+        """Admit a relay, or a rank, unless it does not belong to the job, which ends then."""
         if member.number <= FIRST_RELAY:
             self.ranks.relays[member.number] = Relay(member, self.members)
             return ""
         return self._admit(member, None)
 
     def _admit(self, member: Member, relay: Relay | None) -> str:
-        """Admits a rank; returns why not."""
+        """Admit a rank; returns why not."""
         ranks, refusal, number = self.ranks, "", member.number
         if member.size != ranks.size:
             refusal = (f"rank {number} on {member.host} was started as one of {member.size} ranks, the others as one"
@@ -103,7 +103,7 @@ class ControlHandler(Handler):
         return refusal
 
     def on_leave(self, member: Member) -> None:
-        """Counts a rank as lost whose connection ends; one that does not know that it was admitted may come again."""
+        """Count a rank as lost whose connection ends; one that does not know that it was admitted may come again."""
         if (relay := self.ranks.relays.pop(member.number, None)) is not None:
             self._lose_relay(relay)
             return
@@ -125,7 +125,7 @@ class ControlHandler(Handler):
         self.ranks.check_exit_reports()
 
     def on_message(self, member: Member, message: Message) -> None:
-        """Handles a message from a rank, or from several behind a relay."""
+        """Handle a message from a rank, or from several behind a relay."""
         if isinstance(message, Relayed):
             if (relay := self.ranks.relays.get(member.number)) is not None:
                 for runs, body in zip(message.ranks, message.bodies, strict=True):
@@ -136,7 +136,7 @@ class ControlHandler(Handler):
             self._handle(rank, message)
 
     def _on_relayed(self, relay: Relay, numbers: Sequence[int], message: Message) -> None:
-        """Handles a message that ranks behind a relay have sent, each by itself."""
+        """Handle a message that ranks behind a relay have sent, each by itself."""
         if isinstance(message, Hello):
             member = relay.admit(message)
             if reason := self._admit(member, relay):
@@ -159,7 +159,7 @@ class ControlHandler(Handler):
                 self._handle(rank, message)
 
     def _lose_relay(self, relay: Relay) -> None:
-        """Counts the ranks behind a relay as lost whose connection ends, and names the relay."""
+        """Count the ranks behind a relay as lost whose connection ends, and names the relay."""
         behind = [self.ranks.present[number] for number in sorted(relay.ranks)]
         if any(rank.member.arrived and not (rank.left or rank.exit_reported) for rank in behind):
             self._end_with_relay(CauseKind.LOST, relay, ENDED)
@@ -172,7 +172,7 @@ class ControlHandler(Handler):
         self.ranks.end(Cause(kind, None, host, pid, text))
 
     def _handle(self, rank: RankState, message: Message) -> None:
-        """Handles a message from a rank."""
+        """Handle a message from a rank."""
         member = rank.member
         match message:
             case Arrived():
@@ -213,7 +213,7 @@ class ControlHandler(Handler):
             self.ranks.broadcast(Terminate(cause))
 
     def _count_ends(self) -> None:
-        """Notifies all ranks when the last script has ended: a rank that does not exit then keeps the job alive."""
+        """Notifie all ranks when the last script has ended: a rank that does not exit then keeps the job alive."""
         ranks = self.ranks
         if self._all_ended_at is None and len(ranks.present.keys() | ranks.lost.keys()) == ranks.size and all(
                 rank.script_ended for rank in ranks.present.values()):
@@ -223,7 +223,7 @@ class ControlHandler(Handler):
     # Failures.
 
     def on_fault(self, what: str, error: BaseException) -> None:
-        """Ends the job for a fault of hvkeras."""
+        """End the job for a fault of hvkeras."""
         self.ranks.end(Cause(CauseKind.EXCEPTION, None, "", None, f"the control channel's server failed {what} with"
                              f" {summary(error)}", "".join(traceback.format_exception(error))))
 
@@ -235,7 +235,7 @@ class ControlHandler(Handler):
             self.ranks.end(message.cause)
 
     def _end_unless_known(self, cause: Cause) -> None:
-        """Ends the job for a failure that looked like a consequence of another one, which nobody has reported."""
+        """End the job for a failure that looked like a consequence of another one, which nobody has reported."""
         if self.ranks.cause is not None:
             return
         if left := self.ranks.leavers():
@@ -260,7 +260,7 @@ class ControlHandler(Handler):
             self._blame_late_ranks()
 
     def _blame_late_ranks(self) -> None:
-        """Ends the job for the ranks missing from a collective that nobody counts, as one has given up waiting."""
+        """End the job for the ranks missing from a collective that nobody counts, as one has given up waiting."""
         cause, others = self._timed_out, self._not_failed()
         assert cause is not None
         late = [rank for rank in others if rank.outside] or others
@@ -277,7 +277,7 @@ class ControlHandler(Handler):
     # What time decides.
 
     def on_tick(self, now: float) -> None:
-        """Checks all ranks, and gives them a sign of life."""
+        """Check all ranks, and gives them a sign of life."""
         if self.ranks.cause is None:
             self._check_ranks(now)
         for number, (rank, ticks) in list(self._awaited.items()):  # the time for which the server stands still is free
@@ -322,7 +322,7 @@ class ControlHandler(Handler):
             return
 
     def _check_exits(self, now: float) -> None:
-        """Reports a rank that has left the job but still runs, since it can no longer report that itself."""
+        """Report a rank that has left the job but still runs, since it can no longer report that itself."""
         waited = 0.0 if self._all_ended_at is None else now - self._all_ended_at
         limits = self.deadlines
         for number, rank in list(self.ranks.present.items()):
@@ -378,7 +378,7 @@ class ControlServer:
         self.address: tuple[str, int] = self._server.address
 
     def start(self) -> tuple[str, int]:
-        """Starts serving.
+        """Start serving.
 
         Returns:
             The host and port that ranks connect to.
@@ -386,7 +386,7 @@ class ControlServer:
         return self._server.start()
 
     def stop(self) -> None:
-        """Stops serving, closes the socket and ends the thread."""
+        """Stop serving, closes the socket and ends the thread."""
         self._server.stop()
 
     @property
@@ -410,13 +410,13 @@ class ControlServer:
         return self.connected | frozenset(list(self._handler.ranks.lost))
 
     def silent_for(self, seconds: float) -> frozenset[int]:
-        """Returns the connected ranks that have given no sign of life for so many seconds."""
+        """Return the connected ranks that have given no sign of life for so many seconds."""
         now = time.monotonic()
         present = list(self._handler.ranks.present.items())
         return frozenset(number for number, rank in present if now - rank.member.seen > seconds)
 
     def fail(self, cause: Cause) -> None:
-        """Ends the job from outside, for example when a launcher sees a process die."""
+        """End the job from outside, for example when a launcher sees a process die."""
         self._server.call(self._handler.ranks.end, cause)
 
     def terminate(self, cause: Cause) -> None:
@@ -428,11 +428,11 @@ class ControlServer:
         self._server.call(self._handler.terminate, cause)
 
     def ask_locations(self) -> None:
-        """Makes every rank print its location and stack."""
+        """Make every rank print its location and stack."""
         self._server.call(self._handler.ranks.broadcast, Locate())
 
     def wait_for_exits(self, rank: int, held: bool) -> None:
-        """Waits until every rank whose script has ended has exited, or the job ends because one does not.
+        """Wait until every rank whose script has ended has exited, or the job ends because one does not.
 
         It stops waiting for ranks whose scripts continue on their own, once it is clear that they do, and soon for
         ranks that have left: what ends their processes, such as MPI's own exit, may in turn wait for this one.

@@ -18,7 +18,7 @@ listeners: list[Callable[[str], None]] = []
 
 
 def note(stall: str) -> None:
-    """Notifies all listeners of a stall.
+    """Notifie all listeners of a stall.
 
     Args:
         stall: Which rank makes no progress, and where.
@@ -44,7 +44,7 @@ class Stalls:
         self._next: dict[int, float] = {}
 
     def update(self, rank: int, still: Standstill | None) -> None:
-        """Records what a rank reports about itself; None if it makes progress."""
+        """Record what a rank reports about itself; None if it makes progress."""
         if still is not None:
             self._still[rank] = still
         else:
@@ -53,11 +53,11 @@ class Stalls:
 
     @property
     def any_stands_still(self) -> bool:
-        """Whether any rank reports that it makes no progress."""
+        """True if any rank reports that it makes no progress."""
         return bool(self._still)
 
     def check(self, waiting: Collection[int]) -> list[Problem]:
-        """Finds the stalls that must be reported now.
+        """Find the stalls that must be reported now.
 
         Args:
             waiting: The ranks that wait for others, or that others wait for, and those that have left.

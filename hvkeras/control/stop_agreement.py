@@ -49,13 +49,13 @@ class Stop:
             return self._committed
 
     def decide(self, after: int, wishes: Sequence[int]) -> None:
-        """Records after which execution all ranks stop."""
+        """Record after which execution all ranks stop."""
         with self._changed:
             self._after, self.wishes = after, list(wishes)
             self._changed.notify_all()
 
     def now(self, wish: bool, ask: Callable[[], None], check: Callable[[], None], timeout: float) -> bool:
-        """Whether this rank stops after the execution that has just ended.
+        """Return whether this rank stops after the execution that has just ended.
 
         Args:
             wish: Whether it wants to stop.
@@ -94,7 +94,7 @@ class Stops:
         self._most: dict[str, int] = {}
 
     def ask(self, rank: int, fit: str, ranks: Sequence[int]) -> Iterator[Request]:
-        """Handles a rank's request to stop: asks all ranks that train with it, unless they were asked before.
+        """Handle a rank's request to stop: asks all ranks that train with it, unless they were asked before.
 
         Args:
             rank: The rank.
@@ -111,7 +111,7 @@ class Stops:
         yield ranks, StopQuestion(fit)
 
     def receive(self, rank: int, fit: str, executions: int) -> Iterator[Request]:
-        """Handles a rank's answer; after the last answer, all ranks receive the decision.
+        """Handle a rank's answer; after the last answer, all ranks receive the decision.
 
         Args:
             rank: The rank.

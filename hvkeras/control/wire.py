@@ -42,17 +42,17 @@ class AuthenticationError(PeerError):
 
 
 def nonce() -> bytes:
-    """Generates a fresh challenge."""
+    """Generate a fresh challenge."""
     return os.urandom(NONCE_BYTES)
 
 
 def proof(secret: bytes, role: bytes, server_nonce: bytes, client_nonce: bytes) -> bytes:
-    """Computes the code that `role` b"client" or b"server" presents as proof, or the session key for b"session"."""
+    """Compute the code that `role` b"client" or b"server" presents as proof, or the session key for b"session"."""
     return hmac.digest(secret, role + server_nonce + client_nonce, "sha256")
 
 
 def session_key(connected: Any, secret: bytes, server_nonce: bytes, client_nonce: bytes) -> bytes:
-    """Returns the key of the frames on a connection; empty towards a process of the same user on this host.
+    """Return the key of the frames on a connection; empty towards a process of the same user on this host.
 
     Nobody else can write on such a connection, a Unix socket: the kernel has said who is at the other end.
     """
@@ -63,7 +63,7 @@ def session_key(connected: Any, secret: bytes, server_nonce: bytes, client_nonce
 
 
 def verify_proof(shown: bytes, wanted: bytes) -> None:
-    """Compares two codes in constant time.
+    """Compare two codes in constant time.
 
     Raises:
         AuthenticationError: They differ.
@@ -100,7 +100,7 @@ class Seal:
         return code.digest()
 
     def close_frames(self, payload: bytes | memoryview) -> list[bytes | memoryview]:
-        """Seals an encoded message; frames must be sent in the order in which they were sealed.
+        """Seal an encoded message; frames must be sent in the order in which they were sealed.
 
         Returns:
             What must be sent, in pieces; those of a large message are views of it, which many connections can share.
@@ -120,7 +120,7 @@ class Seal:
         return pieces if len(payload) > COPIED else [b"".join(pieces)]
 
     def open_frame(self, header: bytes, code: bytes, payload: bytes | bytearray) -> bytes | bytearray | None:
-        """Verifies the peer's next frame.
+        """Verifie the peer's next frame.
 
         Returns:
             The encoded message that it completes; None if more frames follow.
@@ -140,7 +140,7 @@ class Seal:
 
 
 def payload_length(header: bytes) -> int:
-    """Reads a frame's length, and rejects one that is too large.
+    """Read a frame's length, and rejects one that is too large.
 
     Raises:
         AuthenticationError: The length is over the limit.
@@ -154,7 +154,7 @@ def payload_length(header: bytes) -> int:
 
 def exactly(connected: socket.socket, count: int, until: float | None = None,
             still: Callable[[], None] | None = None) -> bytearray:
-    """Reads so many bytes.
+    """Read so many bytes.
 
     Args:
         connected: A connected socket.
@@ -221,7 +221,7 @@ def authenticate_to_client(connected: socket.socket, secret: bytes) -> None:
 
 
 def accept_authenticated(listening: socket.socket, secret: bytes, timeout: float) -> socket.socket:
-    """Accepts the first connection whose other side proves the secret; all others are closed.
+    """Accept the first connection whose other side proves the secret; all others are closed.
 
     Args:
         listening: A listening socket.

@@ -44,7 +44,7 @@ LAUNCH_ENVIRONMENTS: tuple[Callable[[Mapping[str, str]], Launch | None], ...] = 
 
 
 def detect_launch(environ: Mapping[str, str] | None = None) -> Launch:
-    """Detects how this process was launched.
+    """Detect how this process was launched.
 
     Example:
         >>> detect_launch({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4"}).size
@@ -78,7 +78,7 @@ def detect_launch(environ: Mapping[str, str] | None = None) -> Launch:
 
 
 def parameter_server_launch(environ: Mapping[str, str] | None = None) -> Launch:
-    """Detects which task of a cluster with parameter servers this process is.
+    """Detect which task of a cluster with parameter servers this process is.
 
     Args:
         environ: The environment to read; this process's by default.

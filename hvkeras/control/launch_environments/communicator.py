@@ -11,7 +11,7 @@ from hvkeras.host.mpi import is_communicator, ranks_within, world_size
 
 
 def launch_of(launch: Launch, comm: Any) -> Launch:
-    """Returns the launch of the ranks that a communicator consists of.
+    """Return the launch of the ranks that a communicator consists of.
 
     Args:
         launch: The launch of all ranks.

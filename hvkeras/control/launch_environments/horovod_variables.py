@@ -18,7 +18,7 @@ HOST_NAME = "HOROVOD_HOSTNAME"
 
 
 def with_launcher(launcher: str, values: dict[str, str]) -> dict[str, str]:
-    """Adds the variable that records who has set the numbers.
+    """Add the variable that records who has set the numbers.
 
     Args:
         launcher: The launcher's printed name.
@@ -29,7 +29,7 @@ def with_launcher(launcher: str, values: dict[str, str]) -> dict[str, str]:
 
 def rank_variables(rank: int, size: int, local_rank: int, local_size: int, cross_rank: int, cross_size: int,
                    host: str) -> dict[str, str]:
-    """Returns horovodrun's variables for a rank.
+    """Return horovodrun's variables for a rank.
 
     Args:
         rank: The rank.
@@ -45,7 +45,7 @@ def rank_variables(rank: int, size: int, local_rank: int, local_size: int, cross
 
 
 def topology_variables(topology: Topology) -> dict[str, str]:
-    """Returns horovodrun's variables for a rank whose topology is known.
+    """Return horovodrun's variables for a rank whose topology is known.
 
     Args:
         topology: The rank's topology.
@@ -55,7 +55,7 @@ def topology_variables(topology: Topology) -> dict[str, str]:
 
 
 def launch_variables(launch: Launch) -> dict[str, str]:
-    """Returns horovodrun's variables as far as a launch announces them; before the rendezvous, some may be unknown.
+    """Return horovodrun's variables as far as a launch announces them; before the rendezvous, some may be unknown.
 
     Args:
         launch: What the launcher has announced.

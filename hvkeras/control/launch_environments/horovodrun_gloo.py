@@ -20,7 +20,7 @@ _ALL = (PROCESS_ID, PROCESS_COUNT, LOCAL_PROCESS_ID, LOCAL_PROCESS_COUNT, STORE_
 
 
 def detect(environ: Mapping[str, str]) -> Launch | None:
-    """Recognises a rank of `horovodrun --gloo` by the presence of all variables that are read here.
+    """Detect a rank of `horovodrun --gloo` by the presence of all variables that are read here.
 
     Some of them that describe a single rank are not a launch: scripts of one process set them for themselves. Neither
     are those that hvkeras has set for a rank of another launcher, and that a process started by that rank inherits.

@@ -21,13 +21,13 @@ HANDOVER = "HVKERAS_RUN_HANDOVER"
 
 
 def detect(environ: Mapping[str, str]) -> Launch | None:
-    """Recognises a rank of `hvkeras run`, or of another process that serves the channel, such as Ray's driver."""
+    """Detect a rank of `hvkeras run`, or of another process that serves the channel, such as Ray's driver."""
     names = Names(PROCESS_ID, PROCESS_COUNT, LOCAL_PROCESS_ID, LOCAL_PROCESS_COUNT)
     kind = "standby" if environ.get(STANDBY) else "run"
     return served_launch(environ.get(STARTED_BY) or LAUNCHER, kind, environ, names, CONTROL_ADDRESS)
 
 
 def slot_variables(rank: int, size: int, local_rank: int, local_size: int, control: str) -> dict[str, str]:
-    """Returns the variables that give a process its place among the ranks."""
+    """Return the variables that give a process its place among the ranks."""
     return {PROCESS_ID: str(rank), PROCESS_COUNT: str(size), LOCAL_PROCESS_ID: str(local_rank),
             LOCAL_PROCESS_COUNT: str(local_size), CONTROL_ADDRESS: control}

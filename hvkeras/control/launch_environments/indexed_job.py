@@ -23,7 +23,7 @@ _SERVICE = re.compile(r"(?P<name>[a-z0-9]([-a-z0-9.]*[a-z0-9])?)(?::(?P<port>\d{
 
 
 def detect(environ: Mapping[str, str]) -> Launch | None:
-    """Recognises a pod by its index, where the manifest says how many pods train together.
+    """Detect a pod by its index, where the manifest says how many pods train together.
 
     The index alone is no launch: most Indexed Jobs run processes that have nothing to do with each other.
     """

@@ -91,7 +91,7 @@ class Names:
 
 def is_launched_by(launcher: str, environ: Mapping[str, str], needed: Sequence[str],
                    distinctive: Sequence[str]) -> bool:
-    """Returns whether a launcher started this process: whether all of the needed variables are set.
+    """Return whether a launcher started this process: whether all of the needed variables are set.
 
     Args:
         launcher: The launcher's printed name.
@@ -119,7 +119,7 @@ def _is_set(environ: Mapping[str, str], name: str) -> bool:
 
 
 def number(environ: Mapping[str, str], name: str, launcher: str, least: int = 0) -> int:
-    """Reads one variable as a whole number.
+    """Read one variable as a whole number.
 
     Args:
         environ: The environment.
@@ -140,7 +140,7 @@ def number(environ: Mapping[str, str], name: str, launcher: str, least: int = 0)
 
 def launch_from(launcher: str, environ: Mapping[str, str], names: Names, rendezvous: Rendezvous,
                 mpi: bool = False) -> Launch:
-    """Builds the `Launch` of a launcher that announces its ranks' numbers.
+    """Build the `Launch` of a launcher that announces its ranks' numbers.
 
     Args:
         launcher: The launcher's printed name.
@@ -162,7 +162,7 @@ def launch_from(launcher: str, environ: Mapping[str, str], names: Names, rendezv
 
 
 def served_launch(launcher: str, kind: str, environ: Mapping[str, str], names: Names, control: str) -> Launch | None:
-    """Recognises a rank of a launcher of our own, which serves the control channel and says where.
+    """Detect a rank of a launcher of our own, which serves the control channel and says where.
 
     Args:
         launcher: The launcher's printed name.

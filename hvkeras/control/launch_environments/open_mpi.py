@@ -21,7 +21,7 @@ LAUNCHERS = (_MPIRUN, _HOROVODRUN_MPI)
 
 
 def detect(environ: Mapping[str, str]) -> Launch | None:
-    """Recognises a process of Open MPI's `mpirun`."""
+    """Detect a process of Open MPI's `mpirun`."""
     by_horovodrun = _NCCL_INTERFACE in environ and all(environ.get(name) == value
                                                        for name, value in _HOROVODRUN.items())
     launcher = _HOROVODRUN_MPI if by_horovodrun else _MPIRUN

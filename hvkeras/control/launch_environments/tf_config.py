@@ -34,7 +34,7 @@ _SHOWN = 16  # ranks that describe_cluster lists
 
 
 def detect(environ: Mapping[str, str]) -> Launch | None:
-    """Reads TF_CONFIG; the chief is rank 0, and worker i follows it.
+    """Read TF_CONFIG; the chief is rank 0, and worker i follows it.
 
     Raises:
         UsageError: It is not in the form that TensorFlow documents, or describes a job that hvkeras does not run.
@@ -60,7 +60,7 @@ def detect(environ: Mapping[str, str]) -> Launch | None:
 
 
 def detect_parameter_servers(environ: Mapping[str, str]) -> Launch:
-    """Reads TF_CONFIG as a cluster of a chief, workers, parameter servers and optional evaluators.
+    """Read TF_CONFIG as a cluster of a chief, workers, parameter servers and optional evaluators.
 
     Args:
         environ: The environment to read.
@@ -101,7 +101,7 @@ def _launch(cluster: Mapping[str, list[str]], roles: tuple[str, ...], kind: str,
 
 
 def describe_cluster(launch: Launch) -> str:
-    """Describes a TF_CONFIG cluster in one line.
+    """Describe a TF_CONFIG cluster in one line.
 
     Args:
         launch: What `detect` found.
@@ -117,7 +117,7 @@ def describe_cluster(launch: Launch) -> str:
 
 
 def worker_variables(workers: Sequence[str], index: int, environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables that make a process one worker of a TensorFlow cluster.
+    """Return the variables that make a process one worker of a TensorFlow cluster.
 
     Args:
         workers: `host:port` of all workers.
@@ -136,7 +136,7 @@ def worker_variables(workers: Sequence[str], index: int, environ: Mapping[str, s
 
 @functools.lru_cache(maxsize=1)
 def _hosts_of(workers: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns the hosts of `host:port`, each once; a launcher asks for the same ones on behalf of each rank."""
+    """Return the hosts of `host:port`, each once; a launcher asks for the same ones on behalf of each rank."""
     return tuple(dict.fromkeys(split_address(worker)[0] for worker in workers))
 
 

@@ -23,7 +23,7 @@ _ALL = (PROCESS_ID, PROCESS_COUNT, FIRST_HOST, FIRST_PORT)
 
 
 def detect(environ: Mapping[str, str]) -> Launch | None:
-    """Recognises a rank by the presence of rank, size, and the first rank's address and port.
+    """Detect a rank by the presence of rank, size, and the first rank's address and port.
 
     These names are common, so one of them by itself is no launch. With a size of several ranks, though, or with all but
     one of them, treating this process as a job of its own would be wrong.
