@@ -81,7 +81,7 @@ class _Process:
     loop: Loop | None = None
     moves = 0
     fetched = 0  # number of batches in eager mode
-    in_graphs: Any = None  # the variable that counts batches in graphs
+    graph_counter: Any = None  # the variable that counts batches in graphs
 
 
 _counted: weakref.WeakSet[Any] = weakref.WeakSet()  # models whose functions count their batches
@@ -181,16 +181,16 @@ def _count(batch: Any) -> None:
     if tf.executing_eagerly():
         _Process.fetched += 1
         return
-    if _Process.in_graphs is None:
-        _Process.in_graphs = graphs.lasting_variable(0, tf.int64, "hvkeras_batches")
-    there = [tensor for tensor in tf.nest.flatten(batch, expand_composites=True) if tf.is_tensor(tensor)]
-    with tf.control_dependencies(there):
-        _Process.in_graphs.assign_add(1)
+    if _Process.graph_counter is None:
+        _Process.graph_counter = graphs.lasting_variable(0, tf.int64, "hvkeras_batches")
+    tensors = [tensor for tensor in tf.nest.flatten(batch, expand_composites=True) if tf.is_tensor(tensor)]
+    with tf.control_dependencies(tensors):
+        _Process.graph_counter.assign_add(1)
 
 
 def batches() -> int:
     """The number of batches that have reached Keras's functions in this process."""
-    return _Process.fetched + (0 if _Process.in_graphs is None else int(_Process.in_graphs.numpy()))
+    return _Process.fetched + (0 if _Process.graph_counter is None else int(_Process.graph_counter.numpy()))
 
 
 def moves() -> int:
@@ -204,7 +204,7 @@ def thread() -> int:
     return loop.thread if loop is not None else threading.main_thread().ident or 0
 
 
-def standing() -> tuple[tuple[int, int], ...]:
+def instructions() -> tuple[tuple[int, int], ...]:
     """The current instruction of each frame of the thread; unchanged as long as the innermost call lasts."""
     return tuple((id(frame.f_code), frame.f_lasti) for frame in frames_of(thread()))
 
@@ -237,7 +237,7 @@ def doing(steps: str = "") -> Doing:
     return Doing(_phase(loop), where, may_end, lacks_batch=waits is None)
 
 
-class _CollectorOff:
+class _CollectorDisabled:
     """Keeps Python's garbage collector from running while stacks are read, which makes objects.
 
     Finalizers let other threads run, so that the stack changes (a crash), or `sys._current_frames`, which holds the
@@ -266,7 +266,7 @@ class _CollectorOff:
         self._lock.release()
 
 
-_collector_off = _CollectorOff()
+_collector_disabled = _CollectorDisabled()
 
 
 def frames_of(ident: int) -> list[FrameType]:
@@ -279,14 +279,15 @@ def frames_of(ident: int) -> list[FrameType]:
     # be broken; Python 3.11 even returned objects that are not frames as `f_back`.
     innermost = map(operator.itemgetter(ident), itertools.starmap(sys._current_frames, [()]))
     found: collections.deque[Any] = collections.deque()
-    with _collector_off, contextlib.suppress(AttributeError, KeyError):  # None after the last; a thread that has ended
+    # None after the last; a thread that has ended
+    with _collector_disabled, contextlib.suppress(AttributeError, KeyError):
         found.extend(itertools.accumulate(itertools.chain(innermost, itertools.repeat("f_back")), getattr))
     return [frame for frame in found if isinstance(frame, FrameType)]
 
 
 def all_threads() -> list[int]:
     """The identifiers of all threads that run Python."""
-    with _collector_off:
+    with _collector_disabled:
         return list(sys._current_frames())
 
 
@@ -302,11 +303,11 @@ def _waits_for_batch(loop: Loop) -> bool | None:
 
 def _phase(loop: Loop) -> str:
     if loop.kind == TEST:
-        return "evaluation" if _fit_around(loop) is None else "validation"
+        return "evaluation" if _enclosing_fit(loop) is None else "validation"
     return "train" if loop.kind == TRAIN else "prediction"
 
 
-def _fit_around(loop: Loop) -> Loop | None:
+def _enclosing_fit(loop: Loop) -> Loop | None:
     """The running `fit` of the same model that an evaluation belongs to."""
     outer = loop.outer
     return outer if outer is not None and outer.kind == TRAIN and outer.model() is loop.model() else None
@@ -314,7 +315,7 @@ def _fit_around(loop: Loop) -> Loop | None:
 
 def _step(loop: Loop) -> str:
     """Names a step, counting from one as Keras's progress bar does."""
-    fit = loop if loop.kind == TRAIN else _fit_around(loop)
+    fit = loop if loop.kind == TRAIN else _enclosing_fit(loop)
     epoch = "" if fit is None or fit.epoch is None else f" of epoch {fit.epoch + 1}"
     phase = _phase(loop)
     if loop.step is None:

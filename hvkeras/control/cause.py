@@ -7,8 +7,8 @@ import enum
 from typing import Any
 
 ENDED = "ended unexpectedly (killed, crashed, or out of memory)"  # whose connection ends without a word
-_ERROR = 10_000  # characters of an error, at its beginning, that are sent
-_TRACEBACK = 60_000  # characters of a traceback, at its end, that are sent
+_MAX_ERROR = 10_000  # characters of an error, at its beginning, that are sent
+_MAX_TRACEBACK = 60_000  # characters of a traceback, at its end, that are sent
 
 
 class CauseKind(enum.Enum):
@@ -29,7 +29,7 @@ class CauseKind(enum.Enum):
     @property
     def leaves_others_intact(self) -> bool:
         """True if the other ranks may go on, if one rank alone is at fault."""
-        return self in _OF_ONE_RANK
+        return self in _SINGLE_RANK
 
     @property
     def may_pass(self) -> bool:
@@ -47,7 +47,7 @@ class CauseKind(enum.Enum):
         return self in (CauseKind.LOST, CauseKind.EXIT, CauseKind.SIGNAL)
 
 
-_OF_ONE_RANK = frozenset({CauseKind.EXCEPTION, CauseKind.EXIT, CauseKind.SIGNAL, CauseKind.LOST, CauseKind.SILENT,
+_SINGLE_RANK = frozenset({CauseKind.EXCEPTION, CauseKind.EXIT, CauseKind.SIGNAL, CauseKind.LOST, CauseKind.SILENT,
                           CauseKind.STALLED, CauseKind.RESET})
 
 
@@ -82,8 +82,8 @@ class Cause:
 
     def to_message(self) -> dict[str, Any]:
         """The cause as plain data, without the middle of what is too long."""
-        return {**dataclasses.asdict(self), "kind": self.kind.value, "error": self.error[:_ERROR],
-                "traceback": self.traceback[-_TRACEBACK:]}
+        return {**dataclasses.asdict(self), "kind": self.kind.value, "error": self.error[:_MAX_ERROR],
+                "traceback": self.traceback[-_MAX_TRACEBACK:]}
 
     @classmethod
     def from_message(cls, message: dict[str, Any]) -> Cause:

@@ -52,7 +52,7 @@ class Graph:
     """
 
     def __init__(self, groups: Sequence[Group]) -> None:
-        # A rank that does not wait, or for which nobody waits, is in no circle.
+        # A rank that does not wait, or for which nobody waits, is in no cycle.
         waiting: set[int] = set().union(*(group.waiting for group in groups))
         both = waiting.intersection(set().union(*(group.missing for group in groups)))
         self._groups = [Group(group.key, group.waiting & both, group.missing & both) for group in groups]
@@ -90,17 +90,17 @@ class Graph:
                     if path:
                         lowest[path[-1][0]] = min(lowest[path[-1][0]], lowest[node])
                     if lowest[node] == order[node]:
-                        closed = open_nodes[index[node]:]
+                        nodes = open_nodes[index[node]:]
                         del open_nodes[index[node]:]
-                        lowest.update(dict.fromkeys(closed, math.inf))
-                        if len(closed) > 1:  # one of several nodes has several ranks, as none waits for itself
-                            yield Component({other for other in closed if other >= 0},
-                                            {self._groups[~other].key for other in closed if other < 0})
+                        lowest.update(dict.fromkeys(nodes, math.inf))
+                        if len(nodes) > 1:  # one of several nodes has several ranks, as none waits for itself
+                            yield Component({other for other in nodes if other >= 0},
+                                            {self._groups[~other].key for other in nodes if other < 0})
 
-    def shortest_circle(self, component: Component) -> list[Wait]:
-        """Find the shortest circle of waits through the lowest rank of a component, by a breadth-first search."""
+    def shortest_cycle(self, component: Component) -> list[Wait]:
+        """Find the shortest cycle of waits through the lowest rank of a component, by a breadth-first search."""
         start = min(component.ranks)
-        come_from: dict[int, Wait] = {}
+        reached_by: dict[int, Wait] = {}
         seen: set[int] = set()
         queue = collections.deque([start])
         while True:
@@ -108,12 +108,12 @@ class Graph:
             for index in self._waits_in.get(rank, ()):
                 group = self._groups[index]
                 if start in group.missing:
-                    circle = [Wait(rank, start, group.key)]
-                    while circle[-1].waiter != start:
-                        circle.append(come_from[circle[-1].waiter])
-                    return circle[::-1]
+                    cycle = [Wait(rank, start, group.key)]
+                    while cycle[-1].waiter != start:
+                        cycle.append(reached_by[cycle[-1].waiter])
+                    return cycle[::-1]
                 if index not in seen:
                     seen.add(index)
-                    new = sorted(one for one in group.missing & component.ranks if one not in come_from)
-                    come_from.update((missing, Wait(rank, missing, group.key)) for missing in new)
+                    new = sorted(one for one in group.missing & component.ranks if one not in reached_by)
+                    reached_by.update((missing, Wait(rank, missing, group.key)) for missing in new)
                     queue += new

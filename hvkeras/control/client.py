@@ -72,7 +72,7 @@ class ControlClient:
         introduction: What this rank reports about itself.
         liveness_timeout: Seconds without a message from the server after which it counts as lost.
         on_end: Called once, from the client's thread, with the cause when the job ends early.
-        still: See `Connection`.
+        on_timeout: See `Connection`.
 
     Raises:
         AuthenticationError: The server does not know the secret.
@@ -86,7 +86,7 @@ class ControlClient:
         introduction: Introduction,
         liveness_timeout: float,
         on_end: Callable[[Cause], None],
-        still: Callable[[], None] | None = None,
+        on_timeout: Callable[[], None] | None = None,
     ) -> None:
         self.introduction = introduction
         self.clock: Clock = Clock(host_identity())
@@ -103,10 +103,10 @@ class ControlClient:
         self._has_failed = False
         self._may_exit = threading.Event()
         self._stops: dict[str, Stop] = {}
-        self._last_heard = time.monotonic()
+        self._last_received = time.monotonic()
         peer = local_peer(connected)
         self._relay = peer[0] if peer else None  # its process; None for the server itself
-        self._connection = Connection(connected, secret, introduction, still)
+        self._connection = Connection(connected, secret, introduction, on_timeout)
         # This host's address on the route to the server, and therefore to the other hosts.
         self.local_address: str = self._connection.local_address
         self._exchange = Exchange(introduction.size, self._connection.send)
@@ -257,7 +257,7 @@ class ControlClient:
         try:
             while True:
                 message = self._connection.read()
-                self._last_heard = time.monotonic()
+                self._last_received = time.monotonic()
                 try:
                     self._handle(message)
                 except Exception as error:  # noqa: BLE001 - a fault of hvkeras, which nobody else would report
@@ -359,9 +359,9 @@ class ControlClient:
                                                 else self._beat):
             now = time.monotonic()
             if now - last > FROZEN:
-                self._last_heard = now
+                self._last_received = now
                 if self._heartbeats.watch is not None:
-                    self._heartbeats.watch.forgive(now)
+                    self._heartbeats.watch.restart(now)
             last = now
             is_due = now - beat_at >= self._beat - BEAT_WITH_JOINED_RANKS
             beat_at = now if is_due else beat_at
@@ -373,7 +373,7 @@ class ControlClient:
                 host = self.introduction.host
                 self.fail(Cause(CauseKind.LOST, None, host, None, f"the launcher on {host} ended unexpectedly (killed,"
                                 " crashed, or out of memory)"))
-            if now - self._last_heard > self.liveness and not self.detached:
+            if now - self._last_received > self.liveness and not self.detached:
                 self._connection_lost(silent_for(self.liveness), CauseKind.SILENT)
                 return
 

@@ -34,8 +34,8 @@ class Connection:
         connected: A connected socket.
         secret: The job's secret.
         introduction: What this peer reports about itself.
-        still: Called whenever the server has not answered for the socket's timeout; raises if it is to be given up. A
-            server that admits a thousand peers takes its time, and one that asks again makes it take longer.
+        on_timeout: Called whenever the server has not answered for the socket's timeout; raises if it is to be given
+            up. A server that admits a thousand peers takes its time, and one that asks again makes it take longer.
 
     Attributes:
         introduction: As above.
@@ -47,7 +47,7 @@ class Connection:
     """
 
     def __init__(self, connected: socket.socket, secret: bytes, introduction: Introduction,
-                 still: Callable[[], None] | None = None) -> None:
+                 on_timeout: Callable[[], None] | None = None) -> None:
         self.introduction = introduction
         self.closed: threading.Event = threading.Event()
         self._socket = connected
@@ -56,9 +56,9 @@ class Connection:
         detach_in_children(self)
         if connected.family != socket.AF_UNIX:  # two small messages in a row would else wait for an acknowledgement
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._seal = wire.authenticate_to_server(connected, secret, still)
+        self._seal = wire.authenticate_to_server(connected, secret, on_timeout)
         self.send(Hello(introduction.rank, introduction.size, introduction.host, os.getpid(), next(_attempts)))
-        answer = self.read(still)
+        answer = self.read(on_timeout)
         if isinstance(answer, Rejected):
             raise UsageError(answer.reason)
         self.send(Arrived())
@@ -80,25 +80,25 @@ class Connection:
         self._threads.append(thread)
         thread.start()
 
-    def read(self, still: Callable[[], None] | None = None) -> Message:
+    def read(self, on_timeout: Callable[[], None] | None = None) -> Message:
         """Wait for the next message.
 
         Args:
-            still: See above.
+            on_timeout: See above.
 
         Raises:
             OSError: The connection has ended.
             AuthenticationError: A frame is not the server's.
         """
-        return decode(self.receive(still).decode())  # a large message is not kept in bytes as well
+        return decode(self.receive(on_timeout).decode())  # a large message is not kept in bytes as well
 
-    def receive(self, still: Callable[[], None] | None = None) -> bytes | bytearray:
+    def receive(self, on_timeout: Callable[[], None] | None = None) -> bytes | bytearray:
         """Wait for the next message, and returns it encoded; as `read`."""
         data = None
         while data is None:
-            begin = bytes(wire.exactly(self._socket, wire.HEADER.size + wire.CODE_BYTES, still=still))
+            begin = bytes(wire.receive_exactly(self._socket, wire.HEADER.size + wire.CODE_BYTES, on_timeout=on_timeout))
             header, code = begin[: wire.HEADER.size], begin[wire.HEADER.size :]
-            payload = wire.exactly(self._socket, wire.payload_length(header), still=still)
+            payload = wire.receive_exactly(self._socket, wire.payload_length(header), on_timeout=on_timeout)
             data = self._seal.open_frame(header, code, payload)
         return data
 

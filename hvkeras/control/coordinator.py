@@ -76,7 +76,7 @@ class Coordinator:
             case Heartbeat():
                 self.count([number], message)
             case Plans():
-                self._learn(message.plans)
+                self._add_plans(message.plans)
             case Value() | ValueDigest():
                 self._gather(number, message)
             case JoinCalled():
@@ -108,8 +108,8 @@ class Coordinator:
         """
         if not self._participation.is_busy:
             self._send(([rank], ForgetPlans(counts)) for rank, counts in self.waits.to_forget(now).items())
-        stalls = self._stalls.check(self._occupied()) if self._stalls.any_stands_still else []
-        for finding in [*self.waits.check(now, self._place), *stalls]:
+        stalls = self._stalls.check(self._busy_ranks()) if self._stalls.any_stalled else []
+        for finding in [*self.waits.check(now, self._last_location), *stalls]:
             if finding.keys and self._participation.refuse(finding, now):
                 self._request_participation()
             else:
@@ -132,7 +132,7 @@ class Coordinator:
             numbers: The ranks.
             message: The heartbeat.
         """
-        unknown = [key for key in message.counts if not self.waits.knows(key)]
+        unknown = [key for key in message.counts if not self.waits.has_plan(key)]
         for key in unknown:
             plan = self._unknown.setdefault(key, _UnknownPlan())
             plan.counts.update(dict.fromkeys(numbers, message.counts[key]))
@@ -143,7 +143,7 @@ class Coordinator:
             self.waits.update(numbers, self._known(message.counts), self._known(message.sites))
         else:
             self.waits.update(numbers, message.counts, message.sites)
-        self._participation.learn(message.calls)
+        self._participation.add_calls(message.calls)
         self.waits.set_waiting(numbers, message.waiting_in)
         for number in numbers:
             self._stalls.update(number, message.standstill)
@@ -163,7 +163,7 @@ class Coordinator:
         for number, wanted in to_ask.items():
             self._ranks.send([number], PlansWanted(wanted))
 
-    def _learn(self, plans: Mapping[str, PlanDescription]) -> None:
+    def _add_plans(self, plans: Mapping[str, PlanDescription]) -> None:
         for key, plan in plans.items():
             self.waits.describe(key, plan)
             if (unknown := self._unknown.pop(key, None)) is not None:
@@ -190,23 +190,23 @@ class Coordinator:
         self._request_participation()
 
     def _gather(self, number: int, message: Value | ValueDigest) -> None:
-        self.waits.come(number, message.key)
+        self.waits.enter_exchange(number, message.key)
         for answer in self._gathers.receive(number, message):
             if isinstance(answer, AllValues):
-                self.waits.finish(message.key)
+                self.waits.finish_exchange(message.key)
                 self._ranks.broadcast(answer)
             else:
                 self._ranks.send([number], answer)
 
-    def _place(self, number: int) -> str:
+    def _last_location(self, number: int) -> str:
         """What a rank was doing, as last reported."""
         rank = self._ranks.present.get(number)
         return "" if rank is None else rank.doing
 
-    def _occupied(self) -> set[int]:
+    def _busy_ranks(self) -> set[int]:
         """The ranks whose lack of progress is not a stall: they wait for others, are waited for, or have left."""
         left = {number for number, rank in self._ranks.present.items() if rank.left}
-        return self.waits.concerned() | left | set(self._participation.joined)
+        return self.waits.involved() | left | set(self._participation.joined)
 
     def _send(self, requests: Iterable[tuple[Sequence[int], Message]]) -> None:
         for numbers, request in requests:

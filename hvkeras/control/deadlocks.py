@@ -3,7 +3,7 @@
 A rank enters a plan just before the collective runs (`hvkeras.job.plans`), and leaves it only when all other ranks
 have entered it equally often. A rank with a higher count of a plan than another rank is therefore waiting for that
 rank. So is a rank that waits in an exchange over this channel. Ranks that wait for each other, two of them or several
-in a circle, would wait forever: that is a mismatch. A rank that waits for one that has left is stuck as well. A rank
+in a cycle, would wait forever: that is a mismatch. A rank that waits for one that has left is stuck as well. A rank
 that waits for one that is merely late is a stall, which first leads to a warning and then to the end of the job; in an
 exchange, the rank sees to that by itself.
 
@@ -28,7 +28,7 @@ MAX_WARNINGS = 8  # how many ranks are asked for their location at the same time
 IDLE = 2.0  # seconds after which a plan that all ranks have entered equally often may be forgotten
 PATIENCE = 3  # how many times as long a mismatch waits if some of its ranks have not arrived yet
 
-_UNLIKE_MODELS = (" (the models themselves differ: build the same model on every rank; a tuner must give all ranks the"
+_DIFFERENT_MODELS = (" (the models themselves differ: build the same model on every rank; a tuner must give all ranks the"
                   " same trial)")
 
 
@@ -78,7 +78,7 @@ class Waits:
             self._described += 1
             self._plans[key] = PlanMeeting(self._described, plan, self._next)
 
-    def knows(self, key: str) -> bool:
+    def has_plan(self, key: str) -> bool:
         """Return whether a plan was described."""
         return key in self._plans
 
@@ -96,17 +96,17 @@ class Waits:
         for key, site in (sites or {}).items():
             self._plans[key].sites.update(dict.fromkeys(ranks, site))
 
-    def _take_in(self) -> None:
+    def _apply_reports(self) -> None:
         for key in self._reported:
             plan = self._plans[key]
-            plan.take_in(self._next)
-            if plan.is_waited_in:
+            plan.apply_reports(self._next)
+            if plan.has_waiters:
                 self._unequal[key] = plan
             else:
                 self._unequal.pop(key, None)
         self._reported.clear()
 
-    def come(self, rank: int, exchange: str) -> None:
+    def enter_exchange(self, rank: int, exchange: str) -> None:
         """Record that a rank has come to an exchange."""
         if exchange not in self._exchanges:
             self._exchanges[exchange] = ExchangeMeeting(exchange, self._ranks, self._next)
@@ -117,7 +117,7 @@ class Waits:
         for name, exchange in self._exchanges.items():
             exchange.set_waiting(ranks, name in names, self._next)
 
-    def finish(self, exchange: str) -> None:
+    def finish_exchange(self, exchange: str) -> None:
         """Record that all ranks have come to an exchange."""
         self._exchanges.pop(exchange, None)
 
@@ -131,7 +131,7 @@ class Waits:
 
     def meeting(self, key: str) -> PlanMeeting:
         """The counts of a plan, for reading."""
-        self._take_in()
+        self._apply_reports()
         return self._plans[key]
 
     def counts(self, key: str) -> dict[int, int]:
@@ -140,7 +140,7 @@ class Waits:
 
     def unequal(self) -> list[str]:
         """The keys of the plans that some ranks have entered more often than others."""
-        self._take_in()
+        self._apply_reports()
         return sorted(self._unequal, key=lambda key: self._plans[key].number)
 
     def plans_of(self, rank: int) -> list[str]:
@@ -159,10 +159,10 @@ class Waits:
         to_send: dict[int, dict[str, int]] = {}
         if len(self._plans) <= MAX_PLANS:
             return to_send
-        self._take_in()
+        self._apply_reports()
         for key, plan in self._plans.items():
             count, since = plan.settled
-            if plan.is_waited_in or plan.low != count:
+            if plan.has_waiters or plan.low != count:
                 plan.settled = plan.high, now
             elif now - since >= IDLE and not plan.is_being_forgotten:
                 plan.is_being_forgotten = True
@@ -181,7 +181,7 @@ class Waits:
         Returns:
             The plans that all ranks have forgotten, and that are now forgotten here as well.
         """
-        self._take_in()
+        self._apply_reports()
         for key in keys:
             before = self._plans[key].before
             before[rank] = before.get(rank, 0) + asked[key]
@@ -195,26 +195,26 @@ class Waits:
         del self._plans[key]
         return True
 
-    def concerned(self) -> set[int]:
+    def involved(self) -> set[int]:
         """The ranks that wait for others in a plan, and the ranks that they wait for."""
         return {rank for _, meeting in self._waited_in()
                 for ranks in (meeting.missing, *meeting.waiting.values()) for rank in ranks}
 
-    def check(self, now: float, index: Callable[[int], str] = lambda _: "") -> list[Problem]:
+    def check(self, now: float, describe: Callable[[int], str] = lambda _: "") -> list[Problem]:
         """Find problems, the worst first.
 
         Args:
             now: The time, in seconds.
-            index: Returns what a late rank was doing, or "".
+            describe: Returns what a late rank was doing, or "".
         """
-        self._take_in()
+        self._apply_reports()
         self._next.at = now
         self._next = Moment()
-        return [*self._mismatches(now), *self._departures(now), *self._stalls(now, index)]
+        return [*self._mismatches(now), *self._departures(now), *self._stalls(now, describe)]
 
     def waited_for_in(self, waiter: int | None, missing: int) -> str:
         """Names the plan in which one rank waits for another; "" if it is not known."""
-        return next((_named(meeting, waiter) for _, meeting in self._waited_in() if missing in meeting.missing
+        return next((_label_with_site(meeting, waiter) for _, meeting in self._waited_in() if missing in meeting.missing
                      and waiter is not None and any(waiter in ranks for ranks in meeting.waiting.values())), "")
 
     def _waited_in(self) -> Iterator[tuple[str, Meeting]]:
@@ -222,7 +222,7 @@ class Waits:
         for key in self.unequal():
             yield key, self._plans[key]
         for name, exchange in self._exchanges.items():
-            if exchange.is_waited_in:
+            if exchange.has_waiters:
                 yield name, exchange
 
     def _groups(self, until: float) -> list[Group]:
@@ -242,18 +242,18 @@ class Waits:
         component_of = {rank: component for component in Graph(self._groups(math.inf)).components
                         for rank in component.ranks}  # of waits of any age
         for component in old.components:
-            circle = old.shortest_circle(component)
-            keys = component_of[circle[0].waiter].keys
+            cycle = old.shortest_cycle(component)
+            keys = component_of[cycle[0].waiter].keys
             waiting = {rank for key in keys for ranks in self._meeting(key).waiting.values() for rank in ranks}
             if keys.isdisjoint(self._exchanges) and all(waiting.issuperset(self._plans[key].counts) for key in keys):
-                return [Problem(CauseKind.MISMATCH, None, self._difference(circle), tuple(sorted(keys)))]
+                return [Problem(CauseKind.MISMATCH, None, self._difference(cycle), tuple(sorted(keys)))]
             # Some rank is late: it would arrive at a collective that the others have given up.
             patient = now - PATIENCE * self.limits[0]
-            if all(self._began(wait) <= patient for wait in circle) or not keys.isdisjoint(self._exchanges):
-                return [Problem(CauseKind.MISMATCH, None, self._difference(circle))]
+            if all(self._started_at(wait) <= patient for wait in cycle) or not keys.isdisjoint(self._exchanges):
+                return [Problem(CauseKind.MISMATCH, None, self._difference(cycle))]
         return []
 
-    def _began(self, wait: Wait) -> float:
+    def _started_at(self, wait: Wait) -> float:
         meeting = self._meeting(wait.key)
         return max(meeting.since.at, *(since.at for since, ranks in meeting.waiting.items() if wait.waiter in ranks))
 
@@ -263,10 +263,10 @@ class Waits:
             if missing and waiting and group.key in self._plans:
                 waiter, plan = min(waiting), self._plans[group.key]
                 return [Problem(CauseKind.LEFT, min(missing), f"left the job normally while rank {waiter} is still"
-                                f" waiting for it in {_named(plan, waiter)}{_hint(plan)}")]
+                                f" waiting for it in {_label_with_site(plan, waiter)}{_hint(plan)}")]
         return []
 
-    def _stalls(self, now: float, index: Callable[[int], str]) -> list[Problem]:
+    def _stalls(self, now: float, describe: Callable[[int], str]) -> list[Problem]:
         _, warn_after, stall_after = self.limits
         soonest = min((limit for limit in (warn_after, stall_after) if limit), default=math.inf)
         findings = []
@@ -280,9 +280,9 @@ class Waits:
             if not ends and not 0 < warn_after <= now - max(since, plan.warned_at):
                 continue
             waiter = min(rank for moment, ranks in plan.waiting.items() if moment.at <= since for rank in ranks)
-            late, label = sorted(plan.missing), _named(plan, waiter)
+            late, label = sorted(plan.missing), _label_with_site(plan, waiter)
             if ends:
-                seen = index(late[0])
+                seen = describe(late[0])
                 text = (f"has not entered {label}, in which rank {waiter} has waited {waited:.0f} s for it"
                         " (HVKERAS_STALL_SHUTDOWN sets the limit)" + (f"; last seen: {seen}" if seen else ""))
                 return [Problem(CauseKind.STALLED, late[0], text + _hint(plan))]
@@ -297,40 +297,40 @@ class Waits:
     def _meeting(self, key: str) -> Meeting:
         return self._plans[key] if key in self._plans else self._exchanges[key]
 
-    def _difference(self, circle: list[Wait]) -> str:
+    def _difference(self, cycle: list[Wait]) -> str:
         """Describe the first difference between plans, and where the ranks entered them."""
-        meetings = [self._meeting(wait.key) for wait in circle]
+        meetings = [self._meeting(wait.key) for wait in cycle]
         hints = [hint for meeting in meetings if (hint := _hint(meeting))]
-        if len(circle) > 2 or any(wait.key in self._exchanges for wait in circle):
-            indices = some_of([f"rank {wait.waiter} in {_named(meeting, wait.waiter)} for rank {wait.missing}"
-                              for wait, meeting in zip(circle, meetings, strict=True)])
-            return f"{in_words([wait.waiter for wait in circle])} wait for each other: {indices}{''.join(hints[:1])}"
-        sites = [f"rank {wait.waiter} at {site}" for wait, meeting in zip(circle, meetings, strict=True)
+        if len(cycle) > 2 or any(wait.key in self._exchanges for wait in cycle):
+            locations = some_of([f"rank {wait.waiter} in {_label_with_site(meeting, wait.waiter)} for rank {wait.missing}"
+                              for wait, meeting in zip(cycle, meetings, strict=True)])
+            return f"{in_words([wait.waiter for wait in cycle])} wait for each other: {locations}{''.join(hints[:1])}"
+        sites = [f"rank {wait.waiter} at {site}" for wait, meeting in zip(cycle, meetings, strict=True)
                  if (site := meeting.site(wait.waiter))]
         end = "; " + ", ".join(sites) if sites else ""
-        one, other = circle
+        one, other = cycle
         return self._first_difference(one, other) + end + (hints[0] if hints else self._hint_of_models(one, other))
 
     def _hint_of_models(self, one: Wait, other: Wait) -> str:
-        """Says that the models differ if two ranks send different shapes for a whole model; else ""."""
+        """Says that the models differ if two ranks send different shapes for a overview model; else ""."""
         mine, theirs = self.plan(one.key), self.plan(other.key)
         if not (mine["is_of_model"] and theirs["is_of_model"]):
             return ""
         pairs = list(zip(mine["kinds"], theirs["kinds"], strict=False))
-        of_one_dtype = [pair for pair in pairs if pair[0].partition("[")[0] == pair[1].partition("[")[0]]
-        differ = len(mine["kinds"]) != len(theirs["kinds"]) or any(left != right for left, right in of_one_dtype)
-        return _UNLIKE_MODELS if differ else ""
+        same_dtype = [pair for pair in pairs if pair[0].partition("[")[0] == pair[1].partition("[")[0]]
+        differ = len(mine["kinds"]) != len(theirs["kinds"]) or any(left != right for left, right in same_dtype)
+        return _DIFFERENT_MODELS if differ else ""
 
     def _first_difference(self, one: Wait, other: Wait) -> str:
         """Describe the first difference between two plans: in kind, then tensors, then options, then names."""
         mine, theirs = self.plan(one.key), self.plan(other.key)
         start = f"ranks {one.waiter} and {other.waiter} communicate different things and wait for each other: "
-        mine_does, theirs_does = (f"{plan['operation']} {plan['how']}".rstrip() for plan in (mine, theirs))
-        mine_of, theirs_of = (f"ranks [{numbers_in_words(plan['ranks'])}]" for plan in (mine, theirs))
-        whole = (f"rank {one.waiter} is in {mine['label']} ({mine_does}, {mine_of}), rank {other.waiter} in"
-                 f" {theirs['label']} ({theirs_does}, {theirs_of})")
+        mine_operation, theirs_operation = (f"{plan['operation']} {plan['how']}".rstrip() for plan in (mine, theirs))
+        mine_ranks, theirs_ranks = (f"ranks [{numbers_in_words(plan['ranks'])}]" for plan in (mine, theirs))
+        overview = (f"rank {one.waiter} is in {mine['label']} ({mine_operation}, {mine_ranks}), rank {other.waiter} in"
+                 f" {theirs['label']} ({theirs_operation}, {theirs_ranks})")
         if mine["operation"] != theirs["operation"] or mine["ranks"] != theirs["ranks"]:
-            return start + whole
+            return start + overview
         where = f"in {mine['label']}" + ("" if mine["label"] == theirs["label"]
                                          else f" (rank {other.waiter}: {theirs['label']})")
         for index, kinds in enumerate(zip(mine["kinds"], theirs["kinds"], strict=False)):
@@ -342,10 +342,10 @@ class Waits:
             longer = mine if counts[0] > counts[1] else theirs
             return start + (f"{where}, rank {one.waiter} has {counts[0]} tensors and rank {other.waiter} {counts[1]};"
                             f" the first that only one has is {_tensor(longer, min(counts))}")
-        return start + whole
+        return start + overview
 
 
-def _named(meeting: Meeting, waiter: int) -> str:
+def _label_with_site(meeting: Meeting, waiter: int) -> str:
     """The label of a plan or exchange, and where the waiting rank entered it."""
     site = meeting.site(waiter)
     return f"{meeting.label} ({site})" if site else meeting.label

@@ -24,7 +24,7 @@ from hvkeras.host.console import in_words
 from hvkeras.host.forks import detach_in_children
 
 LARGE = 512  # bytes of a value from which its digest is sent first
-LOOK_EVERY, LOOK_OFTEN = 0.5, 0.1  # seconds between two looks at what nobody tells
+POLL_INTERVAL, SHORT_POLL_INTERVAL = 0.5, 0.1  # seconds between two looks at what nobody tells
 _DIGEST_BYTES = 16
 
 
@@ -47,7 +47,7 @@ class Exchange:
         self._gathered: dict[str, list[Any]] = {}
         self._missing: dict[str, list[int]] = {}
         self._values: dict[str, Any] = {}  # of this rank, in gathers that are not complete
-        self._asking: dict[str, int] = {}  # keys of gathers that wait for others, with their threads
+        self._waiting_threads: dict[str, int] = {}  # keys of gathers that wait for others, with their threads
         detach_in_children(self)
 
     def in_child(self) -> None:
@@ -76,12 +76,12 @@ class Exchange:
             PeerError: The job ended, or ranks were missing at the deadline; the message names them.
         """
         with self._changed:
-            self._asking[key] = threading.get_ident()
+            self._waiting_threads[key] = threading.get_ident()
         try:
             return self._wait_for_all(key, value, timeout, on_missing, describe, given_up)
         finally:
             with self._changed:
-                self._asking.pop(key, None)
+                self._waiting_threads.pop(key, None)
 
     def _wait_for_all(
         self, key: str, value: Any, timeout: float, on_missing: Callable[[list[int], float], None] | None,
@@ -109,7 +109,8 @@ class Exchange:
                     on_missing(missing, waited)
                 if given_up is not None and given_up():
                     return []
-                self._changed.wait(min(LOOK_EVERY if given_up is None else LOOK_OFTEN, max(timeout - waited, 0.0)))
+                self._changed.wait(min(POLL_INTERVAL if given_up is None else SHORT_POLL_INTERVAL,
+                                       max(timeout - waited, 0.0)))
             self._missing.pop(key, None)
             return self._gathered.pop(key)
 
@@ -127,15 +128,15 @@ class Exchange:
     @property
     def is_waiting(self) -> bool:
         """True if any thread waits in an exchange."""
-        return bool(self._asking)
+        return bool(self._waiting_threads)
 
     def waiting_in(self) -> list[str]:
         """The exchanges in which this rank waits, and not a thread beside its work, such as one that reads ahead."""
-        asking = dict(self._asking)
-        if not asking:
+        threads = dict(self._waiting_threads)
+        if not threads:
             return []
         waits = activity.doing().phase == "input"
-        return [key for key, thread in asking.items() if waits or thread == activity.thread()]
+        return [key for key, thread in threads.items() if waits or thread == activity.thread()]
 
     def on_message(self, message: AllValues | MissingRanks | ValueWanted) -> None:
         """Store gathered values and missing ranks, and sends a value that the server asks for."""
@@ -171,7 +172,7 @@ class _Gather:
 
 
 class Gathers:
-    """The server side: keeps the values until all are there.
+    """The server side: keeps the values until all are arrived.
 
     Args:
         size: The number of ranks.
@@ -203,10 +204,10 @@ class Gathers:
             yield AllValues(message.key, packed([known[each] for each in range(self._size)]))
 
     def missing(self) -> Iterator[tuple[list[int], MissingRanks]]:
-        """Return, for each exchange, the ranks that are there, and for whom they wait."""
+        """Return, for each exchange, the ranks that are arrived, and for whom they wait."""
         for key, gather in self._gathers.items():
-            there = gather.values.keys() | gather.digests.keys()
-            yield sorted(there), MissingRanks(key, as_runs(set(range(self._size)) - there))
+            arrived = gather.values.keys() | gather.digests.keys()
+            yield sorted(arrived), MissingRanks(key, as_runs(set(range(self._size)) - arrived))
 
     def forget(self, rank: int) -> None:
         """Forget the values of a rank that is gone."""

@@ -72,11 +72,11 @@ class Watch:
     """
 
     def __init__(self, *limits: float, on_move: Callable[[float], None] | None = None) -> None:
-        self._preemption = min((limit for limit in limits if limit), default=0.0)
+        self._shortest_limit = min((limit for limit in limits if limit), default=0.0)
         self._moves = -1
         self._batches: int | None = None
-        self._standing: Any = None
-        self._checked_at = self._moved_at = self._standing_since = 0.0
+        self._instructions: Any = None
+        self._checked_at = self._progressed_at = self._instructions_since = 0.0
         self._outside = False  # its last progress was in a custom loop
         self._settling = False  # it has just left a Keras loop whose last collectives may be reported later
         self._report: Standstill | None = None
@@ -95,23 +95,23 @@ class Watch:
             What the server must know about a rank without progress: for how many seconds, where, and whether that may
             end the job; None for a rank that makes progress.
         """
-        if not self._preemption or (now - self._checked_at < CHECK_INTERVAL and not entered):
+        if not self._shortest_limit or (now - self._checked_at < CHECK_INTERVAL and not entered):
             return self._report
         self._checked_at = now
-        if self._has_moved(entered):
+        if self._has_progressed(entered):
             if self.is_reported and self._on_move is not None:
-                self._on_move(now - self._moved_at)
+                self._on_move(now - self._progressed_at)
             self.is_reported = False
-            self._moved_at = self._standing_since = now
-        standing = activity.standing()
-        if standing != self._standing:
-            self._standing, self._standing_since = standing, now
-        still = now - self._moved_at
+            self._progressed_at = self._instructions_since = now
+        instructions = activity.instructions()
+        if instructions != self._instructions:
+            self._instructions, self._instructions_since = instructions, now
+        still = now - self._progressed_at
         self._report = None
-        if still >= self._preemption:
+        if still >= self._shortest_limit:
             doing, text = location.here(steps())
             if doing.within or self._outside:
-                self._report = Standstill(still, now - self._standing_since, text, doing.phase, doing.within,
+                self._report = Standstill(still, now - self._instructions_since, text, doing.phase, doing.within,
                                           doing.may_end)
         return self._report
 
@@ -121,17 +121,17 @@ class Watch:
         Args:
             now: The time, in seconds.
         """
-        return now - self._moved_at
+        return now - self._progressed_at
 
-    def forgive(self, now: float) -> None:
+    def restart(self, now: float) -> None:
         """Restart the measurement, since the whole process was stopped.
 
         Args:
             now: The time, in seconds.
         """
-        self._moved_at = self._standing_since = now
+        self._progressed_at = self._instructions_since = now
 
-    def _has_moved(self, entered: bool) -> bool:
+    def _has_progressed(self, entered: bool) -> bool:
         moves = activity.moves()
         if moves != self._moves:
             self._moves, self._outside, self._settling, self._batches = moves, False, True, None

@@ -57,7 +57,8 @@ class Participation:
 
     def __init__(self) -> None:
         self.joined: list[int] = []
-        self._joined_in: dict[str, int] = {}  # the count of a plan up to which all joined ranks have been asked
+        # the count of a plan up to which all joined ranks have been asked
+        self._requested_for_joined: dict[str, int] = {}
         self._refusals: list[Refusal] = []
         self._calls: dict[str, CallDescriptions] = {}
         self._asked: dict[str, dict[int, int]] = {}  # the same for each rank, by plan key
@@ -74,9 +75,9 @@ class Participation:
             rank: The rank.
         """
         self.joined.append(rank)
-        self._joined_in.clear()
+        self._requested_for_joined.clear()
 
-    def learn(self, calls: Mapping[str, CallDescriptions]) -> None:
+    def add_calls(self, calls: Mapping[str, CallDescriptions]) -> None:
         """Record which calls plans consist of.
 
         Args:
@@ -91,8 +92,8 @@ class Participation:
             keys: Their keys.
         """
         for key in keys:
-            for kept in (self._calls, self._asked, self._joined_in):
-                kept.pop(key, None)
+            for table in (self._calls, self._asked, self._requested_for_joined):
+                table.pop(key, None)
 
     def refuse(self, finding: Problem, now: float) -> bool:
         """Start to refuse plans that do not match, unless their refusal has already started.
@@ -137,8 +138,8 @@ class Participation:
         """
         for key in waits.unequal() if self.joined else ():
             count = waits.meeting(key).high
-            if key in self._calls and self._joined_in.get(key, 0) < count:
-                self._joined_in[key] = count
+            if key in self._calls and self._requested_for_joined.get(key, 0) < count:
+                self._requested_for_joined[key] = count
                 for rank in self.joined:
                     yield from self._participation(waits, rank, key, count, False)
         for refusal in list(self._refusals):

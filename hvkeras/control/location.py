@@ -93,7 +93,7 @@ _short_path = functools.lru_cache(maxsize=1024)(frame_text)
 MAX_LINES = 12  # lines of a stack
 MAX_THREADS = 3  # threads that produce data
 # Files in which TensorFlow calls Python for data, and Keras fills its queues.
-_MAKES_DATA = ("script_ops.py", "py_dataset_adapter.py", "data_utils.py")
+_DATA_FILES = ("script_ops.py", "py_dataset_adapter.py", "data_utils.py")
 
 
 def here(steps: str) -> tuple[activity.Doing, str]:
@@ -103,8 +103,8 @@ def here(steps: str) -> tuple[activity.Doing, str]:
         steps: A description of what a custom training loop has done so far.
     """
     doing = activity.doing(steps)
-    makers = _data_makers() if doing.lacks_batch else []
-    line = _place(makers[0] if makers else activity.frames_of(activity.thread()))
+    producers = _data_threads() if doing.lacks_batch else []
+    line = _user_line(producers[0] if producers else activity.frames_of(activity.thread()))
     return doing, doing.text + (f", at {line}" if line else "")
 
 
@@ -125,11 +125,11 @@ def report(rank: int, host: str, steps: str, still: float, stall: str | None) ->
     moved = f"has not moved for {still:.0f} s" if still >= 1.0 else "is here"
     line = f"rank {rank} on {host} (pid {os.getpid()}) {moved}: {text}"
     lines = _lines(activity.frames_of(activity.thread()))
-    for maker in _data_makers():
-        lines += ["  a thread that makes data:", *_lines(maker)]
+    for producer in _data_threads():
+        lines += ["  a thread that makes data:", *_lines(producer)]
     say(f"{line}; the innermost call last:\n" + "\n".join(lines))
     if stall is not None:
-        stalls.note(stall if text in stall else "; ".join(filter(None, (stall, line))))
+        stalls.notify(stall if text in stall else "; ".join(filter(None, (stall, line))))
     return text
 
 
@@ -143,7 +143,7 @@ def blocking_exit() -> tuple[str, list[str]]:
     stacks = [(thread.name, activity.frames_of(thread.ident or 0)) for thread in (*others, main)]
     stacks = [(name, frames) for name, frames in stacks if frames]
     lines = [line for name, frames in stacks for line in (f"  thread {name}:", *_lines(frames))]
-    own = [(name, _place(frames)) for name, frames in stacks]
+    own = [(name, _user_line(frames)) for name, frames in stacks]
     name, where = next(((name, where) for name, where in own if where), own[0] if own else ("", ""))
     frames = stacks[0][1] if stacks else []
     return f"thread {name} at {where or (_line(frames[0]).strip() if frames else '?')}", lines
@@ -168,14 +168,14 @@ def _line(frame: FrameType) -> str:
     return f"  {frame_text(path, frame.f_lineno, frame.f_code.co_name)}: {text}"
 
 
-def _place(frames: list[FrameType]) -> str:
+def _user_line(frames: list[FrameType]) -> str:
     return innermost((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name) for frame in frames)
 
 
-def _data_makers() -> list[list[FrameType]]:
+def _data_threads() -> list[list[FrameType]]:
     """The stacks of threads in which the user's code produces data."""
     mine = (threading.get_ident(), activity.thread())
     stacks = [activity.frames_of(ident) for ident in activity.all_threads() if ident not in mine]
     return [frames for frames in stacks
-            if any(frame.f_code.co_filename.endswith(_MAKES_DATA) for frame in frames)
+            if any(frame.f_code.co_filename.endswith(_DATA_FILES) for frame in frames)
             and any(not is_library(frame.f_code.co_filename) for frame in frames)][:MAX_THREADS]

@@ -43,7 +43,7 @@ class Meeting(Protocol):
         """The first check at which the ranks that are missing now were so, and others waited."""
 
     @property
-    def is_waited_in(self) -> bool:
+    def has_waiters(self) -> bool:
         """True if any rank waits for another."""
 
     @property
@@ -109,7 +109,7 @@ class PlanMeeting:
         else:
             self._reported.update(dict.fromkeys(ranks, count))
 
-    def take_in(self, now: Moment) -> None:
+    def apply_reports(self, now: Moment) -> None:
         """Takes in what ranks have reported, all at once, since that is faster.
 
         Args:
@@ -120,7 +120,7 @@ class PlanMeeting:
             if (before := self.counts.get(rank, count)) != count:
                 moves.setdefault((before, count), []).append(rank)
         self._reported = {}
-        was_equal, low, groups = not self.is_waited_in, self.low, self._by_count
+        was_equal, low, groups = not self.has_waiters, self.low, self._by_count
         for (old, new), ranks in moves.items():
             self.counts.update(dict.fromkeys(ranks, new))
             self._seen.update(dict.fromkeys(ranks, now))
@@ -133,7 +133,7 @@ class PlanMeeting:
             self.low = min(groups)
             if was_equal or self.low != low:
                 self.since = now
-            if not self.is_waited_in:
+            if not self.has_waiters:
                 self._seen = {}
 
     @property
@@ -152,7 +152,7 @@ class PlanMeeting:
         return max(self._by_count)
 
     @property
-    def is_waited_in(self) -> bool:
+    def has_waiters(self) -> bool:
         """True if the counts differ."""
         return len(self._by_count) > 1
 
@@ -219,7 +219,7 @@ class ExchangeMeeting:
                 self._waiters.pop(rank, None)
 
     @property
-    def is_waited_in(self) -> bool:
+    def has_waiters(self) -> bool:
         """True if any rank waits for another."""
         return bool(self._waiters and self.missing)
 

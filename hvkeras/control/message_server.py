@@ -24,10 +24,10 @@ from hvkeras.host.network import keep_alive
 
 FROZEN = 2.0  # a tick later than this means that this process itself was stopped, so no member is late
 MAX_CONCURRENT = 64  # in addition to one per rank; each may stay until the deadline of the proof
-LEAST_BACKLOG = 128  # connections that wait to be accepted
-_AT_ONCE = 256 * 1024  # bytes of a large message that a connection is given
+MIN_BACKLOG = 128  # connections that wait to be accepted
+_WRITE_CHUNK = 256 * 1024  # bytes of a large message that a connection is given
 REPORT_EVERY = 60.0  # seconds between two reports
-_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_NO_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class MessageServer:
@@ -64,13 +64,13 @@ class MessageServer:
         self._alive = alive
         self._secret = secret
         self._on_note = on_note
-        self._unproven = UnauthenticatedConnections(size)
+        self._unauthenticated = UnauthenticatedConnections(size)
         self._stopping: asyncio.Event | None = None
         self._listening: asyncio.Server | None = None
         self._peers: set[_Peer] = set()
-        self._waiting: dict[_Peer, int] = {}  # those that are no members yet, the oldest first: until which tick
+        self._pending: dict[_Peer, int] = {}  # those that are no members yet, the oldest first: until which tick
         self._ticks = 0
-        self._backlog = max(size, LEAST_BACKLOG)  # a kernel that has no room left forgets connections
+        self._backlog = max(size, MIN_BACKLOG)  # a kernel that has no room left forgets connections
         self._socket = _listen(host, port, self._backlog)
         self._loop = asyncio.new_event_loop()
         self.address: tuple[str, int] = (host, 0) if host.startswith("\0") else self._socket.getsockname()[:2]
@@ -145,7 +145,7 @@ class MessageServer:
 
     def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Count connections that could not be accepted; asyncio would print a traceback for each."""
-        if not self._unproven.is_out_of_room(context.get("exception")):
+        if not self._unauthenticated.is_out_of_resources(context.get("exception")):
             loop.default_exception_handler(context)
 
     async def _serve(self) -> None:
@@ -172,41 +172,41 @@ class MessageServer:
                     self._handler.on_frozen(now)
                 last = now
                 self._handler.on_tick(now)
-                self._give_up_late_peers()
-                if self._on_note is not None and (report := self._unproven.report(now)):
+                self._close_late_peers()
+                if self._on_note is not None and (report := self._unauthenticated.report(now)):
                     self._on_note(report)
         except Exception as error:  # noqa: BLE001 - a fault of hvkeras, which nobody else would report
             self._report_fault("beside its connections", error)
 
     # Peers, from their connection on.
 
-    def arrives(self, peer: _Peer, transport: asyncio.Transport) -> None:
+    def on_connect(self, peer: _Peer, transport: asyncio.Transport) -> None:
         """Count a new connection, which takes the place of the oldest one without proof if there are too many."""
         self._peers.add(peer)
         if self._alive:
             keep_alive(transport.get_extra_info("socket"), self._alive)
-        if not self._unproven.arrives():
-            next(iter(self._waiting)).close()  # who has the secret proves it at once
-        self._waiting[peer] = self._ticks + int(wire.AUTHENTICATION_DEADLINE / TICK)
+        if not self._unauthenticated.opened():
+            next(iter(self._pending)).close()  # who has the secret proves it at once
+        self._pending[peer] = self._ticks + int(wire.AUTHENTICATION_DEADLINE / TICK)
 
-    def proves(self, peer: _Peer) -> None:
+    def on_authenticated(self, peer: _Peer) -> None:
         """Give a peer that has proved the secret the time to introduce itself."""
-        self._unproven.proves()
-        del self._waiting[peer]
-        self._waiting[peer] = self._ticks + int(wire.AUTHENTICATION_DEADLINE / TICK)
+        self._unauthenticated.authenticated()
+        del self._pending[peer]
+        self._pending[peer] = self._ticks + int(wire.AUTHENTICATION_DEADLINE / TICK)
 
-    def leaves(self, peer: _Peer) -> None:
+    def on_disconnect(self, peer: _Peer) -> None:
         """Handle the end of a connection."""
         self._peers.discard(peer)
-        if self._waiting.pop(peer, None) is not None and not peer.is_authenticated:
-            self._unproven.fails(peer.address)
+        if self._pending.pop(peer, None) is not None and not peer.is_authenticated:
+            self._unauthenticated.failed(peer.address)
         if peer.member is not None:
             self._lose(peer.member)
 
-    def _give_up_late_peers(self) -> None:
+    def _close_late_peers(self) -> None:
         """Close connections that take too long. Ticks are counted, not seconds: a busy server is no peer's fault."""
         self._ticks += 1
-        for peer, until in list(self._waiting.items()):
+        for peer, until in list(self._pending.items()):
             if until > self._ticks:
                 return
             peer.close()
@@ -215,7 +215,7 @@ class MessageServer:
         """Admit a peer, unless its process has given up this connection and come again, as this server stood still."""
         hello = decode(data)
         assert isinstance(hello, Hello)
-        self._waiting.pop(peer, None)
+        self._pending.pop(peer, None)
 
         def close() -> None:
             self._lose(member)
@@ -283,14 +283,14 @@ class _Peer(asyncio.Protocol):
         self._received = bytearray()
         self._frame = 0  # bytes of the frame that has begun, with its header
         self._unsent: collections.deque[bytes | memoryview] = collections.deque()
-        self._is_full = False  # the connection takes no more for now
+        self._is_paused = False  # the connection takes no more for now
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Send the challenge."""
         assert isinstance(transport, asyncio.Transport)
         self._transport, self.address = transport, transport.get_extra_info("peername")
-        self._server.arrives(self, transport)
+        self._server.on_connect(self, transport)
         transport.write(wire.MAGIC + self._challenge)
 
     def data_received(self, data: bytes) -> None:
@@ -298,7 +298,7 @@ class _Peer(asyncio.Protocol):
         self._received += data
         try:
             if not self.is_authenticated:
-                self._prove()
+                self._authenticate()
             while self._transport is not None and (message := self._next()) is not None:
                 if self.member is not None:
                     self._server.receive(self.member, message)
@@ -315,7 +315,7 @@ class _Peer(asyncio.Protocol):
     def connection_lost(self, _error: Exception | None) -> None:
         """Handle the end of the connection."""
         self._transport = None
-        self._server.leaves(self)
+        self._server.on_disconnect(self)
 
     def write(self, data: bytes | memoryview) -> None:
         """Send an encoded message, unless the connection has ended."""
@@ -326,21 +326,21 @@ class _Peer(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """Keep what is written: asyncio would copy it, for each connection."""
-        self._is_full = True
+        self._is_paused = True
 
     def resume_writing(self) -> None:
         """Goes on with what was kept."""
-        self._is_full = False
+        self._is_paused = False
         if self._transport is not None:
             self._send()
 
     def _send(self) -> None:
         assert self._transport is not None
-        while self._unsent and not self._is_full:
+        while self._unsent and not self._is_paused:
             piece = self._unsent.popleft()
-            if len(piece) > _AT_ONCE:
-                self._unsent.appendleft(piece[_AT_ONCE:])
-            self._transport.write(piece[:_AT_ONCE])
+            if len(piece) > _WRITE_CHUNK:
+                self._unsent.appendleft(piece[_WRITE_CHUNK:])
+            self._transport.write(piece[:_WRITE_CHUNK])
 
     def close(self) -> None:
         """Close the connection, after what was written; nothing more is received."""
@@ -355,19 +355,19 @@ class _Peer(asyncio.Protocol):
         """The connection's socket; None once it is closed."""
         return None if self._transport is None else self._transport.get_extra_info("socket")
 
-    def _prove(self) -> None:
+    def _authenticate(self) -> None:
         """Check the peer's proof, and sends the server's."""
         if len(self._received) < wire.NONCE_BYTES + wire.CODE_BYTES:
             return
-        other, shown = self._take(wire.NONCE_BYTES), self._take(wire.CODE_BYTES)
+        other, code = self._consume(wire.NONCE_BYTES), self._consume(wire.CODE_BYTES)
         secret, challenge = self._server.secret, self._challenge
-        wire.verify_proof(shown, wire.proof(secret, b"client", challenge, other))
+        wire.verify_code(code, wire.authentication_code(secret, b"client", challenge, other))
         assert self._transport is not None
-        self._transport.write(wire.proof(secret, b"server", challenge, other))
+        self._transport.write(wire.authentication_code(secret, b"server", challenge, other))
         key = wire.session_key(self.socket, secret, challenge, other)
         self._seal = wire.Seal(key, b"server", b"client")
         self.is_authenticated = True
-        self._server.proves(self)
+        self._server.on_authenticated(self)
 
     def _next(self) -> bytes | None:
         """Return the next message; None if it is not complete."""
@@ -376,16 +376,16 @@ class _Peer(asyncio.Protocol):
             self._frame = self._frame or begin + wire.payload_length(bytes(self._received[: wire.HEADER.size]))
             if len(self._received) < self._frame:
                 return None
-            header, code = self._take(wire.HEADER.size), self._take(wire.CODE_BYTES)
-            payload, self._frame = self._take(self._frame - begin), 0
+            header, code = self._consume(wire.HEADER.size), self._consume(wire.CODE_BYTES)
+            payload, self._frame = self._consume(self._frame - begin), 0
             if (message := self._seal.open_frame(header, code, payload)) is not None:
                 return bytes(message)
         return None
 
-    def _take(self, count: int) -> bytes:
-        taken = bytes(self._received[:count])
+    def _consume(self, count: int) -> bytes:
+        consumed = bytes(self._received[:count])
         del self._received[:count]
-        return taken
+        return consumed
 
 
 class UnauthenticatedConnections:
@@ -401,16 +401,16 @@ class UnauthenticatedConnections:
         self._reported_at = float("-inf")
         self._last = ""
 
-    def arrives(self) -> bool:
+    def opened(self) -> bool:
         """Count a new connection that has proved nothing yet; returns whether there is room for it as well."""
         self._open += 1
         return self._open <= self._limit
 
-    def proves(self) -> None:
+    def authenticated(self) -> None:
         """Record that one of them has proved the secret."""
         self._open -= 1
 
-    def fails(self, address: object) -> None:
+    def failed(self, address: object) -> None:
         """Record that one of them has closed, or is about to be closed, without a proof.
 
         Args:
@@ -420,11 +420,11 @@ class UnauthenticatedConnections:
         self._count += 1
         self._last = str(address[0]) if isinstance(address, tuple) and address else ""
 
-    def is_out_of_room(self, error: object) -> bool:
+    def is_out_of_resources(self, error: object) -> bool:
         """Count a connection that could not be accepted for lack of resources; returns whether `error` means that."""
-        no_room = isinstance(error, OSError) and error.errno in _NO_ROOM
-        self._count += no_room
-        return no_room
+        no_resources = isinstance(error, OSError) and error.errno in _NO_RESOURCES
+        self._count += no_resources
+        return no_resources
 
     def report(self, now: float) -> str:
         """The report that is due now, if any.

@@ -534,12 +534,12 @@ class ServerLost(Message):
 
 
 @dataclass(frozen=True)
-class _Layout:
+class _Schema:
     """How the fields of a class travel: their defaults, and how to read those that are dataclasses themselves."""
 
     make: Callable[..., Message]
     defaults: Mapping[str, Any]
-    readers: Mapping[str, Callable[[Any], Any]]
+    decoders: Mapping[str, Callable[[Any], Any]]
 
 
 _encode = json.JSONEncoder(separators=(",", ":"), default=lambda value: (
@@ -555,7 +555,7 @@ def encode(message: Message) -> bytes:
     if isinstance(message, Relayed):
         return b"\n".join((_encode(["Relayed", {"ranks": message.ranks}]).encode(), *message.bodies))
     name = type(message).__name__
-    defaults = _layout(name).defaults
+    defaults = _schema(name).defaults
     return _encode([name, {key: value for key, value in vars(message).items()
                            if key not in defaults or value != defaults[key]}]).encode()
 
@@ -570,16 +570,16 @@ def decode(data: bytes | bytearray | memoryview | str) -> Message:
         ValueError: It is no such message.
     """
     if isinstance(data, bytes | bytearray) and data.startswith(_RELAYED):
-        return _relayed(data)
+        return _decode_relayed(data)
     name, fields = json.loads(data if isinstance(data, str) else str(data, "utf-8"))  # of bytes it would guess
-    layout = _layout(name)
-    for key, read in layout.readers.items():
+    layout = _schema(name)
+    for key, read in layout.decoders.items():
         if key in fields:
             fields[key] = read(fields[key])
     return layout.make(**fields)
 
 
-def _relayed(data: bytes | bytearray) -> Relayed:
+def _decode_relayed(data: bytes | bytearray) -> Relayed:
     """Large bodies are views, as they are passed on to several ranks."""
     bodies: list[bytes | memoryview] = []
     end = data.find(b"\n")
@@ -587,33 +587,33 @@ def _relayed(data: bytes | bytearray) -> Relayed:
     while end >= 0:
         start, end = end + 1, data.find(b"\n", end + 1)
         body = memoryview(data)[start : end if end >= 0 else len(data)]
-        bodies.append(body if len(body) > _COPIED else bytes(body))
+        bodies.append(body if len(body) > _MAX_COPY else bytes(body))
     return Relayed(json.loads(head.decode())[1]["ranks"], bodies)
 
 
 def name_of(data: bytes | memoryview) -> str:
     """Return the name of an encoded message's class."""
-    return bytes(data[2 : 2 + _LONGEST_NAME]).partition(b'"')[0].decode(errors="replace")
+    return bytes(data[2 : 2 + _MAX_NAME_LENGTH]).partition(b'"')[0].decode(errors="replace")
 
 
 _RELAYED = b'["Relayed"'
-_COPIED = 64 * 1024  # bytes of a body up to which it is no view
-_LONGEST_NAME = 40
+_MAX_COPY = 64 * 1024  # bytes of a body up to which it is no view
+_MAX_NAME_LENGTH = 40
 
 
 @functools.cache
-def _layout(name: str) -> _Layout:
+def _schema(name: str) -> _Schema:
     cls = globals().get(name)
     if not (isinstance(cls, type) and issubclass(cls, Message)):
         raise ValueError(f"not a message of hvkeras: {name}")
     hints = typing.get_type_hints(cls)
-    readers: dict[str, Callable[[Any], Any]] = {}
+    decoders: dict[str, Callable[[Any], Any]] = {}
     for key, hint in hints.items():
         if Cause in (hint, *typing.get_args(hint)):
-            readers[key] = Cause.from_message
+            decoders[key] = Cause.from_message
         elif Standstill in typing.get_args(hint):
-            readers[key] = lambda fields: Standstill(**fields)
+            decoders[key] = lambda fields: Standstill(**fields)
     defaults = {one.name: one.default if one.default_factory is dataclasses.MISSING else one.default_factory()
                 for one in dataclasses.fields(cls)
                 if not (one.default is dataclasses.MISSING and one.default_factory is dataclasses.MISSING)}
-    return _Layout(cls, defaults, readers)
+    return _Schema(cls, defaults, decoders)

@@ -65,10 +65,10 @@ class ExitWatch:
                     " (HVKERAS_STALL_SHUTDOWN sets the limit)")
         if self._warn_after and waited >= self._warn_after:
             self._warn_after = BACKOFF * waited
-            index, stacks = location.blocking_exit()
-            text = f"{self._who} has not ended, {waited:.0f} s after its script did: {index}"
+            where, stacks = location.blocking_exit()
+            text = f"{self._who} has not ended, {waited:.0f} s after its script did: {where}"
             say(f"{text}; the innermost call last:\n" + "\n".join(stacks))
-            stalls.note(text)
+            stalls.notify(text)
         return ""
 
     def arm_last_resort(self) -> None:

@@ -109,16 +109,16 @@ class Ranks:
         self.broadcast(JobEnded(cause))
         if self._on_end is not None:
             self._on_end(cause)
-        self._members.serving.call_later(self.exit_grace + 1.0, self._let_exit)
+        self._members.serving.call_later(self.exit_grace + 1.0, self._allow_exit)
         self.check_exit_reports()
 
     def check_exit_reports(self) -> None:
         """Lets all ranks exit if each has printed its exit report, or has left; must be called when one does."""
         if self.cause is not None and all(rank.exit_reported or (rank.left and number != self.own)
                                           for number, rank in self.present.items()):
-            self._let_exit()
+            self._allow_exit()
 
-    def _let_exit(self) -> None:
+    def _allow_exit(self) -> None:
         if not self._may_exit:
             self._may_exit = True
             self.broadcast(MayExit())

@@ -7,7 +7,7 @@ relay, and the relay to the server.
 The relay is a separate process because the Python of a rank may be blocked, and a rank may leave the job before others.
 It listens on an abstract Unix socket, whose name is derived from the job's secret and the server's address, so nothing
 has to be announced or removed. The rank that first binds a second such name starts the relay. If that rank ends, the
-kernel frees the name, and another rank takes over.
+kernel frees the name, and another rank takes done.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ _CODE = ("import sys; sys.path[:] = {path!r}\n"
 
 def relay_name(server: tuple[str, int], secret: bytes) -> str:
     """Return the name of the socket of this host's relay to a server."""
-    shown = f"{os.getuid()} relay {server[0]} {server[1]}"
-    return f"\0hvkeras-{hmac.new(secret, shown.encode(), hashlib.sha256).hexdigest()[:32]}"
+    label = f"{os.getuid()} relay {server[0]} {server[1]}"
+    return f"\0hvkeras-{hmac.new(secret, label.encode(), hashlib.sha256).hexdigest()[:32]}"
 
 
 def connect_to_relay(name: str, timeout: float) -> socket.socket:
@@ -94,7 +94,7 @@ def start_relay(name: str, server: socket.socket, secret: bytes, size: int, live
 
     Args:
         name: The name of its socket.
-        server: A new connection to the server, which the relay takes over.
+        server: A new connection to the server, which the relay takes done.
         secret: The job's secret.
         size: The number of ranks of the job.
         liveness: Seconds without a message from the server after which it counts as lost.
@@ -108,10 +108,10 @@ def start_relay(name: str, server: socket.socket, secret: bytes, size: int, live
         with subprocess.Popen([sys.executable, "-I", "-S", "-c", _CODE.format(path=path)], stdin=subprocess.PIPE,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True, cwd="/",
                               pass_fds=[server.fileno()]) as starter:
-            said = starter.communicate(json.dumps(order).encode(), STARTED_WITHIN)[0].decode(errors="replace").strip()
+            output = starter.communicate(json.dumps(order).encode(), STARTED_WITHIN)[0].decode(errors="replace").strip()
     except (OSError, subprocess.SubprocessError) as error:
         return str(error)
-    return "" if said == READY else (said.splitlines() or ["it ended without a word"])[-1]
+    return "" if output == READY else (output.splitlines() or ["it ended without a word"])[-1]
 
 
 READY = "ready"
@@ -119,7 +119,7 @@ READY = "ready"
 
 BEAT = 1.0  # seconds between two heartbeats to the server
 LINGER = 5.0  # seconds for which a relay without ranks waits for others
-_MOST = 2**62  # numbers to choose from: two relays of a job never have the same
+_MAX_NUMBER = 2**62  # numbers to choose from: two relays of a job never have the same
 
 
 class RelayHandler(Handler):
@@ -130,12 +130,12 @@ class RelayHandler(Handler):
 
     Attributes:
         send: Sends a message to the server.
-        over: Set once nobody needs the relay any more.
+        done: Set once nobody needs the relay any more.
     """
 
     def __init__(self, liveness: float) -> None:
         self.members = Members()
-        self.over: threading.Event = threading.Event()
+        self.done: threading.Event = threading.Event()
         self.send: Callable[[Message], None] = lambda _: None
         self._liveness = liveness
         self._batch = Batch()
@@ -145,7 +145,7 @@ class RelayHandler(Handler):
         self._is_ending = False  # the server has gone, or the job has ended: no more ranks come
         self._detached = False  # the server has gone in good order
         self._next_beat = 0.0
-        self._heard = self._empty_since = time.monotonic()
+        self._received_at = self._empty_since = time.monotonic()
 
     # From the ranks upwards.
 
@@ -177,13 +177,13 @@ class RelayHandler(Handler):
         if (message := self._batch.take()) is not None:
             self.send(message)
         if self._is_ending and not self.members:
-            self.over.set()
+            self.done.set()
 
     # From the server downwards.
 
     def on_server_message(self, message: Message) -> None:
         """Pass on what the server has sent."""
-        self._heard = time.monotonic()
+        self._received_at = time.monotonic()
         if isinstance(message, Closing):
             self._detached = True
             self.members.broadcast(message)
@@ -215,20 +215,20 @@ class RelayHandler(Handler):
         if now >= self._next_beat:
             self._next_beat = now + BEAT
             self._flush_or_beat()
-        if now - self._heard > self._liveness and not self._are_frozen(now):
+        if now - self._received_at > self._liveness and not self._all_ranks_silent(now):
             self.on_server_lost(silent=True)
         if not self.members and now - self._empty_since > LINGER:
-            self.over.set()
+            self.done.set()
 
     def on_frozen(self, now: float) -> None:
         """Forgives the server that this process itself was stopped."""
         super().on_frozen(now)
-        self._heard = now
+        self._received_at = now
 
     def _flush_or_beat(self) -> None:
         self.send(self._batch.take() or Relayed([], []))
 
-    def _are_frozen(self, now: float) -> bool:
+    def _all_ranks_silent(self, now: float) -> bool:
         """Return whether all ranks are silent as well, as when a user suspends the whole job."""
         return all(now - member.seen > self._liveness / 2 for member in self.members.values())
 
@@ -254,7 +254,7 @@ def relay(name: str, connected: socket.socket, secret: bytes, size: int, livenes
     handler = RelayHandler(liveness)
     serving = MessageServer(handler, secret, name, size=size)  # from now on, there is no other relay
     connected.settimeout(STARTED_WITHIN)
-    number = FIRST_RELAY - secrets.randbelow(_MOST)
+    number = FIRST_RELAY - secrets.randbelow(_MAX_NUMBER)
     try:
         server = Connection(connected, secret, Introduction(number, size, socket.gethostname()))
     except BaseException:
@@ -262,10 +262,10 @@ def relay(name: str, connected: socket.socket, secret: bytes, size: int, livenes
         raise
     handler.send = server.send
     serving.start()
-    _say(READY)
+    _notify_starter(READY)
     reading = threading.Thread(target=_read, args=(server, serving, handler), name="hvkeras-relay-read", daemon=True)
     reading.start()
-    handler.over.wait()
+    handler.done.wait()
     serving.stop()
     server.close()
 
@@ -278,7 +278,7 @@ def _read(server: Connection, serving: MessageServer, handler: RelayHandler) -> 
         serving.call(handler.on_server_lost, False)
 
 
-def _say(text: str) -> None:
+def _notify_starter(text: str) -> None:
     """Tells the starter, which then does not wait any longer."""
     sys.stdout.write(text)
     sys.stdout.flush()
@@ -297,4 +297,4 @@ def main() -> None:
         relay(order["name"], socket.socket(fileno=order["server"]), bytes.fromhex(order["secret"]), order["size"],
               order["liveness"])
     except (OSError, HvkerasError) as error:
-        _say(summary(error))
+        _notify_starter(summary(error))

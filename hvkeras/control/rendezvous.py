@@ -52,11 +52,11 @@ from hvkeras.settings import Settings
 
 RECORD_BYTES = 1024  # size of what each rank sends over MPI: its host name and addresses, as JSON
 STORE_KEY = "/hvkeras/control"
-_LONGEST_ANSWER = 64 * 1024  # bytes of horovodrun's store, which anybody may write to
+_MAX_RESPONSE = 64 * 1024  # bytes of horovodrun's store, which anybody may write to
 ADMITTED_WITHIN = 6.0  # seconds until a connection of which the server's kernel knows nothing is found out
 REPORT_EVERY = 3.0  # seconds between two reports of a missing rank
-SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds between two looks for what is awaited
-LOOKS_PER_SECOND = 1000  # of all ranks together, at what they share
+MIN_PAUSE, MAX_PAUSE = 0.05, 1.0  # seconds between two looks for what is awaited
+POLLS_PER_SECOND = 1000  # of all ranks together, at what they share
 
 
 class Waiting:
@@ -73,20 +73,20 @@ class Waiting:
         self._reported = 0.0
 
     @property
-    def passed(self) -> float:
+    def elapsed(self) -> float:
         """Seconds since the beginning."""
         return time.monotonic() - self._start
 
     @property
     def left(self) -> float:
         """Seconds until the deadline."""
-        return max(0.0, self._timeout - self.passed)
+        return max(0.0, self._timeout - self.elapsed)
 
     def check(self, whom: str, why: str) -> None:
         """Report the wait if a report is due.
 
         Raises:
-            PeerError: The deadline has passed.
+            PeerError: The deadline has elapsed.
         """
         waited = time.monotonic() - self._start
         if waited >= self._timeout:
@@ -99,8 +99,8 @@ class Waiting:
 
     def pause(self) -> None:
         """Sleeps until the next look, for longer as the wait goes on, and where many ranks look at the same place."""
-        wanted = max(SHORTEST_PAUSE, (time.monotonic() - self._start) / 20, self._size / LOOKS_PER_SECOND)
-        time.sleep(min(wanted, LONGEST_PAUSE, self.left))
+        wanted = max(MIN_PAUSE, (time.monotonic() - self._start) / 20, self._size / POLLS_PER_SECOND)
+        time.sleep(min(wanted, MAX_PAUSE, self.left))
 
 
 class Served(Protocol):
@@ -129,7 +129,7 @@ def _serve(launch: Launch, settings: Settings, secret: bytes, host: str, port: i
 def _warn(text: str) -> None:
     """Print a warning about a long wait, and adds it to the record."""
     say(text)
-    stalls.note(text)
+    stalls.notify(text)
 
 
 def serve_parameter_servers(launch: Launch, settings: Settings, serve: Serve) -> None:
@@ -226,14 +226,14 @@ def _connect_client(
 ) -> ControlClient:
     while True:
         whom = f"{launch.task_name(0)}, which serves the control channel at {address[0]}:{address[1]}"
-        still = functools.partial(_check_still, waiting, whom, refresh, (address, secret))
+        on_timeout = functools.partial(_check_unanswered, waiting, whom, refresh, (address, secret))
         try:
             connection = _reach(launch, settings, waiting, address, secret)
         except OSError as error:
             waiting.check(whom, _why_unreachable(error))
         else:
             try:
-                return _client_on(connection, launch, settings, on_end, address, secret, still)
+                return _client_on(connection, launch, settings, on_end, address, secret, on_timeout)
             except (OSError, AuthenticationError) as error:
                 if refresh is None and isinstance(error, AuthenticationError):
                     raise
@@ -243,11 +243,11 @@ def _connect_client(
             address, secret = refresh()
 
 
-def _check_still(waiting: Waiting, whom: str, refresh: Refresh | None, known: tuple[Address, bytes]) -> None:
+def _check_unanswered(waiting: Waiting, whom: str, refresh: Refresh | None, known: tuple[Address, bytes]) -> None:
     """Report the wait for a server that does not answer.
 
     Raises:
-        PeerError: The deadline has passed.
+        PeerError: The deadline has elapsed.
         OSError: The server is elsewhere now.
     """
     waiting.check(whom, "it does not admit this rank yet")
@@ -256,14 +256,14 @@ def _check_still(waiting: Waiting, whom: str, refresh: Refresh | None, known: tu
 
 
 def _client_on(connection: socket.socket, launch: Launch, settings: Settings, on_end: Callable[[Cause], None],
-               address: Address, secret: bytes, still: Callable[[], None]) -> ControlClient:
+               address: Address, secret: bytes, on_timeout: Callable[[], None]) -> ControlClient:
     """Make a client of a connection to the server, or to a relay, and closes it if that fails."""
     is_relay = connection.family == socket.AF_UNIX
     me = Introduction(launch.rank, launch.size, socket.gethostname())
     try:
         if not is_relay:
             keep_alive(connection, ADMITTED_WITHIN)  # a server's kernel may forget one of a thousand
-        client = ControlClient(connection, secret, me, settings.liveness_timeout, on_end, still)
+        client = ControlClient(connection, secret, me, settings.liveness_timeout, on_end, on_timeout)
         if is_relay:
             client.local_address = address_towards(address[0])
         else:
@@ -378,10 +378,10 @@ def ask_store(method: str, url: str, body: bytes | None, waiting: Waiting) -> by
     while True:
         try:
             with opener.open(request, timeout=5.0) as answer:
-                text = bytes(answer.read(_LONGEST_ANSWER + 1))
-            if len(text) <= _LONGEST_ANSWER:
+                text = bytes(answer.read(_MAX_RESPONSE + 1))
+            if len(text) <= _MAX_RESPONSE:
                 return text
-            waiting.check("horovodrun's store", f"its answer is longer than {_LONGEST_ANSWER} bytes")
+            waiting.check("horovodrun's store", f"its answer is longer than {_MAX_RESPONSE} bytes")
         except urllib.error.HTTPError as error:
             if error.code == 404:
                 return b""

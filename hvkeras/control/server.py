@@ -44,7 +44,7 @@ from hvkeras.host.network import host_identity
 BEAT = 1.0  # seconds between two heartbeats to ranks
 SECONDARY_GRACE = 2.0  # seconds to wait for the root cause when a rank only reports its engine's error
 JOINT_EXIT = 2.0  # seconds within which scripts that do the same work end, and then their processes
-BACK_WITHIN = 10.0  # seconds for a rank to come again that has given up a connection before it was admitted
+RECONNECT_WITHIN = 10.0  # seconds for a rank to come again that has given up a connection before it was admitted
 ANSWER_GRACE = 2.0  # seconds that ranks have to report their location
 
 
@@ -69,8 +69,8 @@ class ControlHandler(Handler):
         self._next_beat = 0.0
         self._all_ended_at: float | None = None
         self._next_exit_warning: dict[int, float] = {}
-        self._arriving: set[int] = set()  # ranks that were admitted, and may not know it
-        self._awaited: dict[int, tuple[RankState, int]] = {}  # ranks that may come again, and their ticks left
+        self._unconfirmed: set[int] = set()  # ranks that were admitted, and may not know it
+        self._reconnecting: dict[int, tuple[RankState, int]] = {}  # ranks that may come again, and their ticks left
         self._timed_out: Cause | None = None  # the failure of a rank for which others are asked for their locations
 
     # Ranks come and go.
@@ -98,8 +98,8 @@ class ControlHandler(Handler):
             refusal = ranks.cause.sentence()
         else:
             ranks.present[number] = RankState(member, relay)
-            self._arriving.add(number)
-            self._awaited.pop(number, None)
+            self._unconfirmed.add(number)
+            self._reconnecting.pop(number, None)
         return refusal
 
     def on_leave(self, member: Member) -> None:
@@ -110,12 +110,12 @@ class ControlHandler(Handler):
         rank = self.ranks.present.pop(member.number)
         if rank.relay is not None:
             rank.relay.ranks.discard(member.number)
-        self._arriving.discard(member.number)
+        self._unconfirmed.discard(member.number)
         self._coordinator.on_leave(member.number)
         if member.arrived:
             self._count_as_lost(rank)
         else:  # it gives up the connection if the server answers too late
-            self._awaited[member.number] = rank, int(BACK_WITHIN / TICK)
+            self._reconnecting[member.number] = rank, int(RECONNECT_WITHIN / TICK)
 
     def _count_as_lost(self, rank: RankState) -> None:
         self.ranks.lost[rank.member.number] = rank
@@ -176,7 +176,7 @@ class ControlHandler(Handler):
         member = rank.member
         match message:
             case Arrived():
-                self._arriving.discard(member.number)
+                self._unconfirmed.discard(member.number)
                 self._close_when_complete()
             case ClockQuestion():
                 member.send(ClockAnswer(message.asked, time.time(), self._host))
@@ -184,7 +184,7 @@ class ControlHandler(Handler):
                 self._handle_failure(rank, message)
             case Location():
                 rank.outside, rank.doing = message.outside, message.doing
-                self._blame_when_all_answered()
+                self._fail_when_all_answered()
             case ExitReported():
                 rank.exit_reported = True
                 self.ranks.check_exit_reports()
@@ -202,7 +202,7 @@ class ControlHandler(Handler):
                 self._coordinator.on_message(rank, message)
 
     def _close_when_complete(self) -> None:
-        if len(self.ranks.present) == self.ranks.size and not self._arriving:
+        if len(self.ranks.present) == self.ranks.size and not self._unconfirmed:
             self.members.serving.stop_listening()  # immediately: an engine may need the port of TF_CONFIG
 
     def terminate(self, cause: Cause) -> None:
@@ -248,30 +248,30 @@ class ControlHandler(Handler):
                 for rank in self._not_failed():
                     rank.outside = None
                     rank.member.send(Locate())
-                self.members.serving.call_later(ANSWER_GRACE, self._blame_late_ranks)
+                self.members.serving.call_later(ANSWER_GRACE, self._fail_late_ranks)
         else:
             self.ranks.end(cause)
 
     def _not_failed(self) -> list[RankState]:
         return [rank for rank in self.ranks.present.values() if not rank.failed]
 
-    def _blame_when_all_answered(self) -> None:
+    def _fail_when_all_answered(self) -> None:
         if self._timed_out is not None and all(rank.outside is not None for rank in self._not_failed()):
-            self._blame_late_ranks()
+            self._fail_late_ranks()
 
-    def _blame_late_ranks(self) -> None:
+    def _fail_late_ranks(self) -> None:
         """End the job for the ranks missing from a collective that nobody counts, as one has given up waiting."""
         cause, others = self._timed_out, self._not_failed()
         assert cause is not None
         late = [rank for rank in others if rank.outside] or others
         waited = (f"not entered a collective in which rank {cause.rank} has waited longer than HVKERAS_STALL_SHUTDOWN"
                   f" allows ({self.deadlines.stall_shutdown:g} s)")
-        indices = some_of([f"rank {rank.member.number} at {rank.outside or 'a call of TensorFlow'}" for rank in late])
+        locations = some_of([f"rank {rank.member.number} at {rank.outside or 'a call of TensorFlow'}" for rank in late])
         if len(late) == 1:
             where = f": it is at {late[0].outside}" if late[0].outside else ""
             self.ranks.end_with(CauseKind.STALLED, late[0].member, f"has {waited}{where}")
         else:
-            several = Cause(CauseKind.STALLED, None, "", None, f"ranks have {waited}: {indices}")
+            several = Cause(CauseKind.STALLED, None, "", None, f"ranks have {waited}: {locations}")
             self.ranks.end(several if late else cause)
 
     # What time decides.
@@ -280,10 +280,11 @@ class ControlHandler(Handler):
         """Check all ranks, and gives them a sign of life."""
         if self.ranks.cause is None:
             self._check_ranks(now)
-        for number, (rank, ticks) in list(self._awaited.items()):  # the time for which the server stands still is free
-            self._awaited[number] = rank, ticks - 1
+        # the time for which the server stands still is free
+        for number, (rank, ticks) in list(self._reconnecting.items()):
+            self._reconnecting[number] = rank, ticks - 1
             if ticks <= 1:
-                del self._awaited[number]
+                del self._reconnecting[number]
                 self._count_as_lost(rank)
         if now >= self._next_beat:
             self._next_beat = now + BEAT

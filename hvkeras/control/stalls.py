@@ -17,7 +17,7 @@ from hvkeras.host.console import in_words, numbers_in_words
 listeners: list[Callable[[str], None]] = []
 
 
-def note(stall: str) -> None:
+def notify(stall: str) -> None:
     """Notifie all listeners of a stall.
 
     Args:
@@ -40,21 +40,21 @@ class Stalls:
 
     def __init__(self, warn_after: float, stall_after: float) -> None:
         self.limits = (warn_after, stall_after)
-        self._still: dict[int, Standstill] = {}
+        self._stalled: dict[int, Standstill] = {}
         self._next: dict[int, float] = {}
 
     def update(self, rank: int, still: Standstill | None) -> None:
         """Record what a rank reports about itself; None if it makes progress."""
         if still is not None:
-            self._still[rank] = still
+            self._stalled[rank] = still
         else:
-            self._still.pop(rank, None)
+            self._stalled.pop(rank, None)
             self._next.pop(rank, None)
 
     @property
-    def any_stands_still(self) -> bool:
+    def any_stalled(self) -> bool:
         """True if any rank reports that it makes no progress."""
-        return bool(self._still)
+        return bool(self._stalled)
 
     def check(self, waiting: Collection[int]) -> list[Problem]:
         """Find the stalls that must be reported now.
@@ -66,20 +66,20 @@ class Stalls:
             One with the rank that ends the job; else a warning for each rank that must report its location.
         """
         warn_after, stall_after = self.limits
-        still = {rank: report for rank, report in sorted(self._still.items()) if rank not in waiting}
-        over = [rank for rank, report in still.items() if stall_after and report.may_end
+        still = {rank: report for rank, report in sorted(self._stalled.items()) if rank not in waiting}
+        expired = [rank for rank, report in still.items() if stall_after and report.may_end
                 and min(report.seconds, report.python_seconds) >= stall_after]
-        if over:
-            return [self._end(over, still)]
+        if expired:
+            return [self._end(expired, still)]
         due = [rank for rank, report in still.items() if warn_after
                and report.seconds >= self._next.get(rank, warn_after)]
         for rank in due:  # nobody knows how long a custom loop may take, so it is reported only once
             self._next[rank] = BACKOFF * still[rank].seconds if still[rank].in_loop else float("inf")
         return [Problem(None, rank, "" if rank > due[0] else self._more(due)) for rank in due[:MAX_WARNINGS]]
 
-    def _end(self, over: list[int], still: dict[int, Standstill]) -> Problem:
+    def _end(self, expired: list[int], still: dict[int, Standstill]) -> Problem:
         # A step function without progress may be in a collective that nobody counts, waiting for a rank elsewhere.
-        rank = min(over, key=lambda rank: (still[rank].phase in ("train", "validation"), rank))
+        rank = min(expired, key=lambda rank: (still[rank].phase in ("train", "validation"), rank))
         others = [other for other in still if other != rank]
         also = f"; {in_words(others)} {'have' if len(others) > 1 else 'has'} not moved either" if others else ""
         return Problem(CauseKind.STALLED, rank, f"has not moved for {still[rank].seconds:.0f} s:"

@@ -33,7 +33,7 @@ MAX_PAYLOAD = 4 * 1024 * 1024  # bytes of a frame
 MAX_MESSAGE = 64 * MAX_PAYLOAD
 COPIED = 64 * 1024  # bytes of a message up to which it is put behind its header; two calls of the kernel cost more
 AUTHENTICATION_DEADLINE = 10.0  # seconds a new connection has to prove the secret
-MAX_UNPROVEN = 64  # connections that may try at the same time, where one is waited for
+MAX_UNAUTHENTICATED = 64  # connections that may try at the same time, where one is waited for
 _TICK = 0.1  # seconds between two looks at who has proved it
 
 
@@ -46,7 +46,7 @@ def nonce() -> bytes:
     return os.urandom(NONCE_BYTES)
 
 
-def proof(secret: bytes, role: bytes, server_nonce: bytes, client_nonce: bytes) -> bytes:
+def authentication_code(secret: bytes, role: bytes, server_nonce: bytes, client_nonce: bytes) -> bytes:
     """Compute the code that `role` b"client" or b"server" presents as proof, or the session key for b"session"."""
     return hmac.digest(secret, role + server_nonce + client_nonce, "sha256")
 
@@ -59,10 +59,10 @@ def session_key(connected: Any, secret: bytes, server_nonce: bytes, client_nonce
     peer = local_peer(connected)
     if peer is not None and peer[1] == os.geteuid():
         return b""
-    return proof(secret, b"session", server_nonce, client_nonce)
+    return authentication_code(secret, b"session", server_nonce, client_nonce)
 
 
-def verify_proof(shown: bytes, wanted: bytes) -> None:
+def verify_code(shown: bytes, wanted: bytes) -> None:
     """Compare two codes in constant time.
 
     Raises:
@@ -128,7 +128,7 @@ class Seal:
         Raises:
             AuthenticationError: The frame is not the peer's next one, or the message is too large.
         """
-        verify_proof(code, self._code(self._labels[1], self._received, header, payload))
+        verify_code(code, self._code(self._labels[1], self._received, header, payload))
         self._received += 1
         self._parts.append(payload)
         if sum(map(len, self._parts)) > MAX_MESSAGE:
@@ -152,15 +152,15 @@ def payload_length(header: bytes) -> int:
     return length
 
 
-def exactly(connected: socket.socket, count: int, until: float | None = None,
-            still: Callable[[], None] | None = None) -> bytearray:
+def receive_exactly(connected: socket.socket, count: int, until: float | None = None,
+            on_timeout: Callable[[], None] | None = None) -> bytearray:
     """Read so many bytes.
 
     Args:
         connected: A connected socket.
         count: The number of bytes.
         until: The monotonic time by which they must be there; by default, the socket's own timeout counts.
-        still: Called whenever that timeout has passed, instead of giving up; raises if that is to be given up.
+        on_timeout: Called whenever that timeout has passed, instead of giving up; raises if that is to be given up.
 
     Raises:
         ConnectionError: The other side has closed the connection.
@@ -173,9 +173,9 @@ def exactly(connected: socket.socket, count: int, until: float | None = None,
         try:
             more = connected.recv_into(memoryview(data)[got:])
         except TimeoutError:
-            if still is None:
+            if on_timeout is None:
                 raise
-            still()
+            on_timeout()
             continue
         if not more:
             raise ConnectionError("the connection was closed by the other side")
@@ -183,25 +183,27 @@ def exactly(connected: socket.socket, count: int, until: float | None = None,
     return data
 
 
-def authenticate_to_server(connected: socket.socket, secret: bytes, still: Callable[[], None] | None = None) -> Seal:
+def authenticate_to_server(connected: socket.socket, secret: bytes,
+                           on_timeout: Callable[[], None] | None = None) -> Seal:
     """Proves the secret to the side that has accepted the connection.
 
     Args:
         connected: A connected socket.
         secret: The secret.
-        still: See `exactly`.
+        on_timeout: See `receive_exactly`.
 
     Raises:
         AuthenticationError: The other side does not know the secret.
         OSError: The connection has ended, or the other side does not answer.
     """
-    challenge = bytes(exactly(connected, len(MAGIC) + NONCE_BYTES, still=still))
+    challenge = bytes(receive_exactly(connected, len(MAGIC) + NONCE_BYTES, on_timeout=on_timeout))
     if not challenge.startswith(MAGIC):
         raise AuthenticationError(explain("The address must be hvkeras's own", "another program listens there",
                                       first_bytes=challenge[:8]))
     theirs, own = challenge[len(MAGIC) :], nonce()
-    connected.sendall(own + proof(secret, b"client", theirs, own))
-    verify_proof(bytes(exactly(connected, CODE_BYTES, still=still)), proof(secret, b"server", theirs, own))
+    connected.sendall(own + authentication_code(secret, b"client", theirs, own))
+    verify_code(bytes(receive_exactly(connected, CODE_BYTES, on_timeout=on_timeout)),
+                authentication_code(secret, b"server", theirs, own))
     return Seal(session_key(connected, secret, theirs, own), b"client", b"server")
 
 
@@ -214,10 +216,10 @@ def authenticate_to_client(connected: socket.socket, secret: bytes) -> None:
     """
     until, own = time.monotonic() + AUTHENTICATION_DEADLINE, nonce()
     connected.sendall(MAGIC + own)
-    answer = bytes(exactly(connected, NONCE_BYTES + CODE_BYTES, until))
+    answer = bytes(receive_exactly(connected, NONCE_BYTES + CODE_BYTES, until))
     theirs, shown = answer[: NONCE_BYTES], answer[NONCE_BYTES :]
-    verify_proof(shown, proof(secret, b"client", own, theirs))
-    connected.sendall(proof(secret, b"server", own, theirs))
+    verify_code(shown, authentication_code(secret, b"client", own, theirs))
+    connected.sendall(authentication_code(secret, b"server", own, theirs))
 
 
 def accept_authenticated(listening: socket.socket, secret: bytes, timeout: float) -> socket.socket:
@@ -232,7 +234,7 @@ def accept_authenticated(listening: socket.socket, secret: bytes, timeout: float
         PeerError: Nobody has proved it in time.
     """
     proven: collections.deque[socket.socket] = collections.deque()
-    room = threading.BoundedSemaphore(MAX_UNPROVEN)
+    room = threading.BoundedSemaphore(MAX_UNAUTHENTICATED)
 
     def prove(connected: socket.socket) -> None:
         try:

@@ -162,7 +162,7 @@ def test_unauthenticated_clients_are_counted_in_one_line_and_limited(serve, monk
     assert lines.empty()  # the next one comes a minute later
     server._on_loop_error(server._loop, {"message": "accept", "exception": OSError(errno.EMFILE, "full")})
     assert not caplog.records
-    assert "10 connections" in server._unproven.report(time.monotonic() + message_server.REPORT_EVERY)
+    assert "10 connections" in server._unauthenticated.report(time.monotonic() + message_server.REPORT_EVERY)
 
 
 def test_strangers_cannot_keep_members_out(serve, monkeypatch):

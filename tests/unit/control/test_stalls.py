@@ -87,10 +87,10 @@ def test_of_very_many_ranks_some_say_where_they_are_and_the_others_are_named() -
 
 def test_a_thousand_ranks_that_stand_still_make_short_texts() -> None:
     stalls = Stalls(10.0, 60.0)
-    assert not stalls.any_stands_still
+    assert not stalls.any_stalled
     for rank in range(1000):
         stalls.update(rank, still(10.0))
-    assert stalls.any_stands_still
+    assert stalls.any_stalled
     findings = stalls.check(())
     assert findings[0].text == "992 more ranks are not moving either: 8 to 999"
     assert {finding.text for finding in findings[1:]} == {""} and len(findings) == MAX_WARNINGS
