@@ -1,7 +1,8 @@
-"""Circles of ranks that wait for each other, in a graph of ranks and of what they wait in.
+"""Cycles of ranks that wait for each other, in a graph of ranks and groups.
 
-In each of the latter, all that wait do so for all that are missing. An edge leads from a rank to what it waits in, and
-from there to each missing rank: there are no more edges than ranks that wait or are missing. All takes linear time.
+In each group, all ranks that wait do so for all that are missing. An edge leads from a rank to the group in which it
+waits, and from there to each missing rank. There are no more edges than ranks that wait or are missing, and everything
+takes linear time.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from typing import NamedTuple
 
 
 class Group(NamedTuple):
-    """Ranks that wait for others.
+    """Ranks that wait for others in one plan or exchange.
 
     Attributes:
-        key: What they wait in.
-        waiting: The ranks; never one of those that are missing.
+        key: The plan or exchange.
+        waiting: The waiting ranks, disjoint from the missing ones.
         missing: The ranks for which each of them waits.
     """
 
@@ -35,20 +36,20 @@ class Wait(NamedTuple):
 
 
 class Component(NamedTuple):
-    """Ranks that all wait for each other, directly or through others, and what they do so in."""
+    """Ranks that all wait for each other, directly or through others, and the keys of their groups."""
 
     ranks: set[int]
     keys: set[str]
 
 
 class Graph:
-    """Ranks and the groups in which they wait.
+    """Graph of ranks and the groups in which they wait.
 
     Args:
-        groups: The groups, each with a key of its own.
+        groups: The groups, with distinct keys.
 
     Attributes:
-        components: The ranks that wait for each other, in the order of the lowest of them.
+        components: The ranks that wait for each other, ordered by the lowest of them.
     """
 
     def __init__(self, groups: Sequence[Group]) -> None:
@@ -63,11 +64,11 @@ class Graph:
         self.components: list[Component] = sorted(self._components(), key=lambda component: min(component.ranks))
 
     def _following(self, node: int) -> Collection[int]:
-        """What follows a rank, or a group, whose index is inverted to tell it from a rank."""
+        """Return the successors of a rank, or of a group, whose index is inverted to distinguish it from a rank."""
         return self._groups[~node].missing if node < 0 else [~index for index in self._waits_in.get(node, ())]
 
     def _components(self) -> Iterator[Component]:
-        """Find the strongly connected components with several ranks, by Tarjan's algorithm without recursion."""
+        """Yield the strongly connected components with several ranks, by Tarjan's algorithm without recursion."""
         order: dict[int, int] = {}  # the number of each node that was visited
         lowest: dict[int, float] = {}  # the lowest number that it is known to reach; infinite once in a component
         open_nodes: list[int] = []  # those that are in no component yet

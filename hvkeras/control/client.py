@@ -1,4 +1,4 @@
-"""A rank's end of the control channel: sends heartbeats, agrees on values, and reports and receives failures."""
+"""A rank's end of the control channel: sends heartbeats, exchanges values, and reports and receives failures."""
 
 from __future__ import annotations
 
@@ -71,12 +71,12 @@ class ControlClient:
         secret: The job's secret.
         introduction: What this rank reports about itself.
         liveness_timeout: Seconds without a message from the server after which it counts as lost.
-        on_end: Called once, from the client's thread, with the cause when the job ends early.
+        on_end: Called once from the client's thread with the cause when the job ends early.
         on_timeout: See `Connection`.
 
     Raises:
         AuthenticationError: The server does not know the secret.
-        UsageError: The server refuses this rank; the message gives the reason.
+        UsageError: The server rejects this rank; the message gives the reason.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class ControlClient:
 
     @property
     def cause(self) -> Cause | None:
-        """Why the job has ended early; None as long as it has not."""
+        """The reason why the job has ended early; None while it runs."""
         return self._exchange.cause
 
     def gather(
@@ -143,7 +143,7 @@ class ControlClient:
         return self._exchange.gather(key, value, timeout, on_missing, describe, given_up)
 
     def wait_for_cause(self, timeout: float) -> Cause | None:
-        """Wait until the server reports why the job ends; returns None if it does not in time."""
+        """Wait until the server reports why the job ends; return None on timeout."""
         return self._exchange.wait_for_cause(timeout)
 
     def raise_if_ended(self) -> None:
@@ -151,15 +151,15 @@ class ControlClient:
         self._exchange.raise_if_ended()
 
     def watch_progress(self, *limits: float) -> None:
-        """Make heartbeats report a lack of progress that exceeds one of these limits, in seconds; 0 is no limit."""
+        """Report a lack of progress beyond one of these limits, in seconds, with heartbeats; 0 is no limit."""
         self._heartbeats.watch = Watch(*limits, on_move=self._report_move)
 
     def set_deadlines(self, deadlines: Deadlines) -> None:
-        """Make the server take over the deadlines of this rank, the first one."""
+        """Send the deadlines of this rank, which must be rank 0, to the server."""
         self._connection.send(deadlines)
 
     def watch_exit(self, exit_watch: ExitWatch) -> None:
-        """Make this rank report when its process outlives its script, and end the job if that takes too long."""
+        """Report when this rank's process outlives its script, and end the job if that takes too long."""
         self._exit_watch = exit_watch
 
     def script_ended(self) -> None:
@@ -171,7 +171,7 @@ class ControlClient:
             self._connection.send(ScriptEnded())
 
     def watch_launcher(self, descriptor: int) -> None:
-        """End the job when the process that started this rank is gone.
+        """End the job when the process that started this rank ends.
 
         Args:
             descriptor: A file descriptor that becomes readable when that happens.
@@ -192,10 +192,10 @@ class ControlClient:
         self._connection.send(ClockQuestion(self.clock.now()))
 
     def stop_of(self, fit: str) -> Stop:
-        """The agreement on when a `fit` stops early; `ask_to_stop` requests a stop.
+        """Return the agreement on when a `fit` stops early; `ask_to_stop` requests a stop.
 
         Args:
-            fit: Identifies the call of `fit`; the same on all ranks.
+            fit: The identifier of the call of `fit`; equal on all ranks.
         """
         return self._stops.setdefault(fit, Stop())
 
@@ -203,38 +203,38 @@ class ControlClient:
         """Report that this rank wants to stop a `fit`.
 
         Args:
-            fit: Identifies the call of `fit`.
+            fit: The identifier of the call of `fit`.
             ranks: All ranks that participate in it.
         """
         self._connection.send(StopWish(fit, as_runs(ranks)))
 
     def forget_stop(self, fit: str) -> None:
-        """Forget a finished `fit`."""
+        """Remove the state of a finished `fit`."""
         self._stops.pop(fit, None)
 
     def start_join(self) -> None:
-        """Report that this rank has no more data, and asks to be informed of what the others do."""
+        """Report that this rank has no more data, and request updates about the other ranks."""
         self._heartbeats.send()
         self._connection.send(JoinCalled())
 
     def fail(self, cause: Cause, secondary: bool = False) -> None:
-        """Tells all ranks that this one failed.
+        """Notify all ranks that this one failed.
 
         Args:
-            cause: What happened.
-            secondary: Whether it looks like a consequence of another rank's failure; the server then waits briefly
-                for the report of that failure.
+            cause: The failure.
+            secondary: True if it looks like a consequence of another rank's failure; the server then waits briefly for
+                that rank's report.
         """
         self._has_failed = True
         self._connection.send(Failed(cause, secondary))
 
     def wait_to_exit(self, timeout: float) -> None:
-        """Report that this rank has printed its exit report, and waits until all ranks have."""
+        """Report that this rank has printed its exit report, and wait until all ranks have."""
         self._connection.send(ExitReported())
         self._may_exit.wait(timeout)
 
     def leave(self) -> None:
-        """Leave in good order: the job continues without this rank, which sends no newer counts."""
+        """Leave normally: the job continues without this rank, which sends no further counts."""
         self._heartbeats.send()
         self._connection.send(LeftJob())
 
@@ -244,11 +244,11 @@ class ControlClient:
             self._exit_watch.excuse()
 
     def stop_reading(self) -> None:
-        """Keep the connection open until this process exits, so that the server sees when that happens."""
+        """Keep the connection open until this process exits, so that the server detects the exit."""
         self._connection.stop_reading()
 
     def close(self) -> None:
-        """Close the connection and stops the threads."""
+        """Close the connection and stop the threads."""
         self._connection.close()
 
     # What the server sends, in the channel's thread.
@@ -291,7 +291,6 @@ class ControlClient:
             self._exit_watch.others_have_ended()
 
     def _send_location(self, message: Locate) -> None:
-        """Print this rank's location and stack, and reports the location to the server."""
         still, watch = 0.0, self._heartbeats.watch
         if watch is not None:
             still = watch.still(time.monotonic())
@@ -306,7 +305,7 @@ class ControlClient:
         say(f"rank {self.introduction.rank} on {self.introduction.host} is making progress again, after {still:.0f} s")
 
     def _refuse(self, message: PlanRefused) -> None:
-        """Make this rank raise in a plan that it waits in, and reports whether it can: compiled functions cannot."""
+        """Raise in a plan in which this rank waits, and report whether it can: compiled functions cannot."""
         can_raise, entries = False, self._heartbeats.entries
         if entries is not None and self.on_refusal is not None:
             entries.set_outstanding(message.outstanding)
@@ -320,7 +319,7 @@ class ControlClient:
             self._on_end(cause)
 
     def _connection_lost(self, error: str, kind: CauseKind) -> None:
-        """End the job for the other end of this rank's connection: the server, or the relay of this host."""
+        """End the job because the other end of the connection is lost: the server, or the relay of this host."""
         if self._relay is None:
             self._server_lost(error, kind)
             return
@@ -347,7 +346,7 @@ class ControlClient:
             self._fail_with("in its heartbeat", error)
 
     def _fail_with(self, what: str, error: Exception) -> None:
-        """End the job for a fault of hvkeras in a thread of the control channel."""
+        """End the job because of an internal error in a thread of the control channel."""
         text, me = "".join(traceback.format_exception(error)), self.introduction
         say(f"the control channel has failed {what}\n{text}")
         self.fail(Cause(CauseKind.EXCEPTION, me.rank, me.host, os.getpid(),
@@ -378,7 +377,6 @@ class ControlClient:
                 return
 
     def _check_exit(self, now: float) -> None:
-        """End the job if this process runs for too long after its script has ended."""
         watch = self._heartbeats.watch
         moved = 0.0 if watch is None else now - watch.still(now)
         if self._exit_watch is not None and (error := self._exit_watch.check(now, moved)):

@@ -1,4 +1,4 @@
-"""A peer's connection to a server of messages: the proof of the job's secret, and authenticated messages both ways."""
+"""A peer's connection to a message server: authentication, then messages in both directions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _attempts = itertools.count()  # of this process: a server that stood still mean
 
 @dataclass(frozen=True)
 class Introduction:
-    """What a peer reports about itself when it connects: its rank or number, a size, and its host."""
+    """A peer's description of itself when it connects: its rank or number, a size, and its host."""
 
     rank: int
     size: int
@@ -28,18 +28,18 @@ class Introduction:
 
 
 class Connection:
-    """A connection that has proved the secret and been admitted.
+    """An authenticated and admitted connection.
 
     Args:
         connected: A connected socket.
         secret: The job's secret.
-        introduction: What this peer reports about itself.
-        on_timeout: Called whenever the server has not answered for the socket's timeout; raises if it is to be given
-            up. A server that admits a thousand peers takes its time, and one that asks again makes it take longer.
+        introduction: This peer's description of itself.
+        on_timeout: Called each time the server has not answered within the socket's timeout; raises to give up. A
+            server that admits a thousand peers is slow, and reconnecting makes it slower.
 
     Attributes:
-        introduction: As above.
-        closed: Set once this end gives up the connection.
+        introduction: This peer's description of itself.
+        closed: Set once this end closes the connection.
 
     Raises:
         AuthenticationError: The server does not know the secret.
@@ -66,11 +66,11 @@ class Connection:
 
     @property
     def local_address(self) -> str:
-        """This host's address on the route to the server, and therefore to the other hosts; "" towards a relay."""
+        """This host's address on the route to the server, and thus to the other hosts; "" when connected to a relay."""
         return "" if self._socket.family == socket.AF_UNIX else str(self._socket.getsockname()[0])
 
     def in_child(self) -> None:
-        """Close a forked process's copy of the connection, which must close when the peer's own process exits."""
+        """Close a forked process's copy of the connection, so that it closes when the peer's own process exits."""
         self._sending, self.closed = threading.Lock(), threading.Event()
         self.closed.set()
         self._socket.close()
@@ -84,16 +84,16 @@ class Connection:
         """Wait for the next message.
 
         Args:
-            on_timeout: See above.
+            on_timeout: See the class.
 
         Raises:
             OSError: The connection has ended.
-            AuthenticationError: A frame is not the server's.
+            AuthenticationError: A frame failed authentication.
         """
         return decode(self.receive(on_timeout).decode())  # a large message is not kept in bytes as well
 
     def receive(self, on_timeout: Callable[[], None] | None = None) -> bytes | bytearray:
-        """Wait for the next message, and returns it encoded; as `read`."""
+        """Wait for the next message, and return it encoded; otherwise like `read`."""
         data = None
         while data is None:
             begin = bytes(wire.receive_exactly(self._socket, wire.HEADER.size + wire.CODE_BYTES, on_timeout=on_timeout))
@@ -103,14 +103,14 @@ class Connection:
         return data
 
     def send(self, message: Message) -> None:
-        """Send a message; any thread may. The reading side detects a broken connection."""
+        """Send a message, from any thread. The reading side detects a broken connection."""
         data = encode(message)
         with self._sending, contextlib.suppress(OSError):
             for piece in self._seal.close_frames(data):
                 self._socket.sendall(piece)
 
     def stop_reading(self) -> None:
-        """Keep the connection open until this process exits, so that the server sees when that happens."""
+        """Keep the connection open until this process exits, so that the server detects the exit."""
         self.closed.set()
         with contextlib.suppress(OSError):
             os.dup(self._socket.fileno())  # Python closes its own descriptor before it runs finalizers

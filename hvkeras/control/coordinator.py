@@ -1,4 +1,4 @@
-"""What ranks agree on through the control server: gathered values, counts of entered plans, joins and early stops."""
+"""Coordination of ranks by the control server: gathered values, counts of entered plans, joins and early stops."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _Any = TypeVar("_Any")
 
 @dataclass
 class _UnknownPlan:
-    """A plan that ranks have entered, so often and there, and one of them is asked what it consists of."""
+    """A plan without a description: counts and sites by rank, and the rank from which the description was requested."""
 
     counts: dict[int, int] = field(default_factory=dict)
     sites: dict[int, str] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class _UnknownPlan:
 
 
 class Coordinator:
-    """Coordinates the ranks of a job, and finds those that wait for each other, or make no progress.
+    """Coordinator of a job's ranks; it also detects mismatches and stalls.
 
     Args:
         ranks: The ranks.
@@ -65,7 +65,7 @@ class Coordinator:
         self._stalls = Stalls(deadlines.stall_warning, deadlines.stall_shutdown)
 
     def set_deadlines(self, deadlines: Deadlines) -> None:
-        """Takes over the deadlines of rank 0, whose script may have set others than the server was started with."""
+        """Apply the deadlines of rank 0, whose script may have set others than the server was started with."""
         self.waits.limits = (deadlines.mismatch, deadlines.stall_warning, deadlines.stall_shutdown)
         self._stalls.limits = (deadlines.stall_warning, deadlines.stall_shutdown)
 
@@ -94,14 +94,14 @@ class Coordinator:
                 self._send(self._stops.receive(number, message.fit, message.executions))
 
     def set_left(self, rank: RankState) -> None:
-        """Record that a rank has left the job in good order, or takes part in it again, by its `left`."""
+        """Record that a rank has left the job normally, or participates again, from its `left`."""
         self.waits.set_left(rank.member.number, rank.left)
         if rank.left and self._participation.joined:
             self._ranks.end_with(CauseKind.LEFT, rank.member, "left the job normally while rank"
                                  f" {self._participation.joined[0]} waits for it in join()")
 
     def check(self, now: float) -> Iterator[Problem]:
-        """Find problems that time brings to light, the worst first; starts to refuse plans that do not match.
+        """Find problems that depend on time, the worst first, and start to refuse mismatched plans.
 
         Args:
             now: The time, in seconds.
@@ -121,12 +121,12 @@ class Coordinator:
         self._ask_for_plans([key for key, plan in self._unknown.items() if plan.asked == number])
 
     def send_missing(self) -> None:
-        """Tells the ranks that wait in an exchange for whom they wait."""
+        """Notify the ranks that wait in an exchange of the missing ranks."""
         for there, message in self._gathers.missing():
             self._ranks.send(there, message)
 
     def count(self, numbers: Sequence[int], message: Heartbeat) -> None:
-        """Handle a heartbeat that several ranks have sent alike.
+        """Handle the same heartbeat from several ranks.
 
         Args:
             numbers: The ranks.
@@ -153,7 +153,7 @@ class Coordinator:
         return {key: value for key, value in values.items() if key not in self._unknown}
 
     def _ask_for_plans(self, keys: Iterable[str]) -> None:
-        """Ask, for each plan, one of the ranks that have entered it what it consists of; all would say the same."""
+        """Request the description of each plan from one of the ranks that have entered it; all have the same."""
         to_ask: dict[int, list[str]] = {}
         for key in keys:
             plan = self._unknown[key]
@@ -199,12 +199,12 @@ class Coordinator:
                 self._ranks.send([number], answer)
 
     def _last_location(self, number: int) -> str:
-        """What a rank was doing, as last reported."""
+        """Return what a rank was doing, as last reported."""
         rank = self._ranks.present.get(number)
         return "" if rank is None else rank.doing
 
     def _busy_ranks(self) -> set[int]:
-        """The ranks whose lack of progress is not a stall: they wait for others, are waited for, or have left."""
+        """Return the ranks whose lack of progress is no stall: they wait, are waited for, or have left or joined."""
         left = {number for number, rank in self._ranks.present.items() if rank.left}
         return self.waits.involved() | left | set(self._participation.joined)
 

@@ -1,14 +1,17 @@
-"""Detects deadlocks and stalls from the ranks' counts of entered plans.
+"""Detection of deadlocks and stalls from the ranks' counts of entered plans.
 
-A rank enters a plan just before the collective runs (`hvkeras.job.plans`), and leaves it only when all other ranks
-have entered it equally often. A rank with a higher count of a plan than another rank is therefore waiting for that
-rank. So is a rank that waits in an exchange over this channel. Ranks that wait for each other, two of them or several
-in a cycle, would wait forever: that is a mismatch. A rank that waits for one that has left is stuck as well. A rank
-that waits for one that is merely late is a stall, which first leads to a warning and then to the end of the job; in an
-exchange, the rank sees to that by itself.
+A rank enters a plan just before the collective runs (`hvkeras.job.plans`), and leaves it only when all other ranks have
+entered it equally often. A rank with a higher count than another rank is therefore waiting for that rank. So is a rank
+that waits in an exchange over this channel.
 
-A heartbeat costs as much as the counts that have changed, and a check as much as the plans in which ranks wait, and
-only if they have waited for long, as much as their ranks: `meetings` are what ranks wait in, `circles` are found there.
+- Mismatch: ranks that wait for each other, two of them or a longer cycle, would wait forever.
+- Departure: a rank waits for one that has left the job.
+- Stall: a rank waits for one that is late. This leads first to a warning, then to the end of the job. In an exchange,
+  the waiting rank has its own timeout.
+
+The cost of a heartbeat is proportional to the counts that have changed. The cost of a check is proportional to the
+plans in which ranks wait; only long waits also cost time per rank. `meetings` hold the state of plans and exchanges,
+`circles` finds the cycles.
 """
 
 from __future__ import annotations
@@ -34,12 +37,12 @@ _DIFFERENT_MODELS = (" (the models themselves differ: build the same model on ev
 
 @dataclass(frozen=True)
 class Problem:
-    """A problem.
+    """A detected problem.
 
     Attributes:
-        kind: What it ends the job for; None for a warning.
-        rank: The rank at fault, or that must say where it is; None for none.
-        text: A description; "" if another warning says it.
+        kind: The kind of failure that ends the job; None for a warning.
+        rank: The rank at fault, or the one that must report its location; None for none.
+        text: A description; "" if another warning contains it.
         keys: The plans of a mismatch in which all of their ranks wait, so that all can raise.
     """
 
@@ -50,11 +53,11 @@ class Problem:
 
 
 class Waits:
-    """Stores the counts, and finds waits that have lasted too long.
+    """Counts of entered plans, from which long waits are detected.
 
     Args:
         size: The number of ranks in the job.
-        mismatch_after: Seconds for which two ranks must wait for each other to count as a mismatch.
+        mismatch_after: Seconds for which ranks must wait for each other to count as a mismatch.
         warn_after: Seconds of waiting until a warning; repeated at that interval.
         stall_after: Seconds of waiting until the job ends; 0 for never.
     """
@@ -71,7 +74,7 @@ class Waits:
         self._next = Moment()  # the next check
 
     def describe(self, key: str, plan: PlanDescription) -> None:
-        """Record what a plan consists of."""
+        """Record a plan's description."""
         if key in self._plans:
             self._plans[key].plan = plan
         else:
@@ -79,16 +82,16 @@ class Waits:
             self._plans[key] = PlanMeeting(self._described, plan, self._next)
 
     def has_plan(self, key: str) -> bool:
-        """Return whether a plan was described."""
+        """Return whether a plan has been described."""
         return key in self._plans
 
     def update(self, ranks: Collection[int], counts: Mapping[str, int], sites: Mapping[str, str] | None = None) -> None:
-        """Record the counts of ranks, and where their user code enters plans; plans that are not given keep theirs.
+        """Record the counts of ranks, and the user code that enters plans; other plans are unchanged.
 
         Args:
             ranks: The ranks, which have all reported the same.
-            counts: How often each of them has entered plans, which have been described before.
-            sites: Where, as far as that has changed.
+            counts: The number of entries of each rank into plans that have been described.
+            sites: The lines of user code that have changed.
         """
         for key, count in counts.items():
             self._plans[key].report(ranks, count)
@@ -107,7 +110,7 @@ class Waits:
         self._reported.clear()
 
     def enter_exchange(self, rank: int, exchange: str) -> None:
-        """Record that a rank has come to an exchange."""
+        """Record that a rank has entered an exchange."""
         if exchange not in self._exchanges:
             self._exchanges[exchange] = ExchangeMeeting(exchange, self._ranks, self._next)
         self._exchanges[exchange].missing.discard(rank)
@@ -118,43 +121,44 @@ class Waits:
             exchange.set_waiting(ranks, name in names, self._next)
 
     def finish_exchange(self, exchange: str) -> None:
-        """Record that all ranks have come to an exchange."""
+        """Record that all ranks have entered an exchange."""
         self._exchanges.pop(exchange, None)
 
     def set_left(self, rank: int, left: bool) -> None:
-        """Record that a rank has left the job normally, or has come back to it."""
+        """Record that a rank has left the job normally, or participates again."""
         (self._left.add if left else self._left.discard)(rank)
 
     def plan(self, key: str) -> PlanDescription:
-        """What a plan consists of."""
+        """Return a plan's description."""
         return self._plans[key].plan
 
     def meeting(self, key: str) -> PlanMeeting:
-        """The counts of a plan, for reading."""
+        """Return the state of a plan, for reading."""
         self._apply_reports()
         return self._plans[key]
 
     def counts(self, key: str) -> dict[int, int]:
-        """How often each rank of a plan has entered it."""
+        """Return the number of entries of each rank into a plan."""
         return dict(self.meeting(key).counts)
 
     def unequal(self) -> list[str]:
-        """The keys of the plans that some ranks have entered more often than others."""
+        """Return the keys of the plans that some ranks have entered more often than others."""
         self._apply_reports()
         return sorted(self._unequal, key=lambda key: self._plans[key].number)
 
     def plans_of(self, rank: int) -> list[str]:
-        """The keys of the plans in which a rank participates."""
+        """Return the keys of the plans in which a rank participates."""
         return [key for key, plan in self._plans.items() if rank in plan.counts]
 
     def to_forget(self, now: float) -> dict[int, dict[str, int]]:
-        """The plans that ranks may forget: if many are known, those that no rank waits in or has entered lately.
+        """Return the plans that ranks may forget: if there are many, those that no rank waits in or has entered lately.
 
         Args:
             now: The time, in seconds.
 
         Returns:
-            For each rank, the number of entries to each of these plans that it has reported since it last forgot them.
+            For each rank, the number of entries into each of these plans that it has reported since it last forgot
+            them.
         """
         to_send: dict[int, dict[str, int]] = {}
         if len(self._plans) <= MAX_PLANS:
@@ -171,15 +175,15 @@ class Waits:
         return to_send
 
     def forgotten(self, rank: int, asked: Mapping[str, int], keys: Collection[str]) -> list[str]:
-        """Record that a rank has forgotten plans, and counts from zero when it enters one of them again.
+        """Record that a rank has forgotten plans; its counts of them restart from zero.
 
         Args:
             rank: The rank.
-            asked: What `to_forget` returned for it.
-            keys: The plans that it has forgotten; it still uses the others.
+            asked: The result of `to_forget` for it.
+            keys: The plans that it has forgotten; the others are still in use.
 
         Returns:
-            The plans that all ranks have forgotten, and that are now forgotten here as well.
+            The plans that all ranks have forgotten, and that are now removed here as well.
         """
         self._apply_reports()
         for key in keys:
@@ -196,7 +200,7 @@ class Waits:
         return True
 
     def involved(self) -> set[int]:
-        """The ranks that wait for others in a plan, and the ranks that they wait for."""
+        """Return the ranks that wait for others in a plan, and the ranks that they wait for."""
         return {rank for _, meeting in self._waited_in()
                 for ranks in (meeting.missing, *meeting.waiting.values()) for rank in ranks}
 
@@ -213,12 +217,12 @@ class Waits:
         return [*self._mismatches(now), *self._departures(now), *self._stalls(now, describe)]
 
     def waited_for_in(self, waiter: int | None, missing: int) -> str:
-        """Names the plan in which one rank waits for another; "" if it is not known."""
+        """Return the label of the plan or exchange in which one rank waits for another; "" if it is not known."""
         return next((_label_with_site(meeting, waiter) for _, meeting in self._waited_in() if missing in meeting.missing
                      and waiter is not None and any(waiter in ranks for ranks in meeting.waiting.values())), "")
 
     def _waited_in(self) -> Iterator[tuple[str, Meeting]]:
-        """The plans and exchanges in which ranks wait, with their keys."""
+        """Yield the plans and exchanges in which ranks wait, with their keys."""
         for key in self.unequal():
             yield key, self._plans[key]
         for name, exchange in self._exchanges.items():
@@ -312,7 +316,7 @@ class Waits:
         return self._first_difference(one, other) + end + (hints[0] if hints else self._hint_of_models(one, other))
 
     def _hint_of_models(self, one: Wait, other: Wait) -> str:
-        """Says that the models differ if two ranks send different shapes for a overview model; else ""."""
+        """Return a hint if two ranks send different shapes for all variables of a model; else ""."""
         mine, theirs = self.plan(one.key), self.plan(other.key)
         if not (mine["is_of_model"] and theirs["is_of_model"]):
             return ""
@@ -322,7 +326,7 @@ class Waits:
         return _DIFFERENT_MODELS if differ else ""
 
     def _first_difference(self, one: Wait, other: Wait) -> str:
-        """Describe the first difference between two plans: in kind, then tensors, then options, then names."""
+        """Describe the first difference between two plans: in operation, then tensors, then options, then names."""
         mine, theirs = self.plan(one.key), self.plan(other.key)
         start = f"ranks {one.waiter} and {other.waiter} communicate different things and wait for each other: "
         mine_operation, theirs_operation = (f"{plan['operation']} {plan['how']}".rstrip() for plan in (mine, theirs))
@@ -346,13 +350,13 @@ class Waits:
 
 
 def _label_with_site(meeting: Meeting, waiter: int) -> str:
-    """The label of a plan or exchange, and where the waiting rank entered it."""
+    """Return the label of a plan or exchange, and where the waiting rank entered it."""
     site = meeting.site(waiter)
     return f"{meeting.label} ({site})" if site else meeting.label
 
 
 def _hint(meeting: Meeting) -> str:
-    """What to write instead if a rank waits in a call that it may have made alone by mistake; else ""."""
+    """Return the alternative to a call that a rank may have made alone by mistake; else ""."""
     return f" ({meeting.hint})" if meeting.hint else ""
 
 

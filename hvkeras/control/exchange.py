@@ -1,8 +1,8 @@
 """Exchanges of plain data: an all-gather of one value per rank over the control channel.
 
 The server gathers the values and sends all of them to all ranks: a star, or a tree of depth two with a relay per host.
-Of a large value, ranks send the digest first, and the server asks one rank for each value that it does not know. What
-several ranks have in common, a value or a field of it, travels once.
+For a large value, ranks send the digest first, and the server requests each unknown value from one rank. Equal values,
+and equal fields of values, are sent once.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _DIGEST_BYTES = 16
 
 
 class Exchange:
-    """Exchanges values with all ranks, until the job ends.
+    """Exchange of values with all ranks, until the job ends.
 
     Args:
         size: The number of ranks.
         send: Sends a message to the control server.
 
     Attributes:
-        cause: Why the job has ended early; None as long as it has not.
+        cause: The reason why the job has ended early; None while it runs.
     """
 
     def __init__(self, size: int, send: Callable[[Message], None]) -> None:
@@ -51,7 +51,7 @@ class Exchange:
         detach_in_children(self)
 
     def in_child(self) -> None:
-        """Give a forked process a lock of its own."""
+        """Create a new lock in a forked process."""
         self._changed = threading.Condition()
 
     def gather(
@@ -61,7 +61,7 @@ class Exchange:
         """Collect one value from every rank.
 
         Args:
-            key: Identifies the exchange; all ranks pass the same key, and only one exchange per key may run at a time.
+            key: The identifier of the exchange, equal on all ranks; only one exchange per key may run at a time.
             value: Any JSON-serializable value.
             timeout: Seconds to wait for the others.
             on_missing: Called about every second while waiting, with the missing ranks and the seconds waited.
@@ -73,7 +73,7 @@ class Exchange:
 
         Raises:
             UsageError: The value is too large.
-            PeerError: The job ended, or ranks were missing at the deadline; the message names them.
+            PeerError: The job ended, or ranks were missing at the deadline; the message lists them.
         """
         with self._changed:
             self._waiting_threads[key] = threading.get_ident()
@@ -115,7 +115,7 @@ class Exchange:
             return self._gathered.pop(key)
 
     def wait_for_cause(self, timeout: float) -> Cause | None:
-        """Wait until the server reports why the job ends; returns None if it does not in time."""
+        """Wait until the server reports why the job ends; return None on timeout."""
         with self._changed:
             self._changed.wait_for(lambda: self.cause is not None, timeout)
             return self.cause
@@ -131,7 +131,7 @@ class Exchange:
         return bool(self._waiting_threads)
 
     def waiting_in(self) -> list[str]:
-        """The exchanges in which this rank waits, and not a thread beside its work, such as one that reads ahead."""
+        """Return the exchanges in which this rank waits, without those of background threads (prefetching)."""
         threads = dict(self._waiting_threads)
         if not threads:
             return []
@@ -139,7 +139,7 @@ class Exchange:
         return [key for key, thread in threads.items() if waits or thread == activity.thread()]
 
     def on_message(self, message: AllValues | MissingRanks | ValueWanted) -> None:
-        """Store gathered values and missing ranks, and sends a value that the server asks for."""
+        """Store gathered values and missing ranks, and send a value that the server requests."""
         if isinstance(message, ValueWanted):
             self._send(Value(message.key, self._values.get(message.key)))
             return
@@ -152,7 +152,7 @@ class Exchange:
             self._changed.notify_all()
 
     def end(self, cause: Cause) -> bool:
-        """End all exchanges, since the job has ended; returns False if it had ended before."""
+        """End all exchanges, since the job has ended; return False if it had ended before."""
         with self._changed:
             if self.cause is not None:
                 return False
@@ -163,7 +163,7 @@ class Exchange:
 
 @dataclass
 class _Gather:
-    """An exchange that is not complete: values by rank, or their digests, and the values that belong to digests."""
+    """An incomplete exchange: values by rank, or their digests, and values by digest."""
 
     values: dict[int, Any] = field(default_factory=dict)
     digests: dict[int, str] = field(default_factory=dict)
@@ -172,7 +172,7 @@ class _Gather:
 
 
 class Gathers:
-    """The server side: keeps the values until all are arrived.
+    """The server side: stores the values until all ranks have sent theirs.
 
     Args:
         size: The number of ranks.
@@ -186,7 +186,7 @@ class Gathers:
         """Handle a rank's value, or its digest.
 
         Yields:
-            What the rank must be asked, or what all ranks receive now.
+            A request to this rank, or the result for all ranks.
         """
         gather = self._gathers.setdefault(message.key, _Gather())
         if isinstance(message, ValueDigest):
@@ -204,13 +204,13 @@ class Gathers:
             yield AllValues(message.key, packed([known[each] for each in range(self._size)]))
 
     def missing(self) -> Iterator[tuple[list[int], MissingRanks]]:
-        """Return, for each exchange, the ranks that are arrived, and for whom they wait."""
+        """Yield, for each exchange, the ranks that have entered it and the missing ones."""
         for key, gather in self._gathers.items():
             arrived = gather.values.keys() | gather.digests.keys()
             yield sorted(arrived), MissingRanks(key, as_runs(set(range(self._size)) - arrived))
 
     def forget(self, rank: int) -> None:
-        """Forget the values of a rank that is gone."""
+        """Remove the values of a disconnected rank."""
         for gather in self._gathers.values():
             gather.values.pop(rank, None)
             digest = gather.digests.pop(rank, None)
@@ -220,7 +220,7 @@ class Gathers:
 
 
 def packed(values: Sequence[Any]) -> dict[str, Any]:
-    """Return values as plain data in which what is equal stands once, by value and by field of dictionaries.
+    """Return values as plain data without duplicates, per value and per field of dictionaries.
 
     Args:
         values: Values that can be written as JSON.
@@ -245,7 +245,7 @@ def packed(values: Sequence[Any]) -> dict[str, Any]:
 
 
 def unpacked(data: Mapping[str, Any]) -> list[Any]:
-    """The inverse of `packed`; equal values are one object."""
+    """Return the values from the result of `packed`; equal values are one object."""
     distinct = data.get("values")
     if distinct is None:
         columns = {name: unpacked(column) for name, column in data["fields"].items()}

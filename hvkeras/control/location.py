@@ -1,4 +1,4 @@
-"""Location of this process: its phase and step, and the frames of its stack that are the user's own code."""
+"""Location of this process: its phase and step, and the frames of its stack in user code."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _PACKAGES = ("hvkeras", "hvkeras.backends", "tensorflow", "keras", "tf_keras")  
 
 @functools.cache
 def folders_of(package: str) -> tuple[str, ...]:
-    """The folders of a package's files, each with a trailing separator; () if the package is not installed.
+    """Return the folders of a package's files, each with a trailing separator; () if the package is not installed.
 
-    An editable install also searches the folder around the sources; that one belongs to the user and is left out.
+    An editable install also searches the folder around the sources; that one belongs to the user and is omitted.
 
     Args:
         package: Its name; the package need not be imported.
@@ -40,17 +40,17 @@ def is_library(path: str) -> bool:
     """Return whether a file belongs to hvkeras, TensorFlow, Keras or Python.
 
     Args:
-        path: The file, as a frame names it.
+        path: The file, as in a frame.
     """
     standard = path.startswith(_STANDARD) and not any(name in path for name in _INSTALLED)
     return standard or path.startswith("<frozen") or any(path.startswith(folders_of(name)) for name in _PACKAGES)
 
 
 def short(path: str) -> str:
-    """A file's path relative to the folder in which packages are installed, or to the current folder.
+    """Return a path relative to the folder in which packages are installed, or to the current folder.
 
     Args:
-        path: The file, as a frame names it.
+        path: The file, as in a frame.
     """
     folders = list(_INSTALLED)
     with contextlib.suppress(FileNotFoundError):  # the current folder may have been removed
@@ -61,12 +61,12 @@ def short(path: str) -> str:
 
 
 def frame_text(path: str, line: int | None, function: str) -> str:
-    """Names a line of code in messages: `train.py:31 in step`."""
+    """Format a line of code for messages: `train.py:31 in step`."""
     return f"{short(path)}:{line} in {function or '<lambda>'}"  # AutoGraph turns lambdas into unnamed functions
 
 
 def call_site() -> str:
-    """The line of the user's code from which this thread is being called; "" if there is none.
+    """Return the line of user code from which this thread is being called; "" if there is none.
 
     In eager mode, this takes a few microseconds.
     """
@@ -79,7 +79,7 @@ def call_site() -> str:
 
 
 def innermost(stack: Iterable[tuple[str, int, str]]) -> str:
-    """The innermost line of the user's code in a stack; "" if there is none.
+    """Return the innermost line of user code in a stack; "" if there is none.
 
     Args:
         stack: The file, line and function of each frame, the innermost first.
@@ -97,7 +97,7 @@ _DATA_FILES = ("script_ops.py", "py_dataset_adapter.py", "data_utils.py")
 
 
 def here(steps: str) -> tuple[activity.Doing, str]:
-    """What this rank is doing, and a description of it with the line of the user's code.
+    """Return what this rank is doing, and a description of it with the line of user code.
 
     Args:
         steps: A description of what a custom training loop has done so far.
@@ -109,14 +109,14 @@ def here(steps: str) -> tuple[activity.Doing, str]:
 
 
 def report(rank: int, host: str, steps: str, still: float, stall: str | None) -> str:
-    """Print this rank's location and stack; called from a thread other than the one reported.
+    """Print this rank's location and stack; called from a thread other than the reported one.
 
     Args:
         rank: This rank.
         host: Its host.
         steps: A description of what a custom training loop has done so far.
         still: Seconds since it last made progress.
-        stall: The reason for the report if the rank is late; None if somebody asked.
+        stall: The reason for the report if the rank is late; None if it was requested.
 
     Returns:
         A description of what it is doing.
@@ -134,7 +134,7 @@ def report(rank: int, host: str, steps: str, still: float, stall: str | None) ->
 
 
 def blocking_exit() -> tuple[str, list[str]]:
-    """What keeps this process from exiting: the line of a non-daemon thread, and the stacks of all such threads.
+    """Return what keeps this process from exiting: the line of a non-daemon thread, and all such threads' stacks.
 
     At exit, Python first waits for non-daemon threads, and then runs the `atexit` functions.
     """
@@ -150,14 +150,14 @@ def blocking_exit() -> tuple[str, list[str]]:
 
 
 def outside_tensorflow() -> str:
-    """The main thread's location if it is outside TensorFlow, and so waits for no TensorFlow collective; else ""."""
+    """Return the main thread's location if it is outside TensorFlow, and so in no TensorFlow collective; else ""."""
     frames = activity.frames_of(threading.main_thread().ident or 0)
     inside = not frames or frames[0].f_code.co_filename.startswith(folders_of("tensorflow"))
     return "" if inside else _line(frames[0]).strip()
 
 
 def _lines(frames: list[FrameType]) -> list[str]:
-    """A stack, one line per frame: the user's code, and the innermost call."""
+    """Return a stack, one line per frame: user code and the innermost call."""
     own = [frame for frame in reversed(frames[1:]) if not is_library(frame.f_code.co_filename)][-MAX_LINES + 1:]
     return [_line(frame) for frame in [*own, *frames[:1]]]
 
@@ -173,7 +173,7 @@ def _user_line(frames: list[FrameType]) -> str:
 
 
 def _data_threads() -> list[list[FrameType]]:
-    """The stacks of threads in which the user's code produces data."""
+    """Return the stacks of threads in which user code produces data."""
     mine = (threading.get_ident(), activity.thread())
     stacks = [activity.frames_of(ident) for ident in activity.all_threads() if ident not in mine]
     return [frames for frames in stacks

@@ -1,4 +1,4 @@
-"""A server of messages: peers that prove the job's secret become members, and a handler decides about all else."""
+"""A message server: authenticates peers, admits them as members, and passes their messages to a handler."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _NO_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class MessageServer:
-    """Listens, admits peers that prove the secret, and calls a handler, in a thread of its own.
+    """A server that listens, authenticates and admits peers, and calls a handler in its own thread.
 
     Example:
         class Echo(Handler):
@@ -43,13 +43,14 @@ class MessageServer:
         address = server.start()
 
     Args:
-        handler: What decides about the members.
-        secret: The secret that every peer must prove.
+        handler: The callbacks that decide about the members.
+        secret: The secret with which every peer must authenticate.
         host: The address to listen on; the name of an abstract Unix socket if it begins with a null character.
         port: The port, or 0 for a free one.
-        size: About how many peers to expect.
-        alive: Seconds after which a peer counts as lost whose host does not answer any more; 0 where heartbeats tell.
-        on_note: Called, from the server's thread, with one line about unauthenticated connections.
+        size: The approximate number of peers to expect.
+        alive: Seconds without an answer from a peer's host after which the peer counts as lost; 0 if heartbeats detect
+            that.
+        on_note: Called from the server's thread with one line about unauthenticated connections.
 
     Raises:
         MachineError: The server cannot listen on the address.
@@ -87,7 +88,7 @@ class MessageServer:
         return self.address
 
     def stop(self) -> None:
-        """Stop serving, closes the socket and ends the thread."""
+        """Stop serving, close the socket and end the thread."""
         if self._thread.is_alive():
             self.call(self._request_stop)
             self._thread.join(timeout=5.0)
@@ -96,12 +97,12 @@ class MessageServer:
         self._socket.close()
 
     def call(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Call a function in the server's thread, unless the server has stopped; any thread may call this."""
+        """Call a function in the server's thread, unless the server has stopped; callable from any thread."""
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._run_guarded, function, *arguments)
 
     def call_later(self, seconds: float, function: Callable[..., None], *arguments: Any) -> None:
-        """Call a function later; for the handler, in the server's thread."""
+        """Call a function after a delay; for the handler, in the server's thread."""
         self._loop.call_later(seconds, self._run_guarded, function, *arguments)
 
     def stop_listening(self) -> None:
@@ -110,9 +111,9 @@ class MessageServer:
             self._listening.close()
 
     def in_child(self) -> None:
-        """Give up a forked process's copies of the sockets, which must close when this process exits.
+        """Release a forked process's copies of the sockets, so that they close when this process exits.
 
-        They are replaced, not closed: closing would make asyncio change what the server's own process listens to.
+        They are replaced, not closed: closing would make asyncio change the parent's polling set.
         """
         null = os.open(os.devnull, os.O_RDWR)
         for each in (self._socket, *(peer.socket for peer in list(self._peers))):
@@ -181,7 +182,7 @@ class MessageServer:
     # Peers, from their connection on.
 
     def on_connect(self, peer: _Peer, transport: asyncio.Transport) -> None:
-        """Count a new connection, which takes the place of the oldest one without proof if there are too many."""
+        """Register a new connection; if there are too many, it replaces the oldest unauthenticated one."""
         self._peers.add(peer)
         if self._alive:
             keep_alive(transport.get_extra_info("socket"), self._alive)
@@ -190,7 +191,7 @@ class MessageServer:
         self._pending[peer] = self._ticks + int(wire.AUTHENTICATION_DEADLINE / TICK)
 
     def on_authenticated(self, peer: _Peer) -> None:
-        """Give a peer that has proved the secret the time to introduce itself."""
+        """Restart the deadline of an authenticated peer, which must now introduce itself."""
         self._unauthenticated.authenticated()
         del self._pending[peer]
         self._pending[peer] = self._ticks + int(wire.AUTHENTICATION_DEADLINE / TICK)
@@ -204,7 +205,7 @@ class MessageServer:
             self._lose(peer.member)
 
     def _close_late_peers(self) -> None:
-        """Close connections that take too long. Ticks are counted, not seconds: a busy server is no peer's fault."""
+        """Close connections past their deadline, in ticks, not seconds: a busy server must not fail its peers."""
         self._ticks += 1
         for peer, until in list(self._pending.items()):
             if until > self._ticks:
@@ -212,7 +213,7 @@ class MessageServer:
             peer.close()
 
     def admit(self, peer: _Peer, data: bytes) -> Member | None:
-        """Admit a peer, unless its process has given up this connection and come again, as this server stood still."""
+        """Admit a peer, unless its process has already replaced this connection while the server was stopped."""
         hello = decode(data)
         assert isinstance(hello, Hello)
         self._pending.pop(peer, None)
@@ -248,12 +249,12 @@ class MessageServer:
             self._report_fault(f"at a message ({name_of(data)}) of rank {member.number} on {member.host}", error)
 
     def report_fault(self, error: BaseException) -> None:
-        """Report an error that a peer's connection has brought to light."""
+        """Report an internal error in the handling of a peer's connection."""
         self._report_fault("while a peer connected", error)
 
     @property
     def secret(self) -> bytes:
-        """The secret that every peer must prove."""
+        """The secret with which every peer must authenticate."""
         return self._secret
 
     def _lose(self, member: Member) -> None:
@@ -262,14 +263,10 @@ class MessageServer:
 
 
 class _Peer(asyncio.Protocol):
-    """One connection: first the proof, then the introduction, then messages.
-
-    Args:
-        server: The server.
+    """One connection: first authentication, then the introduction, then messages.
 
     Attributes:
-        member: What has become of it, once it was admitted.
-        is_authenticated: Whether it has proved the secret.
+        member: The member, once admitted.
         address: Its peer address, as the socket reports it.
     """
 
@@ -294,7 +291,7 @@ class _Peer(asyncio.Protocol):
         transport.write(wire.MAGIC + self._challenge)
 
     def data_received(self, data: bytes) -> None:
-        """Takes what has come, and handles what is complete."""
+        """Buffer the received bytes, and handle complete messages."""
         self._received += data
         try:
             if not self.is_authenticated:
@@ -313,7 +310,6 @@ class _Peer(asyncio.Protocol):
             self.close()
 
     def connection_lost(self, _error: Exception | None) -> None:
-        """Handle the end of the connection."""
         self._transport = None
         self._server.on_disconnect(self)
 
@@ -325,11 +321,10 @@ class _Peer(asyncio.Protocol):
             self._send()
 
     def pause_writing(self) -> None:
-        """Keep what is written: asyncio would copy it, for each connection."""
+        """Buffer further writes here: asyncio would copy the data for each connection."""
         self._is_paused = True
 
     def resume_writing(self) -> None:
-        """Goes on with what was kept."""
         self._is_paused = False
         if self._transport is not None:
             self._send()
@@ -343,7 +338,7 @@ class _Peer(asyncio.Protocol):
             self._transport.write(piece[:_WRITE_CHUNK])
 
     def close(self) -> None:
-        """Close the connection, after what was written; nothing more is received."""
+        """Close the connection after sending pending data; nothing more is received."""
         if self._transport is not None:
             self._transport.writelines(self._unsent)
             self._unsent.clear()
@@ -356,7 +351,7 @@ class _Peer(asyncio.Protocol):
         return None if self._transport is None else self._transport.get_extra_info("socket")
 
     def _authenticate(self) -> None:
-        """Check the peer's proof, and sends the server's."""
+        """Verify the peer's authentication code, and send the server's."""
         if len(self._received) < wire.NONCE_BYTES + wire.CODE_BYTES:
             return
         other, code = self._consume(wire.NONCE_BYTES), self._consume(wire.CODE_BYTES)
@@ -389,7 +384,7 @@ class _Peer(asyncio.Protocol):
 
 
 class UnauthenticatedConnections:
-    """Counts connections that have not proved the job's secret.
+    """Counters of connections that have not authenticated.
 
     Args:
         size: The number of ranks to expect.
@@ -402,16 +397,16 @@ class UnauthenticatedConnections:
         self._last = ""
 
     def opened(self) -> bool:
-        """Count a new connection that has proved nothing yet; returns whether there is room for it as well."""
+        """Count a new unauthenticated connection; return whether it is within the limit."""
         self._open += 1
         return self._open <= self._limit
 
     def authenticated(self) -> None:
-        """Record that one of them has proved the secret."""
+        """Record that a connection has authenticated."""
         self._open -= 1
 
     def failed(self, address: object) -> None:
-        """Record that one of them has closed, or is about to be closed, without a proof.
+        """Record that a connection has closed, or is about to be closed, without authenticating.
 
         Args:
             address: Its peer address, as the socket reports it.
@@ -421,13 +416,13 @@ class UnauthenticatedConnections:
         self._last = str(address[0]) if isinstance(address, tuple) and address else ""
 
     def is_out_of_resources(self, error: object) -> bool:
-        """Count a connection that could not be accepted for lack of resources; returns whether `error` means that."""
+        """Return whether `error` means a lack of resources to accept a connection, and count that connection."""
         no_resources = isinstance(error, OSError) and error.errno in _NO_RESOURCES
         self._count += no_resources
         return no_resources
 
     def report(self, now: float) -> str:
-        """The report that is due now, if any.
+        """Return the report that is due now, if any.
 
         Args:
             now: Seconds of a monotonic clock.

@@ -20,11 +20,11 @@ BACKOFF = 2.0  # the next report is due after this multiple of the time waited s
 
 
 class ExitWatch:
-    """Monitors how long this rank's process outlives its script.
+    """Monitor of how long this rank's process outlives its script.
 
     Args:
         who: The rank, its host and its process, for messages.
-        warn_after: Seconds until its threads' stacks are printed; again after twice as long, and so on. 0 for never.
+        warn_after: Seconds until its threads' stacks are printed; the interval then doubles. 0 for never.
         end_after: Seconds until the job ends; 0 for never.
         liveness: Additional seconds for the process once Python's threads no longer run.
     """
@@ -40,7 +40,7 @@ class ExitWatch:
         self._script_done = time.monotonic()
 
     def others_have_ended(self) -> None:
-        """Record that the scripts of all ranks have ended, or that nobody is left to ask whether they have."""
+        """Record that the scripts of all ranks have ended, or that their state is no longer available."""
         self._others_done = self._others_done or time.monotonic()
 
     def excuse(self) -> None:
@@ -52,10 +52,10 @@ class ExitWatch:
 
         Args:
             now: The time, in seconds.
-            moved: When the rank last entered a collective or made progress in a Keras loop.
+            moved: The time at which the rank last entered a collective or made progress in a Keras loop.
 
         Returns:
-            Why the job must end; "" if it continues.
+            The reason why the job must end; "" if it continues.
         """
         if self._script_done is None or self._others_done is None:
             return ""
@@ -72,7 +72,7 @@ class ExitWatch:
         return ""
 
     def arm_last_resort(self) -> None:
-        """Limit the time for what runs after Python's threads: finalizers, and the cleanup of libraries."""
+        """Limit the time of finalizers and of the cleanup of libraries, after Python's threads have ended."""
         if self._warn_after:
             # If standard error is closed, nobody would see the stacks.
             with contextlib.suppress(AttributeError, OSError, RuntimeError, ValueError):
@@ -82,7 +82,7 @@ class ExitWatch:
 
 
 def _end_after(seconds: float) -> None:
-    """Make the kernel end this process, but not a program that it executes instead; C libraries may lack the calls."""
+    """Set a kernel timer that kills this process, but not a program that it executes; libc may lack the calls."""
     libc, timer = ctypes.CDLL(None), ctypes.c_void_p()
     interval_and_value = (ctypes.c_long * 4)(0, 0, int(seconds), int(seconds % 1 * 1e9))
     with contextlib.suppress(AttributeError):

@@ -1,13 +1,13 @@
 """Relay of one host: a process between its ranks and the control server, to which it has one connection.
 
-Upwards, it combines what ranks send: equal messages travel once, heartbeats once a second, and everything else at once.
-Downwards, it passes on what is for its ranks. It reads only the names of a few messages. A rank authenticates to the
-relay, and the relay to the server.
+Towards the server, it combines the ranks' messages: equal messages are sent once, heartbeats once a second, and
+everything else immediately. Towards the ranks, it forwards their messages. It decodes only a few message types. A rank
+authenticates to the relay, and the relay to the server.
 
 The relay is a separate process because the Python of a rank may be blocked, and a rank may leave the job before others.
 It listens on an abstract Unix socket, whose name is derived from the job's secret and the server's address, so nothing
 has to be announced or removed. The rank that first binds a second such name starts the relay. If that rank ends, the
-kernel frees the name, and another rank takes done.
+kernel frees the name, and another rank takes over.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _CODE = ("import sys; sys.path[:] = {path!r}\n"
 
 
 def relay_name(server: tuple[str, int], secret: bytes) -> str:
-    """Return the name of the socket of this host's relay to a server."""
+    """Return the socket name of this host's relay to a server."""
     label = f"{os.getuid()} relay {server[0]} {server[1]}"
     return f"\0hvkeras-{hmac.new(secret, label.encode(), hashlib.sha256).hexdigest()[:32]}"
 
@@ -76,7 +76,7 @@ def connect_to_relay(name: str, timeout: float) -> socket.socket:
 
 @contextlib.contextmanager
 def relay_lock(name: str) -> Iterator[None]:
-    """Make this rank the only one of its host that starts the relay.
+    """Ensure that only this rank of its host starts the relay.
 
     Args:
         name: The name of the relay's socket.
@@ -100,7 +100,7 @@ def start_relay(name: str, server: socket.socket, secret: bytes, size: int, live
         liveness: Seconds without a message from the server after which it counts as lost.
 
     Returns:
-        "" once it listens; else why it does not.
+        "" once it listens; else the reason why it does not.
     """
     path = [str(Path(__file__).parents[2]), *sys.path]
     order = {"name": name, "server": server.fileno(), "secret": secret.hex(), "size": size, "liveness": liveness}
@@ -123,14 +123,14 @@ _MAX_NUMBER = 2**62  # numbers to choose from: two relays of a job never have th
 
 
 class RelayHandler(Handler):
-    """Passes messages on between the ranks of a host and the server.
+    """Handler that forwards messages between the ranks of a host and the server.
 
     Args:
         liveness: Seconds without a message from the server after which it counts as lost.
 
     Attributes:
         send: Sends a message to the server.
-        done: Set once nobody needs the relay any more.
+        done: Set once the relay is no longer needed.
     """
 
     def __init__(self, liveness: float) -> None:
@@ -154,7 +154,7 @@ class RelayHandler(Handler):
         self._add(member, encode(Hello(member.number, member.size, member.host, member.pid, member.attempt)))
 
     def on_data(self, member: Member, data: bytes) -> None:
-        """Keep a rank's message until the others' have come that are there already, a heartbeat until the next one."""
+        """Batch a rank's message with others that are already there; a heartbeat waits for the next one."""
         if name_of(data) == "Heartbeat" and not self._some_joined:
             self._batch.add(member.number, data)
         else:
@@ -182,7 +182,7 @@ class RelayHandler(Handler):
     # From the server downwards.
 
     def on_server_message(self, message: Message) -> None:
-        """Pass on what the server has sent."""
+        """Forward a message from the server."""
         self._received_at = time.monotonic()
         if isinstance(message, Closing):
             self._detached = True
@@ -202,7 +202,7 @@ class RelayHandler(Handler):
                         self.members[number].write(body)
 
     def on_server_lost(self, silent: bool) -> None:
-        """Tells the ranks that the server is gone."""
+        """Notify the ranks that the server is lost."""
         if not self._is_ending and not self._detached:
             self.members.broadcast(ServerLost(silent, silent_for(self._liveness) if silent else ENDED))
         self._is_ending = True
@@ -211,7 +211,7 @@ class RelayHandler(Handler):
     # What time decides.
 
     def on_tick(self, now: float) -> None:
-        """Give the server a sign of life, and notices when it gives none."""
+        """Send a heartbeat to the server, and detect missing ones from it."""
         if now >= self._next_beat:
             self._next_beat = now + BEAT
             self._flush_or_beat()
@@ -221,7 +221,7 @@ class RelayHandler(Handler):
             self.done.set()
 
     def on_frozen(self, now: float) -> None:
-        """Forgives the server that this process itself was stopped."""
+        """Restart the server's liveness timeout as well."""
         super().on_frozen(now)
         self._received_at = now
 
@@ -229,11 +229,11 @@ class RelayHandler(Handler):
         self.send(self._batch.take() or Relayed([], []))
 
     def _all_ranks_silent(self, now: float) -> bool:
-        """Return whether all ranks are silent as well, as when a user suspends the whole job."""
+        """Return whether all ranks are silent as well, as when a user suspends the job."""
         return all(now - member.seen > self._liveness / 2 for member in self.members.values())
 
     def on_fault(self, _what: str, _error: BaseException, /) -> None:
-        """End the relay for a fault of hvkeras, which ends the job."""
+        """Exit because of an internal error, which ends the job."""
         os._exit(1)
 
 
@@ -248,8 +248,8 @@ def relay(name: str, connected: socket.socket, secret: bytes, size: int, livenes
         liveness: Seconds without a message from the server after which it counts as lost.
 
     Raises:
-        HvkerasError: There is another relay already, or the server does not admit this one.
-        OSError: The server is gone.
+        HvkerasError: There is already another relay, or the server rejects this one.
+        OSError: The server is lost.
     """
     handler = RelayHandler(liveness)
     serving = MessageServer(handler, secret, name, size=size)  # from now on, there is no other relay
@@ -279,7 +279,7 @@ def _read(server: Connection, serving: MessageServer, handler: RelayHandler) -> 
 
 
 def _notify_starter(text: str) -> None:
-    """Tells the starter, which then does not wait any longer."""
+    """Send the result to the starter, which then stops waiting, and detach from its pipes."""
     sys.stdout.write(text)
     sys.stdout.flush()
     nothing = os.open(os.devnull, os.O_RDWR)
@@ -289,7 +289,7 @@ def _notify_starter(text: str) -> None:
 
 
 def main() -> None:
-    """Becomes a relay, as the process of nobody: the rank that starts it may end before others of its host."""
+    """Run the relay as a daemon: the rank that starts it may end before others of its host."""
     order = json.loads(sys.stdin.read())
     if os.fork():
         os._exit(0)

@@ -1,6 +1,6 @@
 """Rendezvous: how a rank finds the control channel, with one method per kind of launch.
 
-Rank 0 serves the channel (under `hvkeras run` the launcher does, on Spark rank 0's task). The other ranks learn its
+Rank 0 serves the channel; under `hvkeras run` the launcher does, and on Spark rank 0's task. The other ranks read its
 address and the job's secret from something they share: the environment, MPI, horovodrun's store, or a private folder.
 Once connected, they wait for all others in the exchange of facts (`hvkeras.job.session_start.exchange_facts`).
 """
@@ -60,11 +60,11 @@ POLLS_PER_SECOND = 1000  # of all ranks together, at what they share
 
 
 class Waiting:
-    """A deadline that reports, every few seconds, who is being waited for.
+    """A deadline that regularly reports the ranks that are still missing.
 
     Args:
         timeout: Seconds until `check` raises.
-        size: The number of ranks that wait so.
+        size: The number of ranks that poll the same resource.
     """
 
     def __init__(self, timeout: float, size: int = 1) -> None:
@@ -74,7 +74,7 @@ class Waiting:
 
     @property
     def elapsed(self) -> float:
-        """Seconds since the beginning."""
+        """Seconds since the start."""
         return time.monotonic() - self._start
 
     @property
@@ -98,13 +98,13 @@ class Waiting:
             say(f"waiting for {whom}: {why}, {waited:.0f} s of {self._timeout:g} s")
 
     def pause(self) -> None:
-        """Sleeps until the next look, for longer as the wait goes on, and where many ranks look at the same place."""
+        """Sleep until the next poll; longer after a long wait, and if many ranks poll the same resource."""
         wanted = max(MIN_PAUSE, (time.monotonic() - self._start) / 20, self._size / POLLS_PER_SECOND)
         time.sleep(min(wanted, MAX_PAUSE, self.left))
 
 
 class Served(Protocol):
-    """A server of a control channel."""
+    """Server of a control channel."""
 
     address: tuple[str, int]
 
@@ -113,10 +113,10 @@ class Served(Protocol):
 
 
 class Serve(Protocol):
-    """Creates and starts the server of a control channel."""
+    """Factory that creates and starts the server of a control channel."""
 
     def __call__(self, launch: Launch, settings: Settings, secret: bytes, host: str, port: int = 0) -> Served:
-        """Listens on an address, at the given port or at a free one."""
+        """Listen on an address, at the given port or at a free one."""
 
 
 def _serve(launch: Launch, settings: Settings, secret: bytes, host: str, port: int = 0) -> ControlServer:
@@ -127,16 +127,15 @@ def _serve(launch: Launch, settings: Settings, secret: bytes, host: str, port: i
 
 
 def _warn(text: str) -> None:
-    """Print a warning about a long wait, and adds it to the record."""
     say(text)
     stalls.notify(text)
 
 
 def serve_parameter_servers(launch: Launch, settings: Settings, serve: Serve) -> None:
-    """Serve the control channel of a cluster with parameter servers from its chief, for the chief's lifetime.
+    """Serve the control channel of a parameter server cluster from its chief, for the chief's lifetime.
 
     Args:
-        launch: The chief's place in the cluster.
+        launch: The chief's launch.
         settings: The settings in force.
         serve: Creates the server; no other task needs to be connected yet.
 
@@ -147,10 +146,10 @@ def serve_parameter_servers(launch: Launch, settings: Settings, serve: Serve) ->
 
 
 def join_parameter_servers(launch: Launch, settings: Settings, on_end: Callable[[Cause], None]) -> ControlClient:
-    """Connect a task of a cluster with parameter servers to its chief.
+    """Connect a task of a parameter server cluster to its chief.
 
     Args:
-        launch: The task's place in the cluster.
+        launch: The task's launch.
         settings: The settings in force.
         on_end: Called with the cause when the job ends early.
 
@@ -158,7 +157,7 @@ def join_parameter_servers(launch: Launch, settings: Settings, on_end: Callable[
         The connected channel.
 
     Raises:
-        HvkerasError: The chief cannot be found or reached in time, or refuses the task.
+        HvkerasError: The chief cannot be found or reached in time, or rejects the task.
     """
     waiting = Waiting(settings.start_timeout, launch.size)
     _, address, secret, refresh = _by_address(launch, settings, waiting)
@@ -168,12 +167,12 @@ def join_parameter_servers(launch: Launch, settings: Settings, on_end: Callable[
 
 
 class Connected(NamedTuple):
-    """What connects this process to the other ranks.
+    """The connection of this process to the other ranks.
 
     Attributes:
         client: This rank's end of the control channel.
         server: The server, if this process runs it.
-        claim: What reserves the port of TF_CONFIG, if there is one.
+        claim: The socket that reserves the port of TF_CONFIG, if any.
     """
 
     client: ControlClient
@@ -193,7 +192,7 @@ def connect(launch: Launch, settings: Settings, on_end: Callable[[Cause], None])
         The client, and the server if this process runs it. The other ranks need not be connected yet.
 
     Raises:
-        HvkerasError: Rank 0 cannot be found or reached in time, or its port is taken.
+        HvkerasError: Rank 0 cannot be found or reached in time, or its port is in use.
     """
     waiting = Waiting(settings.start_timeout, launch.size)
     methods = {"run": _by_environment, "spark": _by_environment, "mpi": _by_mpi_or_folder,
@@ -248,7 +247,7 @@ def _check_unanswered(waiting: Waiting, whom: str, refresh: Refresh | None, know
 
     Raises:
         PeerError: The deadline has elapsed.
-        OSError: The server is elsewhere now.
+        OSError: The server has moved to another address.
     """
     waiting.check(whom, "it does not admit this rank yet")
     if refresh is not None and refresh() != known:
@@ -257,7 +256,7 @@ def _check_unanswered(waiting: Waiting, whom: str, refresh: Refresh | None, know
 
 def _client_on(connection: socket.socket, launch: Launch, settings: Settings, on_end: Callable[[Cause], None],
                address: Address, secret: bytes, on_timeout: Callable[[], None]) -> ControlClient:
-    """Make a client of a connection to the server, or to a relay, and closes it if that fails."""
+    """Create a client on a connection to the server or a relay, and close the connection if that fails."""
     is_relay = connection.family == socket.AF_UNIX
     me = Introduction(launch.rank, launch.size, socket.gethostname())
     try:
@@ -313,7 +312,7 @@ def _by_environment(launch: Launch, settings: Settings, _waiting: Waiting) -> Fo
 
 
 def _by_mpi_or_folder(launch: Launch, settings: Settings, waiting: Waiting) -> Found:
-    """On one host, uses a folder if the launcher names the job: MPI_Init would wait forever for late ranks."""
+    """Use a folder on one host if the launcher identifies the job: MPI_Init would wait forever for late ranks."""
     if launch.rendezvous.job and (launch.local_size == launch.size or settings.rendezvous_dir):
         return _by_folder(launch, settings, waiting)
     return _by_mpi(launch, settings, waiting)
@@ -372,7 +371,7 @@ def _by_horovod_store(launch: Launch, settings: Settings, waiting: Waiting) -> F
 
 
 def ask_store(method: str, url: str, body: bytes | None, waiting: Waiting) -> bytes:
-    """Send a request to horovodrun's store, bypassing proxies; a key that does not exist yet reads as empty."""
+    """Send a request to horovodrun's store, bypassing proxies; a missing key reads as empty."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     request = urllib.request.Request(url, data=body, method=method)
     while True:
@@ -392,7 +391,7 @@ def ask_store(method: str, url: str, body: bytes | None, waiting: Waiting) -> by
 
 
 def _by_address(launch: Launch, settings: Settings, waiting: Waiting, serve: Serve = _serve) -> Found:
-    """Meets at the address of rank 0 that the launch environment gives to all ranks."""
+    """Connect at rank 0's address, which the launch environment gives to all ranks."""
     if not uses_announced_port(launch, settings):
         return _by_folder(launch, settings, waiting, serve)
     if not settings.secret:
@@ -423,7 +422,7 @@ def _outward_or_loopback() -> str:
 
 
 def uses_announced_port(launch: Launch, settings: Settings) -> bool:
-    """Return whether the ranks connect at rank 0's announced port (TF_CONFIG, MASTER_PORT), not through a private folder."""
+    """Return whether ranks connect at rank 0's announced port (TF_CONFIG, MASTER_PORT), not through a folder."""
     return launch.rendezvous.kind in ("tf_config", "address") and (
         bool(settings.secret) or not (is_one_host(launch) or settings.rendezvous_dir))
 
@@ -450,9 +449,9 @@ def _by_folder(launch: Launch, settings: Settings, waiting: Waiting, serve: Serv
 
 
 def claim_port(launch: Launch) -> socket.socket:
-    """Reserve this task's own TF_CONFIG port by listening on it, without accepting connections, until TensorFlow does.
+    """Reserve this task's TF_CONFIG port by listening on it, without accepting connections, until TensorFlow does.
 
-    This detects a second process of the same task, or any other program on the port, before anything connects.
+    This detects another process of the same task, or any other program on the port, before anything connects.
     """
     host, port = split_address(launch.cluster[launch.rank])
     claim = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)

@@ -49,7 +49,7 @@ ANSWER_GRACE = 2.0  # seconds that ranks have to report their location
 
 
 class ControlHandler(Handler):
-    """Decides about the ranks of one job.
+    """Handler of the ranks of one job.
 
     Args:
         size: The number of ranks to expect.
@@ -76,14 +76,14 @@ class ControlHandler(Handler):
     # Ranks come and go.
 
     def on_join(self, member: Member) -> str:
-        """Admit a relay, or a rank, unless it does not belong to the job, which ends then."""
+        """Admit a relay or a rank; a rank that does not belong to the job ends it."""
         if member.number <= FIRST_RELAY:
             self.ranks.relays[member.number] = Relay(member, self.members)
             return ""
         return self._admit(member, None)
 
     def _admit(self, member: Member, relay: Relay | None) -> str:
-        """Admit a rank; returns why not."""
+        """Admit a rank, or return the reason for its rejection."""
         ranks, refusal, number = self.ranks, "", member.number
         if member.size != ranks.size:
             refusal = (f"rank {number} on {member.host} was started as one of {member.size} ranks, the others as one"
@@ -103,7 +103,7 @@ class ControlHandler(Handler):
         return refusal
 
     def on_leave(self, member: Member) -> None:
-        """Count a rank as lost whose connection ends; one that does not know that it was admitted may come again."""
+        """Mark a rank as lost when its connection ends, unless it was not yet admitted: then it may reconnect."""
         if (relay := self.ranks.relays.pop(member.number, None)) is not None:
             self._lose_relay(relay)
             return
@@ -136,7 +136,7 @@ class ControlHandler(Handler):
             self._handle(rank, message)
 
     def _on_relayed(self, relay: Relay, numbers: Sequence[int], message: Message) -> None:
-        """Handle a message that ranks behind a relay have sent, each by itself."""
+        """Handle a message that each of these ranks behind a relay has sent."""
         if isinstance(message, Hello):
             member = relay.admit(message)
             if reason := self._admit(member, relay):
@@ -159,7 +159,7 @@ class ControlHandler(Handler):
                 self._handle(rank, message)
 
     def _lose_relay(self, relay: Relay) -> None:
-        """Count the ranks behind a relay as lost whose connection ends, and names the relay."""
+        """Mark the ranks behind a disconnected relay as lost, and report the relay as the cause."""
         behind = [self.ranks.present[number] for number in sorted(relay.ranks)]
         if any(rank.member.arrived and not (rank.left or rank.exit_reported) for rank in behind):
             self._end_with_relay(CauseKind.LOST, relay, ENDED)
@@ -172,7 +172,6 @@ class ControlHandler(Handler):
         self.ranks.end(Cause(kind, None, host, pid, text))
 
     def _handle(self, rank: RankState, message: Message) -> None:
-        """Handle a message from a rank."""
         member = rank.member
         match message:
             case Arrived():
@@ -206,14 +205,14 @@ class ControlHandler(Handler):
             self.members.serving.stop_listening()  # immediately: an engine may need the port of TF_CONFIG
 
     def terminate(self, cause: Cause) -> None:
-        """Lets the job end from outside, but gives ranks the time to save what they train."""
+        """End the job on request, but give ranks the time to save their training state."""
         if len(self.ranks.present.keys() | self.ranks.lost.keys()) < self.ranks.size:
             self.ranks.end(cause)  # ranks that are starting have nothing to save
         else:
             self.ranks.broadcast(Terminate(cause))
 
     def _count_ends(self) -> None:
-        """Notifie all ranks when the last script has ended: a rank that does not exit then keeps the job alive."""
+        """Notify all ranks when the last script has ended: a rank that does not exit then keeps the job alive."""
         ranks = self.ranks
         if self._all_ended_at is None and len(ranks.present.keys() | ranks.lost.keys()) == ranks.size and all(
                 rank.script_ended for rank in ranks.present.values()):
@@ -223,7 +222,7 @@ class ControlHandler(Handler):
     # Failures.
 
     def on_fault(self, what: str, error: BaseException) -> None:
-        """End the job for a fault of hvkeras."""
+        """End the job because of an internal error."""
         self.ranks.end(Cause(CauseKind.EXCEPTION, None, "", None, f"the control channel's server failed {what} with"
                              f" {summary(error)}", "".join(traceback.format_exception(error))))
 
@@ -235,7 +234,7 @@ class ControlHandler(Handler):
             self.ranks.end(message.cause)
 
     def _end_unless_known(self, cause: Cause) -> None:
-        """End the job for a failure that looked like a consequence of another one, which nobody has reported."""
+        """End the job for a failure that looked secondary, if no rank has reported a root cause."""
         if self.ranks.cause is not None:
             return
         if left := self.ranks.leavers():
@@ -260,7 +259,7 @@ class ControlHandler(Handler):
             self._fail_late_ranks()
 
     def _fail_late_ranks(self) -> None:
-        """End the job for the ranks missing from a collective that nobody counts, as one has given up waiting."""
+        """End the job, naming the ranks missing from an uncounted collective in which another rank timed out."""
         cause, others = self._timed_out, self._not_failed()
         assert cause is not None
         late = [rank for rank in others if rank.outside] or others
@@ -277,7 +276,7 @@ class ControlHandler(Handler):
     # What time decides.
 
     def on_tick(self, now: float) -> None:
-        """Check all ranks, and gives them a sign of life."""
+        """Check all ranks, and send them heartbeats."""
         if self.ranks.cause is None:
             self._check_ranks(now)
         # the time for which the server stands still is free
@@ -292,7 +291,7 @@ class ControlHandler(Handler):
             self._coordinator.send_missing()
 
     def on_frozen(self, now: float) -> None:
-        """Forgives all ranks, and those behind relays, that this process itself was stopped."""
+        """Restart the liveness timeout of all ranks, including those behind relays."""
         super().on_frozen(now)
         for rank in self.ranks.present.values():
             rank.member.seen = now
@@ -346,17 +345,17 @@ class ControlHandler(Handler):
 
 
 class ControlServer:
-    """Serves one job's control channel from a thread of its own.
+    """Server of one job's control channel, in its own thread.
 
     Args:
         size: The number of ranks to expect.
-        secret: The job's secret, which every rank must prove.
+        secret: The job's secret, with which every rank must authenticate.
         host: The address to listen on: the loopback or one chosen interface.
         port: The port, or 0 for a free one.
         deadlines: The time limits.
-        on_end: Called once, from the server's thread, with the cause when the job ends early.
-        on_warning: Called, from the server's thread, with one line about a long wait.
-        on_note: Called, from the server's thread, with one line about unauthenticated connections.
+        on_end: Called once from the server's thread with the cause when the job ends early.
+        on_warning: Called from the server's thread with one line about a long wait.
+        on_note: Called from the server's thread with one line about unauthenticated connections.
 
     Raises:
         MachineError: The server cannot listen on the address.
@@ -392,7 +391,7 @@ class ControlServer:
 
     @property
     def cause(self) -> Cause | None:
-        """Why the job ends early; None as long as it does not."""
+        """The reason why the job ends early; None while it runs."""
         return self._handler.ranks.cause
 
     @property
@@ -411,36 +410,36 @@ class ControlServer:
         return self.connected | frozenset(list(self._handler.ranks.lost))
 
     def silent_for(self, seconds: float) -> frozenset[int]:
-        """Return the connected ranks that have given no sign of life for so many seconds."""
+        """Return the connected ranks from which no message has arrived for this many seconds."""
         now = time.monotonic()
         present = list(self._handler.ranks.present.items())
         return frozenset(number for number, rank in present if now - rank.member.seen > seconds)
 
     def fail(self, cause: Cause) -> None:
-        """End the job from outside, for example when a launcher sees a process die."""
+        """End the job from outside, for example when a launcher detects that a process has died."""
         self._server.call(self._handler.ranks.end, cause)
 
     def terminate(self, cause: Cause) -> None:
-        """Lets the job end from outside, but gives ranks the time to save what they train.
+        """End the job on request, but give ranks the time to save their training state.
 
         Args:
-            cause: Why it ends.
+            cause: The reason.
         """
         self._server.call(self._handler.terminate, cause)
 
     def ask_locations(self) -> None:
-        """Make every rank print its location and stack."""
+        """Request that every rank print its location and stack."""
         self._server.call(self._handler.ranks.broadcast, Locate())
 
     def wait_for_exits(self, rank: int, held: bool) -> None:
         """Wait until every rank whose script has ended has exited, or the job ends because one does not.
 
-        It stops waiting for ranks whose scripts continue on their own, once it is clear that they do, and soon for
-        ranks that have left: what ends their processes, such as MPI's own exit, may in turn wait for this one.
+        It stops waiting for ranks whose scripts clearly continue. It also stops soon for ranks that have left: what
+        ends their processes, such as MPI's own exit, may in turn wait for this one.
 
         Args:
             rank: The rank of this process.
-            held: Whether MPI's exit holds this process until the others end, so that nothing is waited for here.
+            held: True if MPI's exit holds this process until the others end, so that no wait is needed here.
         """
         self._handler.ranks.own = rank
         deadline, left = 0.0, -1

@@ -1,8 +1,8 @@
-"""Ranks that make no progress though they wait for no other rank, due to a dead data source or a hung callback.
+"""Ranks that make no progress though they wait for no other rank, due to a blocked data source or a hung callback.
 
 Each rank measures how long it has made no progress, and where (`hvkeras.control.heartbeat.Watch`).
-`hvkeras.control.deadlocks` handles ranks that wait for others or that others wait for. `listeners` are notified of
-stalls in addition to the console, such as the record of this rank.
+`hvkeras.control.deadlocks` handles ranks that wait for others or that others wait for. `listeners` receive stalls in
+addition to the console; the recorder of this rank is one of them.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ listeners: list[Callable[[str], None]] = []
 
 
 def notify(stall: str) -> None:
-    """Notifie all listeners of a stall.
+    """Notify all listeners of a stall.
 
     Args:
-        stall: Which rank makes no progress, and where.
+        stall: The rank without progress, and its location.
     """
     for listener in listeners:
         listener(stall)
@@ -31,10 +31,10 @@ BACKOFF = 2.0  # the next report of the same stall is due after this multiple of
 
 
 class Stalls:
-    """Stores what ranks report, and finds those that have made no progress for too long.
+    """The ranks' reports about missing progress, from which stalls are detected.
 
     Args:
-        warn_after: Seconds without progress until a rank reports its location; again after twice as long, and so on.
+        warn_after: Seconds without progress until a rank must report its location; the interval then doubles.
         stall_after: Seconds until the job ends; 0 for never.
     """
 
@@ -44,7 +44,7 @@ class Stalls:
         self._next: dict[int, float] = {}
 
     def update(self, rank: int, still: Standstill | None) -> None:
-        """Record what a rank reports about itself; None if it makes progress."""
+        """Record a rank's report; None if it makes progress."""
         if still is not None:
             self._stalled[rank] = still
         else:
@@ -63,7 +63,7 @@ class Stalls:
             waiting: The ranks that wait for others, or that others wait for, and those that have left.
 
         Returns:
-            One with the rank that ends the job; else a warning for each rank that must report its location.
+            The problem that ends the job, if any; else a warning for each rank that must report its location.
         """
         warn_after, stall_after = self.limits
         still = {rank: report for rank, report in sorted(self._stalled.items()) if rank not in waiting}

@@ -1,10 +1,10 @@
-"""Frames on a channel: proof of the secret, then authenticated messages (`hvkeras.control.messages`).
+"""Frames on a channel: mutual authentication, then authenticated messages (`hvkeras.control.messages`).
 
-The handshake is a mutual challenge-response over HMAC-SHA256 (the construction of RFC 2104): each side sends a random
-nonce and proves that it knows the secret with a code over both nonces. The session key is derived from the same
-values. It authenticates every later frame together with its direction and sequence number, so that frames cannot be
-forged, replayed or reordered. Between processes of one user on a Unix socket the kernel sees to that, and frames have
-no code. A message that is larger than a frame takes several.
+The handshake is a mutual challenge-response over HMAC-SHA256 (the construction of RFC 2104). Each side sends a random
+nonce, and authenticates with a code over both nonces that is keyed with the secret. The session key is derived from the
+same values. It authenticates every later frame together with its direction and sequence number, so that frames cannot
+be forged, replayed or reordered. Between processes of one user on a Unix socket the kernel guarantees that, and frames
+have no code. A message that is larger than a frame takes several.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _TICK = 0.1  # seconds between two looks at who has proved it
 
 
 class AuthenticationError(PeerError):
-    """A peer did not prove that it knows the job's secret, or a frame was tampered with."""
+    """A peer did not authenticate with the job's secret, or a frame was tampered with."""
 
 
 def nonce() -> bytes:
@@ -47,14 +47,14 @@ def nonce() -> bytes:
 
 
 def authentication_code(secret: bytes, role: bytes, server_nonce: bytes, client_nonce: bytes) -> bytes:
-    """Compute the code that `role` b"client" or b"server" presents as proof, or the session key for b"session"."""
+    """Compute the authentication code of `role` b"client" or b"server", or the session key for b"session"."""
     return hmac.digest(secret, role + server_nonce + client_nonce, "sha256")
 
 
 def session_key(connected: Any, secret: bytes, server_nonce: bytes, client_nonce: bytes) -> bytes:
-    """Return the key of the frames on a connection; empty towards a process of the same user on this host.
+    """Return the key of the frames on a connection; empty to a process of the same user on this host.
 
-    Nobody else can write on such a connection, a Unix socket: the kernel has said who is at the other end.
+    Nobody else can write on such a connection, a Unix socket: the kernel has identified the peer.
     """
     peer = local_peer(connected)
     if peer is not None and peer[1] == os.geteuid():
@@ -74,10 +74,10 @@ def verify_code(shown: bytes, wanted: bytes) -> None:
 
 
 class Seal:
-    """Seals messages into authenticated frames in one direction, and verifies frames in the other.
+    """Encoder of authenticated frames in one direction, and verifier of frames in the other.
 
     Args:
-        key: The session key; empty for frames without a code, where the kernel itself says who is at the other end.
+        key: The session key; empty for frames without a code, where the kernel identifies the peer.
         outgoing: This side's role, b"client" or b"server".
         incoming: The peer's role.
     """
@@ -100,10 +100,10 @@ class Seal:
         return code.digest()
 
     def close_frames(self, payload: bytes | memoryview) -> list[bytes | memoryview]:
-        """Seal an encoded message; frames must be sent in the order in which they were sealed.
+        """Encode a message as authenticated frames, which must be sent in the order of encoding.
 
         Returns:
-            What must be sent, in pieces; those of a large message are views of it, which many connections can share.
+            The bytes to send, in pieces; those of a large message are views of it, which many connections can share.
 
         Raises:
             UsageError: The message is too large.
@@ -120,7 +120,7 @@ class Seal:
         return pieces if len(payload) > COPIED else [b"".join(pieces)]
 
     def open_frame(self, header: bytes, code: bytes, payload: bytes | bytearray) -> bytes | bytearray | None:
-        """Verifie the peer's next frame.
+        """Verify the peer's next frame.
 
         Returns:
             The encoded message that it completes; None if more frames follow.
@@ -140,7 +140,7 @@ class Seal:
 
 
 def payload_length(header: bytes) -> int:
-    """Read a frame's length, and rejects one that is too large.
+    """Return a frame's length, and reject one that is too large.
 
     Raises:
         AuthenticationError: The length is over the limit.
@@ -154,17 +154,17 @@ def payload_length(header: bytes) -> int:
 
 def receive_exactly(connected: socket.socket, count: int, until: float | None = None,
             on_timeout: Callable[[], None] | None = None) -> bytearray:
-    """Read so many bytes.
+    """Receive exactly `count` bytes.
 
     Args:
         connected: A connected socket.
         count: The number of bytes.
-        until: The monotonic time by which they must be there; by default, the socket's own timeout counts.
-        on_timeout: Called whenever that timeout has passed, instead of giving up; raises if that is to be given up.
+        until: The monotonic time of the deadline; by default, the socket's own timeout applies.
+        on_timeout: Called on each timeout of the socket; raises to give up.
 
     Raises:
         ConnectionError: The other side has closed the connection.
-        TimeoutError: The bytes did not come in time.
+        TimeoutError: The bytes did not arrive in time.
     """
     data, got = bytearray(count), 0
     while got < count:
@@ -185,7 +185,7 @@ def receive_exactly(connected: socket.socket, count: int, until: float | None = 
 
 def authenticate_to_server(connected: socket.socket, secret: bytes,
                            on_timeout: Callable[[], None] | None = None) -> Seal:
-    """Proves the secret to the side that has accepted the connection.
+    """Authenticate on a connection to a server, and verify the server.
 
     Args:
         connected: A connected socket.
@@ -208,7 +208,7 @@ def authenticate_to_server(connected: socket.socket, secret: bytes,
 
 
 def authenticate_to_client(connected: socket.socket, secret: bytes) -> None:
-    """Proves the secret to the side that has connected, within `AUTHENTICATION_DEADLINE`.
+    """Authenticate on an accepted connection, and verify the client, within `AUTHENTICATION_DEADLINE`.
 
     Raises:
         AuthenticationError: The other side does not know the secret.
@@ -223,7 +223,7 @@ def authenticate_to_client(connected: socket.socket, secret: bytes) -> None:
 
 
 def accept_authenticated(listening: socket.socket, secret: bytes, timeout: float) -> socket.socket:
-    """Accept the first connection whose other side proves the secret; all others are closed.
+    """Accept the first connection whose peer authenticates; all others are closed.
 
     Args:
         listening: A listening socket.
@@ -231,7 +231,7 @@ def accept_authenticated(listening: socket.socket, secret: bytes, timeout: float
         timeout: Seconds to wait.
 
     Raises:
-        PeerError: Nobody has proved it in time.
+        PeerError: No peer has authenticated in time.
     """
     proven: collections.deque[socket.socket] = collections.deque()
     room = threading.BoundedSemaphore(MAX_UNAUTHENTICATED)

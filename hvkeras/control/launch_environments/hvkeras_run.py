@@ -28,6 +28,6 @@ def detect(environ: Mapping[str, str]) -> Launch | None:
 
 
 def slot_variables(rank: int, size: int, local_rank: int, local_size: int, control: str) -> dict[str, str]:
-    """Return the variables that give a process its place among the ranks."""
+    """Return the variables that assign a rank to a process."""
     return {PROCESS_ID: str(rank), PROCESS_COUNT: str(size), LOCAL_PROCESS_ID: str(local_rank),
             LOCAL_PROCESS_COUNT: str(local_size), CONTROL_ADDRESS: control}

@@ -1,4 +1,4 @@
-"""TF_CONFIG: JSON that gives every process the whole cluster and its own place in it.
+"""TF_CONFIG: JSON that gives every process the whole cluster and its own task.
 
 All errors in it are detected here, before anything connects.
 """
@@ -34,10 +34,10 @@ _SHOWN = 16  # ranks that describe_cluster lists
 
 
 def detect(environ: Mapping[str, str]) -> Launch | None:
-    """Read TF_CONFIG; the chief is rank 0, and worker i follows it.
+    """Read TF_CONFIG; the chief is rank 0, and the workers follow in order.
 
     Raises:
-        UsageError: It is not in the form that TensorFlow documents, or describes a job that hvkeras does not run.
+        UsageError: It does not have the form that TensorFlow documents, or describes a job that hvkeras does not run.
     """
     text = environ.get(CLUSTER, "")
     if not text.strip():
@@ -67,7 +67,7 @@ def detect_parameter_servers(environ: Mapping[str, str]) -> Launch:
 
     Returns:
         The launch. The chief is rank 0; workers, parameter servers and evaluators follow. The size excludes evaluators,
-        which may come and go at any time, and which TF_CONFIG need not list.
+        which may join and leave at any time, and which TF_CONFIG need not list.
 
     Raises:
         UsageError: There is no TF_CONFIG, or it describes no such cluster.
@@ -104,7 +104,7 @@ def describe_cluster(launch: Launch) -> str:
     """Describe a TF_CONFIG cluster in one line.
 
     Args:
-        launch: What `detect` found.
+        launch: The launch from `detect`.
 
     Returns:
         `TF_CONFIG names 2 ranks: 0 is chief 0 (host1:2222), 1 is worker 0 (host2:2222)`.
@@ -121,12 +121,12 @@ def worker_variables(workers: Sequence[str], index: int, environ: Mapping[str, s
 
     Args:
         workers: `host:port` of all workers.
-        index: The index of this process among them.
-        environ: Its environment so far.
+        index: The index of this process among the workers.
+        environ: Its current environment.
 
     Returns:
-        TF_CONFIG, and variables that let TensorFlow's server share the port with the socket that reserves it, and that
-        keep connections to the workers from using a proxy.
+        TF_CONFIG, and variables for TensorFlow's server: it shares the port with the socket that reserves it, and
+        connects to the workers without a proxy.
     """
     config = {"cluster": {_WORKER: list(workers)}, "task": {"type": _WORKER, "index": index}}
     direct = [environ.get(_NO_PROXY) or environ.get("no_proxy") or "", *_hosts_of(tuple(workers))]
@@ -136,7 +136,7 @@ def worker_variables(workers: Sequence[str], index: int, environ: Mapping[str, s
 
 @functools.lru_cache(maxsize=1)
 def _hosts_of(workers: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the hosts of `host:port`, each once; a launcher asks for the same ones on behalf of each rank."""
+    """Return the distinct hosts of `host:port`; cached, since a launcher needs the same ones for each rank."""
     return tuple(dict.fromkeys(split_address(worker)[0] for worker in workers))
 
 

@@ -25,8 +25,8 @@ _ALL = (PROCESS_ID, PROCESS_COUNT, FIRST_HOST, FIRST_PORT)
 def detect(environ: Mapping[str, str]) -> Launch | None:
     """Detect a rank by the presence of rank, size, and the first rank's address and port.
 
-    These names are common, so one of them by itself is no launch. With a size of several ranks, though, or with all but
-    one of them, treating this process as a job of its own would be wrong.
+    These names are common, so one of them alone is no launch. With a size of several ranks, though, or with all but one
+    of them, assuming a job of one process would be wrong.
     """
     if not _announces_ranks(environ):
         return None
