@@ -63,9 +63,9 @@ class Loop:
         self.thread = threading.get_ident()
         self.epoch: int | None = None
         self.step: int | None = None
-        self.ends_epoch = False  # the callbacks of an epoch's end run
-        self.stepping = False  # a step has begun, and the loop has not left its steps since
-        self.calls = 0  # calls of that function since the count was last reset
+        self.ends_epoch = False  # the callbacks at the end of an epoch run
+        self.stepping = False  # a step has begun, and the steps have not ended since
+        self.calls = 0  # calls of that function since the last reset
         self.first = True  # no call has completed yet
         self.batches = batches()
 
@@ -95,7 +95,7 @@ def running(kind: str, model: Any) -> Iterator[None]:
         model: The model.
     """
     outer = _Process.loop
-    _Process.loop = Loop(kind, model, outer, sys._getframe(2).f_code)  # of the `with` statement
+    _Process.loop = Loop(kind, model, outer, sys._getframe(2).f_code)  # the frame of the `with` statement
     _Process.moves += 1
     try:
         yield
@@ -274,11 +274,11 @@ def frames_of(ident: int) -> list[FrameType]:
     Args:
         ident: The thread.
     """
-    # All of this runs in C, so that no other thread runs in between. If the thread continued meanwhile, its stack would
-    # be broken; Python 3.11 even returned objects that are not frames as `f_back`.
+    # All of this runs in C, so that no other thread runs in between. If the thread continued meanwhile, the stack would
+    # be corrupt; Python 3.11 even returned objects that are not frames as `f_back`.
     innermost = map(operator.itemgetter(ident), itertools.starmap(sys._current_frames, [()]))
     found: collections.deque[Any] = collections.deque()
-    # None after the last; a thread that has ended
+    # AttributeError: None after the last frame; KeyError: the thread has ended
     with _collector_disabled, contextlib.suppress(AttributeError, KeyError):
         found.extend(itertools.accumulate(itertools.chain(innermost, itertools.repeat("f_back")), getattr))
     return [frame for frame in found if isinstance(frame, FrameType)]
@@ -307,7 +307,6 @@ def _phase(loop: Loop) -> str:
 
 
 def _enclosing_fit(loop: Loop) -> Loop | None:
-    """Return the running `fit` of the same model that an evaluation belongs to."""
     outer = loop.outer
     return outer if outer is not None and outer.kind == TRAIN and outer.model() is loop.model() else None
 

@@ -6,9 +6,9 @@ import dataclasses
 import enum
 from typing import Any
 
-ENDED = "ended unexpectedly (killed, crashed, or out of memory)"  # whose connection ends without a word
-_MAX_ERROR = 10_000  # characters of an error, at its beginning, that are sent
-_MAX_TRACEBACK = 60_000  # characters of a traceback, at its end, that are sent
+ENDED = "ended unexpectedly (killed, crashed, or out of memory)"  # the connection ended unexpectedly
+_MAX_ERROR = 10_000  # characters; the rest of an error is cut off
+_MAX_TRACEBACK = 60_000  # characters; the beginning of a longer traceback is cut off
 
 
 class CauseKind(enum.Enum):
@@ -18,12 +18,12 @@ class CauseKind(enum.Enum):
     EXIT = "exit"  # the process exited with a code other than 0
     SIGNAL = "signal"
     LOST = "lost"  # the connection broke: killed, crashed, or out of memory
-    SILENT = "silent"  # no sign of life
+    SILENT = "silent"  # no heartbeat
     MISMATCH = "mismatch"  # ranks wait for each other
     STALLED = "stalled"  # a rank made no progress for too long
-    TIMEOUT = "timeout"  # an engine gave up waiting for other ranks
+    TIMEOUT = "timeout"  # an engine's timeout for other ranks
     LEFT = "left"  # a rank left while others needed it
-    SETUP = "setup"  # the ranks could not come together
+    SETUP = "setup"  # the ranks could not connect
     RESET = "reset"  # the membership of an elastic job changes
 
     @property

@@ -53,7 +53,7 @@ class Graph:
     """
 
     def __init__(self, groups: Sequence[Group]) -> None:
-        # A rank that does not wait, or for which nobody waits, is in no cycle.
+        # A rank that does not wait, or for which no rank waits, is in no cycle.
         waiting: set[int] = set().union(*(group.waiting for group in groups))
         both = waiting.intersection(set().union(*(group.missing for group in groups)))
         self._groups = [Group(group.key, group.waiting & both, group.missing & both) for group in groups]
@@ -69,10 +69,10 @@ class Graph:
 
     def _components(self) -> Iterator[Component]:
         """Yield the strongly connected components with several ranks, by Tarjan's algorithm without recursion."""
-        order: dict[int, int] = {}  # the number of each node that was visited
-        lowest: dict[int, float] = {}  # the lowest number that it is known to reach; infinite once in a component
-        open_nodes: list[int] = []  # those that are in no component yet
-        index: dict[int, int] = {}  # where each of them is in that list
+        order: dict[int, int] = {}  # the visit number of each node
+        lowest: dict[int, float] = {}  # the lowest known reachable number; infinite once in a component
+        open_nodes: list[int] = []  # nodes in no component yet
+        index: dict[int, int] = {}  # their indices in that list
         for root in self._waits_in:
             path = [] if root in order else [(root, iter(self._following(root)))]
             while path:
@@ -94,7 +94,7 @@ class Graph:
                         nodes = open_nodes[index[node]:]
                         del open_nodes[index[node]:]
                         lowest.update(dict.fromkeys(nodes, math.inf))
-                        if len(nodes) > 1:  # one of several nodes has several ranks, as none waits for itself
+                        if len(nodes) > 1:  # then it has several ranks, as none waits for itself
                             yield Component({other for other in nodes if other >= 0},
                                             {self._groups[~other].key for other in nodes if other < 0})
 

@@ -58,8 +58,8 @@ from hvkeras.host.console import say, summary
 from hvkeras.host.network import host_identity, local_peer
 
 BEAT = 0.5  # seconds between two heartbeats
-BEAT_BEHIND_RELAY = 0.9  # the same where a relay passes them on once a second: each time it has one of every rank
-BEAT_WITH_JOINED_RANKS = 0.01  # the same while some rank has joined and waits to learn what the others do
+BEAT_BEHIND_RELAY = 0.9  # the same behind a relay, which forwards them once a second, each time with one of every rank
+BEAT_WITH_JOINED_RANKS = 0.01  # the same while some rank has joined, and must follow the other ranks
 FROZEN = 2.0  # a heartbeat later than this means that this process itself was stopped
 
 
@@ -90,13 +90,13 @@ class ControlClient:
     ) -> None:
         self.introduction = introduction
         self.clock: Clock = Clock(host_identity())
-        self.detached: bool = False  # the server has shut down in good order, together with its rank
+        self.detached: bool = False  # the server has shut down normally, together with its rank
         self.server_is_rank = True  # False under `hvkeras run`, where the launcher runs the server
         self.server_host = ""
         self.liveness = liveness_timeout
         self.on_participation: Callable[[Participate | AllJoined], None] | None = None  # see `hvkeras.collectives.join`
         self.on_refusal: Callable[[str, str], None] | None = None  # see `Refusals` in `hvkeras.collectives.mismatch`
-        self.on_terminate: Callable[[Cause], None] = self.fail  # called when the launcher is told to end the job
+        self.on_terminate: Callable[[Cause], None] = self.fail  # called when the launcher is asked to end the job
         self._on_end = on_end
         self._launcher: int | None = None
         self._exit_watch: ExitWatch | None = None
@@ -105,9 +105,9 @@ class ControlClient:
         self._stops: dict[str, Stop] = {}
         self._last_received = time.monotonic()
         peer = local_peer(connected)
-        self._relay = peer[0] if peer else None  # its process; None for the server itself
+        self._relay = peer[0] if peer else None  # the relay's process id; None if connected directly to the server
         self._connection = Connection(connected, secret, introduction, on_timeout)
-        # This host's address on the route to the server, and therefore to the other hosts.
+        # This host's address on the route to the server, and thus to the other hosts.
         self.local_address: str = self._connection.local_address
         self._exchange = Exchange(introduction.size, self._connection.send)
         self._beat = BEAT if self._relay is None else BEAT_BEHIND_RELAY
@@ -251,7 +251,7 @@ class ControlClient:
         """Close the connection and stop the threads."""
         self._connection.close()
 
-    # What the server sends, in the channel's thread.
+    # Messages from the server, in the channel's thread.
 
     def _listen(self) -> None:
         try:
@@ -260,7 +260,7 @@ class ControlClient:
                 self._last_received = time.monotonic()
                 try:
                     self._handle(message)
-                except Exception as error:  # noqa: BLE001 - a fault of hvkeras, which nobody else would report
+                except Exception as error:  # noqa: BLE001 - an internal error, not reported elsewhere
                     self._fail_with(f"at a message ({type(message).__name__})", error)
                 del message  # it may be large
         except (OSError, wire.AuthenticationError, ValueError):
@@ -300,7 +300,7 @@ class ControlClient:
         self._connection.send(Location(location.outside_tensorflow(), doing))
 
     def _report_move(self, still: float) -> None:
-        if self._has_failed or self.cause is not None:  # the end has moved this rank, and the last line is its cause
+        if self._has_failed or self.cause is not None:  # the job ends, and its cause must be the last line
             return
         say(f"rank {self.introduction.rank} on {self.introduction.host} is making progress again, after {still:.0f} s")
 
@@ -337,7 +337,7 @@ class ControlClient:
                   Cause(kind, None, "", None, f"the launcher {error}"))
         self._may_exit.set()
 
-    # Heartbeats, in a thread of their own.
+    # Heartbeats, in a separate thread.
 
     def _send_beats(self) -> None:
         try:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 QUESTIONS = 8  # requests per measurement; each is sent after the answer to the previous one
 DRIFT = 15e-6  # seconds per second by which two clocks may drift apart, as in RFC 5905
-MAX_ANSWERS = 32  # how many of the latest answers are kept
+MAX_ANSWERS = 32  # the number of stored answers
 
 
 @dataclass(frozen=True)

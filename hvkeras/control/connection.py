@@ -15,7 +15,7 @@ from hvkeras.control.messages import Arrived, Hello, Message, Rejected, decode, 
 from hvkeras.errors import UsageError
 from hvkeras.host.forks import detach_in_children
 
-_attempts = itertools.count()  # of this process: a server that stood still meanwhile learns which one is the last
+_attempts = itertools.count()  # per process, so that a server that was stopped can identify the latest connection
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,8 @@ class Connection:
         self._sending = threading.Lock()
         self._threads: list[threading.Thread] = []
         detach_in_children(self)
-        if connected.family != socket.AF_UNIX:  # two small messages in a row would else wait for an acknowledgement
+        # else the second of two small messages would wait for an acknowledgement
+        if connected.family != socket.AF_UNIX:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._seal = wire.authenticate_to_server(connected, secret, on_timeout)
         self.send(Hello(introduction.rank, introduction.size, introduction.host, os.getpid(), next(_attempts)))
@@ -90,7 +91,7 @@ class Connection:
             OSError: The connection has ended.
             AuthenticationError: A frame failed authentication.
         """
-        return decode(self.receive(on_timeout).decode())  # a large message is not kept in bytes as well
+        return decode(self.receive(on_timeout).decode())  # the temporary frees a large message's bytes
 
     def receive(self, on_timeout: Callable[[], None] | None = None) -> bytes | bytearray:
         """Wait for the next message, and return it encoded; otherwise like `read`."""

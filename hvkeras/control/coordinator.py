@@ -199,7 +199,6 @@ class Coordinator:
                 self._ranks.send([number], answer)
 
     def _last_location(self, number: int) -> str:
-        """Return what a rank was doing, as last reported."""
         rank = self._ranks.present.get(number)
         return "" if rank is None else rank.doing
 

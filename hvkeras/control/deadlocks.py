@@ -26,13 +26,13 @@ from hvkeras.control.meetings import ExchangeMeeting, Meeting, Moment, PlanMeeti
 from hvkeras.control.messages import PlanDescription
 from hvkeras.host.console import in_words, numbers_in_words, some_of
 
-MAX_PLANS = 256  # how many plans are remembered even if no rank enters them
-MAX_WARNINGS = 8  # how many ranks are asked for their location at the same time
+MAX_PLANS = 256  # number of plans that are stored even if no rank enters them
+MAX_WARNINGS = 8  # number of ranks that report their location at the same time
 IDLE = 2.0  # seconds after which a plan that all ranks have entered equally often may be forgotten
-PATIENCE = 3  # how many times as long a mismatch waits if some of its ranks have not arrived yet
+PATIENCE = 3  # factor for the wait before a mismatch if some of its ranks have not arrived
 
-_DIFFERENT_MODELS = (" (the models themselves differ: build the same model on every rank; a tuner must give all ranks the"
-                  " same trial)")
+_DIFFERENT_MODELS = (" (the models themselves differ: build the same model on every rank; a tuner must give all ranks"
+                     " the same trial)")
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,8 @@ class Waits:
         self._ranks = range(size)
         self.limits = (mismatch_after, warn_after, stall_after)
         self._plans: dict[str, PlanMeeting] = {}
-        self._unequal: dict[str, PlanMeeting] = {}  # those in which ranks wait
-        self._reported: set[str] = set()  # those with reports that are not taken in yet
+        self._unequal: dict[str, PlanMeeting] = {}  # plans in which ranks wait
+        self._reported: set[str] = set()  # plans with reports that are not applied yet
         self._described = 0
         self._exchanges: dict[str, ExchangeMeeting] = {}
         self._left: set[int] = set()
@@ -222,7 +222,6 @@ class Waits:
                      and waiter is not None and any(waiter in ranks for ranks in meeting.waiting.values())), "")
 
     def _waited_in(self) -> Iterator[tuple[str, Meeting]]:
-        """Yield the plans and exchanges in which ranks wait, with their keys."""
         for key in self.unequal():
             yield key, self._plans[key]
         for name, exchange in self._exchanges.items():
@@ -230,7 +229,7 @@ class Waits:
                 yield name, exchange
 
     def _groups(self, until: float) -> list[Group]:
-        """The ranks that have waited at least since a time, and for which ranks."""
+        """Return the ranks that have waited since `until` or longer, with the ranks that they wait for."""
         found = []
         for key, meeting in self._waited_in():
             if meeting.since.at <= until:
@@ -244,14 +243,14 @@ class Waits:
         if not old.components:
             return []
         component_of = {rank: component for component in Graph(self._groups(math.inf)).components
-                        for rank in component.ranks}  # of waits of any age
+                        for rank in component.ranks}  # from waits of any duration
         for component in old.components:
             cycle = old.shortest_cycle(component)
             keys = component_of[cycle[0].waiter].keys
             waiting = {rank for key in keys for ranks in self._meeting(key).waiting.values() for rank in ranks}
             if keys.isdisjoint(self._exchanges) and all(waiting.issuperset(self._plans[key].counts) for key in keys):
                 return [Problem(CauseKind.MISMATCH, None, self._difference(cycle), tuple(sorted(keys)))]
-            # Some rank is late: it would arrive at a collective that the others have given up.
+            # Some rank is late: it would enter a collective that the others have left with an error.
             patient = now - PATIENCE * self.limits[0]
             if all(self._started_at(wait) <= patient for wait in cycle) or not keys.isdisjoint(self._exchanges):
                 return [Problem(CauseKind.MISMATCH, None, self._difference(cycle))]
@@ -306,8 +305,9 @@ class Waits:
         meetings = [self._meeting(wait.key) for wait in cycle]
         hints = [hint for meeting in meetings if (hint := _hint(meeting))]
         if len(cycle) > 2 or any(wait.key in self._exchanges for wait in cycle):
-            locations = some_of([f"rank {wait.waiter} in {_label_with_site(meeting, wait.waiter)} for rank {wait.missing}"
-                              for wait, meeting in zip(cycle, meetings, strict=True)])
+            labels = [_label_with_site(meeting, wait.waiter) for wait, meeting in zip(cycle, meetings, strict=True)]
+            locations = some_of([f"rank {wait.waiter} in {label} for rank {wait.missing}"
+                                 for wait, label in zip(cycle, labels, strict=True)])
             return f"{in_words([wait.waiter for wait in cycle])} wait for each other: {locations}{''.join(hints[:1])}"
         sites = [f"rank {wait.waiter} at {site}" for wait, meeting in zip(cycle, meetings, strict=True)
                  if (site := meeting.site(wait.waiter))]
@@ -350,13 +350,11 @@ class Waits:
 
 
 def _label_with_site(meeting: Meeting, waiter: int) -> str:
-    """Return the label of a plan or exchange, and where the waiting rank entered it."""
     site = meeting.site(waiter)
     return f"{meeting.label} ({site})" if site else meeting.label
 
 
 def _hint(meeting: Meeting) -> str:
-    """Return the alternative to a call that a rank may have made alone by mistake; else ""."""
     return f" ({meeting.hint})" if meeting.hint else ""
 
 

@@ -23,8 +23,8 @@ from hvkeras.errors import PeerError, UsageError, explain
 from hvkeras.host.console import in_words
 from hvkeras.host.forks import detach_in_children
 
-LARGE = 512  # bytes of a value from which its digest is sent first
-POLL_INTERVAL, SHORT_POLL_INTERVAL = 0.5, 0.1  # seconds between two looks at what nobody tells
+LARGE = 512  # bytes; of larger values, the digest is sent first
+POLL_INTERVAL, SHORT_POLL_INTERVAL = 0.5, 0.1  # seconds between two checks of callbacks
 _DIGEST_BYTES = 16
 
 
@@ -46,8 +46,8 @@ class Exchange:
         self._changed = threading.Condition()
         self._gathered: dict[str, list[Any]] = {}
         self._missing: dict[str, list[int]] = {}
-        self._values: dict[str, Any] = {}  # of this rank, in gathers that are not complete
-        self._waiting_threads: dict[str, int] = {}  # keys of gathers that wait for others, with their threads
+        self._values: dict[str, Any] = {}  # of this rank, in incomplete gathers
+        self._waiting_threads: dict[str, int] = {}  # waiting threads, by key
         detach_in_children(self)
 
     def in_child(self) -> None:
@@ -227,7 +227,7 @@ def packed(values: Sequence[Any]) -> dict[str, Any]:
     """
     indices: dict[str, int] = {}
     distinct: list[Any] = []
-    runs: list[int] = []  # a place among the distinct values, and how often in a row
+    runs: list[int] = []  # pairs: an index into the distinct values, and a repeat count
     for value in values:
         text = json.dumps(value)
         index = indices.setdefault(text, len(indices))

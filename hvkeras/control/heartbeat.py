@@ -18,9 +18,9 @@ from hvkeras.control.messages import (
     Standstill,
 )
 
-GRADIENTS = "gradients"  # the operation of plans that reduce gradients: their counts are the steps of training
+GRADIENTS = "gradients"  # the operation of plans that reduce gradients; their counts are training steps
 _NOTHING_NEW = Heartbeat()
-CHECK_INTERVAL = 0.4  # minimum seconds between two checks of whether this rank makes progress
+CHECK_INTERVAL = 0.4  # minimum seconds between two checks for progress
 
 
 class PlanLike(Protocol):
@@ -78,7 +78,7 @@ class Watch:
         self._instructions: Any = None
         self._checked_at = self._progressed_at = self._instructions_since = 0.0
         self._outside = False  # its last progress was in a custom loop
-        self._settling = False  # it has just left a Keras loop whose last collectives may be reported later
+        self._settling = False  # just after a Keras loop, whose last collectives may be reported later
         self._report: Standstill | None = None
         self.is_reported: bool = False
         self._on_move = on_move
@@ -159,7 +159,7 @@ class Heartbeats:
         self._waiting_in = waiting_in
         self._is_waiting = is_waiting
         self._lock = threading.Lock()
-        self._counts: dict[str, int] = {}  # as the server knows them
+        self._counts: dict[str, int] = {}  # as last sent to the server
         self._sites: dict[str, str] = {}
         self._called: set[str] = set()
 

@@ -51,11 +51,11 @@ class Participation:
 
     def __init__(self) -> None:
         self.joined: list[int] = []
-        # the count of a plan up to which all joined ranks have been asked
+        # the count of a plan up to which joined ranks have been asked to participate
         self._requested_for_joined: dict[str, int] = {}
         self._refusals: list[Refusal] = []
         self._calls: dict[str, CallDescriptions] = {}
-        self._asked: dict[str, dict[int, int]] = {}  # the same for each rank, by plan key
+        self._asked: dict[str, dict[int, int]] = {}  # the same for each rank
 
     @property
     def is_busy(self) -> bool:

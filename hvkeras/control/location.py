@@ -18,7 +18,8 @@ from hvkeras.host.console import say
 
 _STANDARD = str(Path(os.__file__).parent) + os.sep
 _INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))  # Debian's is the latter
-_PACKAGES = ("hvkeras", "hvkeras.backends", "tensorflow", "keras", "tf_keras")  # the second may lie beside the first
+# the second may be installed separately from the first
+_PACKAGES = ("hvkeras", "hvkeras.backends", "tensorflow", "keras", "tf_keras")
 
 
 @functools.cache
@@ -90,9 +91,9 @@ def innermost(stack: Iterable[tuple[str, int, str]]) -> str:
 _short_path = functools.lru_cache(maxsize=1024)(frame_text)
 
 
-MAX_LINES = 12  # lines of a stack
-MAX_THREADS = 3  # threads that produce data
-# Files in which TensorFlow calls Python for data, and Keras fills its queues.
+MAX_LINES = 12  # of a printed stack
+MAX_THREADS = 3  # data-producing threads to print
+# The files in which TensorFlow calls Python for data, and Keras fills its queues.
 _DATA_FILES = ("script_ops.py", "py_dataset_adapter.py", "data_utils.py")
 
 
@@ -122,11 +123,11 @@ def report(rank: int, host: str, steps: str, still: float, stall: str | None) ->
         A description of what it is doing.
     """
     _, text = here(steps)
-    moved = f"has not moved for {still:.0f} s" if still >= 1.0 else "is here"
-    line = f"rank {rank} on {host} (pid {os.getpid()}) {moved}: {text}"
+    state = f"has made no progress for {still:.0f} s" if still >= 1.0 else "is here"
+    line = f"rank {rank} on {host} (pid {os.getpid()}) {state}: {text}"
     lines = _lines(activity.frames_of(activity.thread()))
     for producer in _data_threads():
-        lines += ["  a thread that makes data:", *_lines(producer)]
+        lines += ["  a thread that produces data:", *_lines(producer)]
     say(f"{line}; the innermost call last:\n" + "\n".join(lines))
     if stall is not None:
         stalls.notify(stall if text in stall else "; ".join(filter(None, (stall, line))))
@@ -157,7 +158,6 @@ def outside_tensorflow() -> str:
 
 
 def _lines(frames: list[FrameType]) -> list[str]:
-    """Return a stack, one line per frame: user code and the innermost call."""
     own = [frame for frame in reversed(frames[1:]) if not is_library(frame.f_code.co_filename)][-MAX_LINES + 1:]
     return [_line(frame) for frame in [*own, *frames[:1]]]
 

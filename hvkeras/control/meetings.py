@@ -92,7 +92,7 @@ class PlanMeeting:
         self.is_being_forgotten = False
         self.answers = 0
         self.warned_at = -math.inf
-        self._seen: dict[int, Moment] = {}  # the first check that saw a rank's count, if after the last equal counts
+        self._seen: dict[int, Moment] = {}  # the first check with a rank's count, unless counts were equal since
         self._by_count: dict[int, set[int]] = {0: set(self.counts)}
         self._reported: dict[int, int] = {}
         self._waiting: dict[Moment, list[int]] | None = None
@@ -202,7 +202,7 @@ class ExchangeMeeting:
         self.hint = ""
         self.since = now
         self.missing = set(ranks)
-        self._waiters: dict[int, Moment] = {}  # those that have come and do nothing else
+        self._waiters: dict[int, Moment] = {}  # ranks that have entered it and do nothing else
 
     def set_waiting(self, ranks: Iterable[int], do_wait: bool, now: Moment) -> None:
         """Record whether ranks wait in it.

@@ -21,9 +21,9 @@ from hvkeras.errors import PeerError
 from hvkeras.host.forks import detach_in_children
 from hvkeras.host.network import keep_alive
 
-CONNECT_WITHIN = 10.0  # seconds of an attempt
+CONNECT_WITHIN = 10.0  # seconds
 FOREVER = 3600.0
-ANY_FUNCTION = 2**31  # the index of the elastic function of a worker that has begun none
+ANY_FUNCTION = 2**31  # the function index of a worker that has entered none
 
 
 class WorkersHandler(Handler):
@@ -176,7 +176,7 @@ class MembershipClient:
                     self._changed.notify_all()
         except (OSError, wire.AuthenticationError):
             pass
-        finally:  # whatever it was: who waits must not wait for ever
+        finally:  # for any exception: waiting threads must not wait forever
             with self._changed:
                 self._ended = True
                 self._changed.notify_all()

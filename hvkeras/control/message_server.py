@@ -22,10 +22,10 @@ from hvkeras.host.console import say
 from hvkeras.host.forks import detach_in_children
 from hvkeras.host.network import keep_alive
 
-FROZEN = 2.0  # a tick later than this means that this process itself was stopped, so no member is late
-MAX_CONCURRENT = 64  # in addition to one per rank; each may stay until the deadline of the proof
-MIN_BACKLOG = 128  # connections that wait to be accepted
-_WRITE_CHUNK = 256 * 1024  # bytes of a large message that a connection is given
+FROZEN = 2.0  # a tick later than this means that this process was stopped, so no member is late
+MAX_CONCURRENT = 64  # unauthenticated connections, in addition to one per rank
+MIN_BACKLOG = 128  # connections waiting to be accepted
+_WRITE_CHUNK = 256 * 1024  # bytes of a large message passed to the transport at once
 REPORT_EVERY = 60.0  # seconds between two reports
 _NO_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
@@ -69,9 +69,9 @@ class MessageServer:
         self._stopping: asyncio.Event | None = None
         self._listening: asyncio.Server | None = None
         self._peers: set[_Peer] = set()
-        self._pending: dict[_Peer, int] = {}  # those that are no members yet, the oldest first: until which tick
+        self._pending: dict[_Peer, int] = {}  # not yet members, the oldest first: their deadlines in ticks
         self._ticks = 0
-        self._backlog = max(size, MIN_BACKLOG)  # a kernel that has no room left forgets connections
+        self._backlog = max(size, MIN_BACKLOG)  # with a full backlog, the kernel drops connections
         self._socket = _listen(host, port, self._backlog)
         self._loop = asyncio.new_event_loop()
         self.address: tuple[str, int] = (host, 0) if host.startswith("\0") else self._socket.getsockname()[:2]
@@ -93,7 +93,7 @@ class MessageServer:
             self.call(self._request_stop)
             self._thread.join(timeout=5.0)
         elif not self._loop.is_closed():
-            self._loop.close()  # it was never started
+            self._loop.close()  # never started
         self._socket.close()
 
     def call(self, function: Callable[..., None], *arguments: Any) -> None:
@@ -129,8 +129,8 @@ class MessageServer:
     def _run_guarded(self, function: Callable[..., None], *arguments: Any) -> None:
         try:
             function(*arguments)
-        except Exception as error:  # noqa: BLE001 - a fault of hvkeras, which nobody else would report
-            self._report_fault("beside its connections", error)
+        except Exception as error:  # noqa: BLE001 - an internal error, not reported elsewhere
+            self._report_fault("in a callback", error)
 
     def _report_fault(self, what: str, error: BaseException) -> None:
         say(f"a server of hvkeras has failed {what}\n" + "".join(traceback.format_exception(error)))
@@ -161,7 +161,7 @@ class MessageServer:
         for peer in list(self._peers):
             peer.close()
         await asyncio.gather(ticking, return_exceptions=True)
-        await asyncio.sleep(0)  # for the ends of the connections
+        await asyncio.sleep(0)  # lets the connections close
 
     async def _tick(self) -> None:
         last = time.monotonic()
@@ -176,10 +176,10 @@ class MessageServer:
                 self._close_late_peers()
                 if self._on_note is not None and (report := self._unauthenticated.report(now)):
                     self._on_note(report)
-        except Exception as error:  # noqa: BLE001 - a fault of hvkeras, which nobody else would report
-            self._report_fault("beside its connections", error)
+        except Exception as error:  # noqa: BLE001 - an internal error, not reported elsewhere
+            self._report_fault("in a callback", error)
 
-    # Peers, from their connection on.
+    # Connections of peers.
 
     def on_connect(self, peer: _Peer, transport: asyncio.Transport) -> None:
         """Register a new connection; if there are too many, it replaces the oldest unauthenticated one."""
@@ -187,7 +187,7 @@ class MessageServer:
         if self._alive:
             keep_alive(transport.get_extra_info("socket"), self._alive)
         if not self._unauthenticated.opened():
-            next(iter(self._pending)).close()  # who has the secret proves it at once
+            next(iter(self._pending)).close()  # a peer with the secret authenticates immediately
         self._pending[peer] = self._ticks + int(wire.AUTHENTICATION_DEADLINE / TICK)
 
     def on_authenticated(self, peer: _Peer) -> None:
@@ -245,7 +245,7 @@ class MessageServer:
         member.arrived = True
         try:
             self._handler.on_data(member, data)
-        except Exception as error:  # noqa: BLE001 - a fault of hvkeras, which nobody else would report
+        except Exception as error:  # noqa: BLE001 - an internal error, not reported elsewhere
             self._report_fault(f"at a message ({name_of(data)}) of rank {member.number} on {member.host}", error)
 
     def report_fault(self, error: BaseException) -> None:
@@ -278,13 +278,12 @@ class _Peer(asyncio.Protocol):
         self._challenge = wire.nonce()
         self._seal: wire.Seal | None = None
         self._received = bytearray()
-        self._frame = 0  # bytes of the frame that has begun, with its header
+        self._frame = 0  # bytes of the current frame, including its header
         self._unsent: collections.deque[bytes | memoryview] = collections.deque()
-        self._is_paused = False  # the connection takes no more for now
+        self._is_paused = False  # the transport's buffer is full
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Send the challenge."""
         assert isinstance(transport, asyncio.Transport)
         self._transport, self.address = transport, transport.get_extra_info("peername")
         self._server.on_connect(self, transport)
@@ -305,7 +304,7 @@ class _Peer(asyncio.Protocol):
                         self.close()
         except wire.AuthenticationError:
             self.close()
-        except Exception as error:  # noqa: BLE001 - a fault of hvkeras, which nobody else would report
+        except Exception as error:  # noqa: BLE001 - an internal error, not reported elsewhere
             self._server.report_fault(error)
             self.close()
 
@@ -365,7 +364,6 @@ class _Peer(asyncio.Protocol):
         self._server.on_authenticated(self)
 
     def _next(self) -> bytes | None:
-        """Return the next message; None if it is not complete."""
         begin = wire.HEADER.size + wire.CODE_BYTES
         while self._seal is not None and len(self._received) >= begin:
             self._frame = self._frame or begin + wire.payload_length(bytes(self._received[: wire.HEADER.size]))
@@ -434,7 +432,7 @@ class UnauthenticatedConnections:
             return ""
         self._reported, self._reported_at = self._count, now
         last = f", the last one from {self._last}" if self._last else ""
-        return (f"{self._count} connection{'s' * (self._count > 1)} to the control channel did not prove knowledge of"
+        return (f"{self._count} connection{'s' * (self._count > 1)} to the control channel did not authenticate with"
                 f" the job's secret{last}; they were refused")
 
 

@@ -28,7 +28,7 @@ class Message:
     """A message from one end of a channel to the other."""
 
 
-# All channels: a peer connects. The first four are sent in this order.
+# All channels: connection setup, where the first four are sent in this order.
 
 
 @dataclass(frozen=True)
@@ -374,7 +374,7 @@ class StopAfter(Message):
     wishes: Sequence[int]
 
 
-# The membership channel of an elastic job, from a worker to the launcher and back.
+# The membership channel of an elastic job, in both directions.
 
 
 @dataclass(frozen=True)
@@ -431,7 +431,7 @@ class FunctionDone(Message):
     """Notice that the job has finished the elastic function in which the worker waits."""
 
 
-# Hosts that report to the launcher by themselves, and back.
+# Hosts that connect to the launcher themselves, in both directions.
 
 
 @dataclass(frozen=True)
@@ -475,7 +475,7 @@ class JobFinished(Message):
     code: int
 
 
-# Output of ranks on Spark, and the calls of hosts that `hvkeras doctor` checks.
+# Output of ranks on Spark, and clock checks of `hvkeras doctor`.
 
 
 @dataclass(frozen=True)
@@ -563,7 +563,8 @@ def decode(data: bytes | bytearray | memoryview | str) -> Message:
     """
     if isinstance(data, bytes | bytearray) and data.startswith(_RELAYED):
         return _decode_relayed(data)
-    name, fields = json.loads(data if isinstance(data, str) else str(data, "utf-8"))  # of bytes it would guess
+    # from bytes, it would guess the encoding
+    name, fields = json.loads(data if isinstance(data, str) else str(data, "utf-8"))
     layout = _schema(name)
     for key, read in layout.decoders.items():
         if key in fields:
@@ -589,7 +590,7 @@ def name_of(data: bytes | memoryview) -> str:
 
 
 _RELAYED = b'["Relayed"'
-_MAX_COPY = 64 * 1024  # bytes of a body up to which it is no view
+_MAX_COPY = 64 * 1024  # bytes up to which a body is copied; larger ones are views
 _MAX_NAME_LENGTH = 40
 
 

@@ -15,8 +15,8 @@ import time
 from hvkeras.control import location, stalls
 from hvkeras.host.console import say
 
-LAST_RESORT = 5.0  # seconds from when the server should have ended a process until the kernel ends it
-BACKOFF = 2.0  # the next report is due after this multiple of the time waited so far
+LAST_RESORT = 5.0  # seconds after the server's limit until the kernel kills the process
+BACKOFF = 2.0  # the next report is due after this multiple of the waiting time
 
 
 class ExitWatch:
@@ -74,7 +74,7 @@ class ExitWatch:
     def arm_last_resort(self) -> None:
         """Limit the time of finalizers and of the cleanup of libraries, after Python's threads have ended."""
         if self._warn_after:
-            # If standard error is closed, nobody would see the stacks.
+            # If standard error is closed, the stacks cannot be printed.
             with contextlib.suppress(AttributeError, OSError, RuntimeError, ValueError):
                 faulthandler.dump_traceback_later(self._warn_after, repeat=True, file=sys.__stderr__ or sys.stderr)
         if self._end_after and signal.getsignal(signal.SIGALRM) == signal.SIG_DFL:

@@ -111,7 +111,7 @@ def start_relay(name: str, server: socket.socket, secret: bytes, size: int, live
             output = starter.communicate(json.dumps(order).encode(), STARTED_WITHIN)[0].decode(errors="replace").strip()
     except (OSError, subprocess.SubprocessError) as error:
         return str(error)
-    return "" if output == READY else (output.splitlines() or ["it ended without a word"])[-1]
+    return "" if output == READY else (output.splitlines() or ["it ended without output"])[-1]
 
 
 READY = "ready"
@@ -119,7 +119,7 @@ READY = "ready"
 
 BEAT = 1.0  # seconds between two heartbeats to the server
 LINGER = 5.0  # seconds for which a relay without ranks waits for others
-_MAX_NUMBER = 2**62  # numbers to choose from: two relays of a job never have the same
+_MAX_NUMBER = 2**62  # range of random numbers, so that two relays of a job differ
 
 
 class RelayHandler(Handler):
@@ -141,13 +141,13 @@ class RelayHandler(Handler):
         self._batch = Batch()
         self._is_due = False
         self._admitted: set[int] = set()  # the ranks that the server has admitted
-        self._some_joined = False  # and wait to learn what the others do
-        self._is_ending = False  # the server has gone, or the job has ended: no more ranks come
-        self._detached = False  # the server has gone in good order
+        self._some_joined = False  # some rank has joined, so heartbeats are urgent
+        self._is_ending = False  # the server is lost, or the job has ended: no more ranks connect
+        self._detached = False  # the server has shut down normally
         self._next_beat = 0.0
         self._received_at = self._empty_since = time.monotonic()
 
-    # From the ranks upwards.
+    # From the ranks to the server.
 
     def on_join(self, member: Member) -> None:
         """Introduce a rank to the server, which answers it."""
@@ -179,7 +179,7 @@ class RelayHandler(Handler):
         if self._is_ending and not self.members:
             self.done.set()
 
-    # From the server downwards.
+    # From the server to the ranks.
 
     def on_server_message(self, message: Message) -> None:
         """Forward a message from the server."""
@@ -208,7 +208,7 @@ class RelayHandler(Handler):
         self._is_ending = True
         self._flush()
 
-    # What time decides.
+    # Time-dependent checks.
 
     def on_tick(self, now: float) -> None:
         """Send a heartbeat to the server, and detect missing ones from it."""
@@ -229,7 +229,7 @@ class RelayHandler(Handler):
         self.send(self._batch.take() or Relayed([], []))
 
     def _all_ranks_silent(self, now: float) -> bool:
-        """Return whether all ranks are silent as well, as when a user suspends the job."""
+        """Return whether the ranks are silent as well, as when a user suspends the whole job."""
         return all(now - member.seen > self._liveness / 2 for member in self.members.values())
 
     def on_fault(self, _what: str, _error: BaseException, /) -> None:
@@ -252,7 +252,7 @@ def relay(name: str, connected: socket.socket, secret: bytes, size: int, livenes
         OSError: The server is lost.
     """
     handler = RelayHandler(liveness)
-    serving = MessageServer(handler, secret, name, size=size)  # from now on, there is no other relay
+    serving = MessageServer(handler, secret, name, size=size)  # raises if there is another relay
     connected.settimeout(STARTED_WITHIN)
     number = FIRST_RELAY - secrets.randbelow(_MAX_NUMBER)
     try:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 from hvkeras.control.handler import Member, Members
 from hvkeras.control.messages import Hello, Message, Relayed, encode
 
-FIRST_RELAY = -1  # numbers of members from here downwards are those of relays, which are no ranks
+FIRST_RELAY = -1  # members with this number or a lower one are relays, not ranks
 
 
 def as_runs(ranks: Iterable[int]) -> list[int]:
@@ -36,7 +36,7 @@ class Batch:
     """Messages from or for several ranks on one connection, where equal messages are sent once."""
 
     def __init__(self) -> None:
-        # The first message of each rank, the second of each, ...
+        # The first message of each rank, the second of each, ...; ranks by message.
         self._rounds: list[dict[bytes | memoryview, list[int]]] = []
         self._counts: dict[int, int] = {}
 
@@ -86,7 +86,7 @@ class Relay:
         self._batch.add(rank, data)
         if not self._is_due:
             self._is_due = True
-            self._members.serving.call_later(0.0, self._flush)  # with what else is sent meanwhile
+            self._members.serving.call_later(0.0, self._flush)  # together with messages sent until then
 
     def _flush(self) -> None:
         self._is_due = False

@@ -50,13 +50,13 @@ from hvkeras.host.network import (
 )
 from hvkeras.settings import Settings
 
-RECORD_BYTES = 1024  # size of what each rank sends over MPI: its host name and addresses, as JSON
+RECORD_BYTES = 1024  # per rank over MPI: its host name and addresses, as JSON
 STORE_KEY = "/hvkeras/control"
-_MAX_RESPONSE = 64 * 1024  # bytes of horovodrun's store, which anybody may write to
-ADMITTED_WITHIN = 6.0  # seconds until a connection of which the server's kernel knows nothing is found out
+_MAX_RESPONSE = 64 * 1024  # bytes; anybody may write to horovodrun's store
+ADMITTED_WITHIN = 6.0  # seconds until a connection that the server's kernel has dropped is detected
 REPORT_EVERY = 3.0  # seconds between two reports of a missing rank
-MIN_PAUSE, MAX_PAUSE = 0.05, 1.0  # seconds between two looks for what is awaited
-POLLS_PER_SECOND = 1000  # of all ranks together, at what they share
+MIN_PAUSE, MAX_PAUSE = 0.05, 1.0  # seconds between two polls
+POLLS_PER_SECOND = 1000  # of all ranks together, on a shared resource
 
 
 class Waiting:
@@ -261,7 +261,7 @@ def _client_on(connection: socket.socket, launch: Launch, settings: Settings, on
     me = Introduction(launch.rank, launch.size, socket.gethostname())
     try:
         if not is_relay:
-            keep_alive(connection, ADMITTED_WITHIN)  # a server's kernel may forget one of a thousand
+            keep_alive(connection, ADMITTED_WITHIN)  # the server's kernel may drop one of a thousand connections
         client = ControlClient(connection, secret, me, settings.liveness_timeout, on_end, on_timeout)
         if is_relay:
             client.local_address = address_towards(address[0])
@@ -291,14 +291,14 @@ def _reach(launch: Launch, settings: Settings, waiting: Waiting, address: Addres
             stack.enter_context(relay_lock(name))
         except OSError:
             raise ConnectionRefusedError(0, "another rank of this host is starting the relay to it") from None
-        with contextlib.suppress(ConnectionRefusedError):  # it may have just ended its start
+        with contextlib.suppress(ConnectionRefusedError):  # it may just have started
             return connect_to_relay(name, timeout)
         with socket.create_connection(address, timeout) as server:
             why = start_relay(name, server, secret, launch.size, settings.liveness_timeout)
     try:
         return connect_to_relay(name, timeout)
     except ConnectionRefusedError:
-        say(f"no relay on {socket.gethostname()}: {why or 'it has ended'}; rank {launch.rank} connects by itself")
+        say(f"no relay on {socket.gethostname()}: {why or 'it has ended'}; rank {launch.rank} connects directly")
         return socket.create_connection(address, timeout)
 
 
@@ -362,7 +362,7 @@ def _by_horovod_store(launch: Launch, settings: Settings, waiting: Waiting) -> F
                     host, port, secret_hex = json.loads(announcement)
                     return (host, int(port)), bytes.fromhex(secret_hex)
                 except (ValueError, TypeError):
-                    why = "what horovodrun's store has instead of its announcement is none"
+                    why = "horovodrun's store has no valid announcement of it"
             waiting.check("rank 0", why)
             waiting.pause()
 
@@ -400,7 +400,7 @@ def _by_address(launch: Launch, settings: Settings, waiting: Waiting, serve: Ser
             f"Ranks on several hosts, launched by {launch.launcher}, must share a secret, so that nobody else can join",
             "set HVKERAS_SECRET to the same random text on every worker (openssl rand -hex 32), or"
             " HVKERAS_RENDEZVOUS_DIR to a private folder that all hosts share", **ranks))
-    # Rank 0 serves on its announced port until all ranks are connected; then TensorFlow takes that of TF_CONFIG.
+    # Rank 0 serves on its announced port until all ranks are connected; then TensorFlow uses the port of TF_CONFIG.
     secret = settings.secret.encode()
     host, port = split_address(launch.rendezvous.address)
     host = LOOPBACK if launch.local_size == launch.size else host
@@ -408,7 +408,7 @@ def _by_address(launch: Launch, settings: Settings, waiting: Waiting, serve: Ser
         return None, (host, port), secret, None
     if launch.cluster:
         return serve(launch, settings, secret, host if is_local(host) else "", port), (host, port), secret, None
-    # No address of this host: the loopback, where others may be elsewhere, or one that forwards to here.
+    # If empty, `host` is the loopback of a job on several hosts, or an address that forwards to this host.
     own = [LOOPBACK] if launch.local_size == launch.size else own_addresses_of(host)
     server = serve(launch, settings, secret, own[0] if own else "", port)
     return server, (own[0] if own else _outward_or_loopback(), port), secret, None

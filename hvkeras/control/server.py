@@ -43,9 +43,9 @@ from hvkeras.host.network import host_identity
 
 BEAT = 1.0  # seconds between two heartbeats to ranks
 SECONDARY_GRACE = 2.0  # seconds to wait for the root cause when a rank only reports its engine's error
-JOINT_EXIT = 2.0  # seconds within which scripts that do the same work end, and then their processes
-RECONNECT_WITHIN = 10.0  # seconds for a rank to come again that has given up a connection before it was admitted
-ANSWER_GRACE = 2.0  # seconds that ranks have to report their location
+JOINT_EXIT = 2.0  # seconds within which scripts with the same work end, and then their processes
+RECONNECT_WITHIN = 10.0  # seconds for a rank to reconnect that closed its connection before it was admitted
+ANSWER_GRACE = 2.0  # seconds for ranks to report their location
 
 
 class ControlHandler(Handler):
@@ -69,11 +69,11 @@ class ControlHandler(Handler):
         self._next_beat = 0.0
         self._all_ended_at: float | None = None
         self._next_exit_warning: dict[int, float] = {}
-        self._unconfirmed: set[int] = set()  # ranks that were admitted, and may not know it
-        self._reconnecting: dict[int, tuple[RankState, int]] = {}  # ranks that may come again, and their ticks left
-        self._timed_out: Cause | None = None  # the failure of a rank for which others are asked for their locations
+        self._unconfirmed: set[int] = set()  # admitted ranks that have not confirmed it
+        self._reconnecting: dict[int, tuple[RankState, int]] = {}  # ranks that may reconnect, and their remaining ticks
+        self._timed_out: Cause | None = None  # the timeout for which other ranks must report their locations
 
-    # Ranks come and go.
+    # Ranks join and leave.
 
     def on_join(self, member: Member) -> str:
         """Admit a relay or a rank; a rank that does not belong to the job ends it."""
@@ -91,7 +91,7 @@ class ControlHandler(Handler):
         elif number in ranks.present:
             first = ranks.present[number].member
             refusal = (f"two processes claim rank {number}: pid {first.pid} on {first.host} and pid {member.pid} on"
-                       f" {member.host}; give each process an index of its own")
+                       f" {member.host}; give each process its own index")
         if refusal:
             ranks.end(Cause(CauseKind.SETUP, None, "", None, refusal))
         elif ranks.cause is not None:
@@ -114,7 +114,7 @@ class ControlHandler(Handler):
         self._coordinator.on_leave(member.number)
         if member.arrived:
             self._count_as_lost(rank)
-        else:  # it gives up the connection if the server answers too late
+        else:  # it closes the connection if the server answers too late
             self._reconnecting[member.number] = rank, int(RECONNECT_WITHIN / TICK)
 
     def _count_as_lost(self, rank: RankState) -> None:
@@ -132,7 +132,7 @@ class ControlHandler(Handler):
                     self._on_relayed(relay, from_runs(runs), decode(body))
             return
         rank = self.ranks.present.get(member.number)
-        if rank is not None and rank.member is member:  # else it has come again
+        if rank is not None and rank.member is member:  # else it has reconnected
             self._handle(rank, message)
 
     def _on_relayed(self, relay: Relay, numbers: Sequence[int], message: Message) -> None:
@@ -273,13 +273,13 @@ class ControlHandler(Handler):
             several = Cause(CauseKind.STALLED, None, "", None, f"ranks have {waited}: {locations}")
             self.ranks.end(several if late else cause)
 
-    # What time decides.
+    # Time-dependent checks.
 
     def on_tick(self, now: float) -> None:
         """Check all ranks, and send them heartbeats."""
         if self.ranks.cause is None:
             self._check_ranks(now)
-        # the time for which the server stands still is free
+        # ticks, since time for which the server is stopped does not count
         for number, (rank, ticks) in list(self._reconnecting.items()):
             self._reconnecting[number] = rank, ticks - 1
             if ticks <= 1:
@@ -329,7 +329,7 @@ class ControlHandler(Handler):
             if not rank.left or number == self.ranks.own:
                 continue
             error = f"has left the job, but its process has not ended, {waited:.0f} s after its script did"
-            # The process has no thread left that could end it earlier.
+            # The process has no thread left that could end the job earlier.
             if limits.stall_shutdown and waited >= limits.stall_shutdown + limits.liveness:
                 self.ranks.end_with(CauseKind.STALLED, rank.member,
                                     f"{error} (HVKERAS_STALL_SHUTDOWN sets the limit)")
@@ -386,7 +386,7 @@ class ControlServer:
         return self._server.start()
 
     def stop(self) -> None:
-        """Stop serving, closes the socket and ends the thread."""
+        """Stop serving, close the socket and end the thread."""
         self._server.stop()
 
     @property

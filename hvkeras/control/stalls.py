@@ -27,7 +27,7 @@ def notify(stall: str) -> None:
         listener(stall)
 
 
-BACKOFF = 2.0  # the next report of the same stall is due after this multiple of its duration so far
+BACKOFF = 2.0  # the next report of a stall is due after this multiple of its duration
 
 
 class Stalls:
@@ -73,16 +73,16 @@ class Stalls:
             return [self._end(expired, still)]
         due = [rank for rank, report in still.items() if warn_after
                and report.seconds >= self._next.get(rank, warn_after)]
-        for rank in due:  # nobody knows how long a custom loop may take, so it is reported only once
+        for rank in due:  # a custom loop may take any time, so it is reported only once
             self._next[rank] = BACKOFF * still[rank].seconds if still[rank].in_loop else float("inf")
         return [Problem(None, rank, "" if rank > due[0] else self._more(due)) for rank in due[:MAX_WARNINGS]]
 
     def _end(self, expired: list[int], still: dict[int, Standstill]) -> Problem:
-        # A step function without progress may be in a collective that nobody counts, waiting for a rank elsewhere.
+        # A step function without progress may wait in an uncounted collective for a rank that is elsewhere.
         rank = min(expired, key=lambda rank: (still[rank].phase in ("train", "validation"), rank))
         others = [other for other in still if other != rank]
-        also = f"; {in_words(others)} {'have' if len(others) > 1 else 'has'} not moved either" if others else ""
-        return Problem(CauseKind.STALLED, rank, f"has not moved for {still[rank].seconds:.0f} s:"
+        also = f"; {in_words(others)} {'have' if len(others) > 1 else 'has'} made no progress either" if others else ""
+        return Problem(CauseKind.STALLED, rank, f"has made no progress for {still[rank].seconds:.0f} s:"
                        f" {still[rank].text}{also} (HVKERAS_STALL_SHUTDOWN sets the limit)")
 
     @staticmethod

@@ -18,7 +18,7 @@ from hvkeras.control.relayed import as_runs
 from hvkeras.errors import PeerError, explain
 
 Request = tuple[Sequence[int], Message]
-POLL_INTERVAL = 0.1  # seconds between two checks whether the job has ended
+POLL_INTERVAL = 0.1  # seconds between two checks for the end of the job
 
 
 class Stop:
@@ -31,8 +31,8 @@ class Stop:
     def __init__(self) -> None:
         self.wishes: list[int] = []
         self._changed = threading.Condition()
-        self._begun = 0  # executions
-        self._committed = 0  # executions that this rank will reach in any case
+        self._begun = 0  # number of executions
+        self._committed = 0  # number of executions that this rank will certainly reach
         self._wanted = self._asked = False
         self._after: int | None = None
 

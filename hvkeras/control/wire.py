@@ -28,13 +28,13 @@ MAGIC = b"HVK3"
 NONCE_BYTES = 32
 CODE_BYTES = 32
 _NO_CODE = bytes(CODE_BYTES)
-HEADER = struct.Struct(">?I")  # whether more frames of the message follow; bytes of the payload
+HEADER = struct.Struct(">?I")  # more frames of the message follow; bytes of the payload
 MAX_PAYLOAD = 4 * 1024 * 1024  # bytes of a frame
 MAX_MESSAGE = 64 * MAX_PAYLOAD
-COPIED = 64 * 1024  # bytes of a message up to which it is put behind its header; two calls of the kernel cost more
-AUTHENTICATION_DEADLINE = 10.0  # seconds a new connection has to prove the secret
-MAX_UNAUTHENTICATED = 64  # connections that may try at the same time, where one is waited for
-_TICK = 0.1  # seconds between two looks at who has proved it
+COPIED = 64 * 1024  # bytes up to which a message is joined with its header, to save a system call
+AUTHENTICATION_DEADLINE = 10.0  # seconds for a new connection to authenticate
+MAX_UNAUTHENTICATED = 64  # concurrent connections in `accept_authenticated`
+_TICK = 0.1  # seconds between two checks for an authenticated connection
 
 
 class AuthenticationError(PeerError):
@@ -69,7 +69,7 @@ def verify_code(shown: bytes, wanted: bytes) -> None:
         AuthenticationError: They differ.
     """
     if not hmac.compare_digest(shown, wanted):
-        raise AuthenticationError(explain("A peer on the control channel must prove the job's secret",
+        raise AuthenticationError(explain("A peer on the control channel must authenticate with the job's secret",
                                  "another job or program uses this address; restart this job"))
 
 
@@ -87,7 +87,7 @@ class Seal:
         self._labels = (outgoing, incoming)
         self._sent = 0
         self._received = 0
-        self._parts: list[bytes | bytearray] = []  # of a message whose frames have not all arrived
+        self._parts: list[bytes | bytearray] = []  # frames of an incomplete message
 
     def _code(self, label: bytes, number: int, header: bytes, payload: bytes | bytearray | memoryview) -> bytes:
         if not self._key:
@@ -198,7 +198,8 @@ def authenticate_to_server(connected: socket.socket, secret: bytes,
     """
     challenge = bytes(receive_exactly(connected, len(MAGIC) + NONCE_BYTES, on_timeout=on_timeout))
     if not challenge.startswith(MAGIC):
-        raise AuthenticationError(explain("The address must be hvkeras's own", "another program listens there",
+        raise AuthenticationError(explain("The address must be that of hvkeras's server",
+                                          "another program listens there",
                                       first_bytes=challenge[:8]))
     theirs, own = challenge[len(MAGIC) :], nonce()
     connected.sendall(own + authentication_code(secret, b"client", theirs, own))
@@ -256,5 +257,5 @@ def accept_authenticated(listening: socket.socket, secret: bytes, timeout: float
                 threading.Thread(target=prove, args=(connected,), name="hvkeras-proof", daemon=True).start()
             else:
                 connected.close()
-    raise PeerError(explain(f"A peer must connect within {timeout:g} s, and prove the secret",
+    raise PeerError(explain(f"A peer must connect within {timeout:g} s, and authenticate",
                             "check the network between the hosts"))

@@ -38,7 +38,7 @@ def launch_of(launch: Launch, comm: Any) -> Launch:
         return launch
     if (world := world_size()) != launch.size:
         raise UsageError(explain(
-            f"comm must belong to the job, but {launch.launcher} has started {launch.size} ranks, of which MPI knows"
-            f" {world}", "launch with mpirun, or leave comm out", comm_size=comm.Get_size()))
+            f"comm must belong to the job, but {launch.launcher} has started {launch.size} ranks, and MPI"
+            f" has {world}", "launch with mpirun, or leave comm out", comm_size=comm.Get_size()))
     return dataclasses.replace(launch, rank=comm.Get_rank(), size=comm.Get_size(), local_rank=None, local_size=None,
                                rendezvous=Rendezvous("mpi", communicator=comm))

@@ -16,7 +16,8 @@ STARTED_BY = "HVKERAS_RUN_LAUNCHER"
 MEMBERSHIP_ADDRESS = "HVKERAS_RUN_MEMBERSHIP"
 WORKER = "HVKERAS_RUN_WORKER"
 STANDBY = "HVKERAS_RUN_STANDBY"
-JOINS_AT_COMMIT, JOINS_AT_START = "commit", "start"  # its values: a worker waits for ranks in a function, or in init()
+# its values: a worker waits for its rank in a function, or in init()
+JOINS_AT_COMMIT, JOINS_AT_START = "commit", "start"
 HANDOVER = "HVKERAS_RUN_HANDOVER"
 
 

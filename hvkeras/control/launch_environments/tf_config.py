@@ -74,7 +74,7 @@ def detect_parameter_servers(environ: Mapping[str, str]) -> Launch:
     """
     text = environ.get(CLUSTER, "")
     if not text.strip():
-        raise UsageError(explain("Training with parameter servers needs TF_CONFIG, which tells each process the whole"
+        raise UsageError(explain("Training with parameter servers needs TF_CONFIG, which gives each process the whole"
                                  " cluster and its own task", f"start each task with a TF_CONFIG like {_PS_EXAMPLE}",
                                  TF_CONFIG=text))
     config = _parsed(text)
@@ -90,7 +90,7 @@ def detect_parameter_servers(environ: Mapping[str, str]) -> Launch:
 
 def _launch(cluster: Mapping[str, list[str]], roles: tuple[str, ...], kind: str, index: int) -> Launch:
     entries = [(f"{role} {number}", address) for role in roles for number, address in enumerate(cluster.get(role, []))]
-    if f"{kind} {index}" not in dict(entries):  # an evaluator that is not listed
+    if f"{kind} {index}" not in dict(entries):  # an unlisted evaluator
         entries.append((f"{kind} {index}", ""))
     rank = [name for name, _ in entries].index(f"{kind} {index}")
     members = [address for name, address in entries if not name.startswith("evaluator ")]
@@ -186,7 +186,7 @@ def _check_unique(cluster: Mapping[str, list[str]]) -> None:
         for number, address in enumerate(addresses):
             task = f"{role} {number}"
             if address in seen:
-                raise UsageError(explain("Every task in TF_CONFIG must have an address of its own, but"
+                raise UsageError(explain("Every task in TF_CONFIG must have its own address, but"
                                          f" {seen[address]} and {task} share one",
                                          f"give {task} another host or port in every TF_CONFIG", address=address))
             seen[address] = task
@@ -194,7 +194,7 @@ def _check_unique(cluster: Mapping[str, list[str]]) -> None:
 
 def _role(task: Any) -> str:
     if not isinstance(task, dict) or "type" not in task or "index" not in task:
-        raise UsageError(explain('TF_CONFIG must have a "task" with "type" and "index", this process\'s own place',
+        raise UsageError(explain('TF_CONFIG must have a "task" with "type" and "index", this process\'s own task',
                                  'add "task": {"type": "worker", "index": 0}, and give each process its own index',
                                  task=task))
     kind = task["type"]
@@ -207,10 +207,10 @@ def _role(task: Any) -> str:
 def _index(task: Any, kind: str, cluster: Mapping[str, list[str]]) -> int:
     index = task["index"]
     number = int(index) if isinstance(index, str) and index.isascii() and index.isdigit() else index
-    count = len(cluster.get(kind, [])) or kind == "evaluator"  # TensorFlow does not require it to be listed
+    count = len(cluster.get(kind, [])) or kind == "evaluator"  # TensorFlow does not require evaluators to be listed
     if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < count:
         valid = f'set "index" to one of 0 to {count - 1}' if count else f'the cluster has no "{kind}"'
-        raise UsageError(explain(f"The task index in TF_CONFIG must be the place of this process's own address under"
+        raise UsageError(explain(f"The task index in TF_CONFIG must be the index of this process's own address under"
                                  f' "{kind}" in the cluster', f"{valid}, or add this process's address to the"
                                  " cluster in every TF_CONFIG", index=index, **{kind: cluster.get(kind, [])}))
     return number

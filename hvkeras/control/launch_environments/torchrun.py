@@ -15,7 +15,7 @@ LOCAL_PROCESS_ID = "LOCAL_RANK"
 LOCAL_PROCESS_COUNT = "LOCAL_WORLD_SIZE"
 FIRST_HOST = "MASTER_ADDR"
 FIRST_PORT = "MASTER_PORT"
-# What only torchrun itself sets.
+# Variables that only torchrun itself sets.
 RUN = "TORCHELASTIC_RUN_ID"
 _ATTEMPT = "TORCHELASTIC_RESTART_COUNT"
 _STORE_AT_PORT = "TORCHELASTIC_USE_AGENT_STORE"
@@ -33,7 +33,7 @@ def detect(environ: Mapping[str, str]) -> Launch | None:
     launcher = TORCHRUN if environ.get(RUN) else LAUNCHER
     is_launched_by(launcher, environ, _ALL, _ALL)
     host = environ[FIRST_HOST].strip()
-    # torchrun keeps a store of its own at the port.
+    # torchrun's own store listens at the port.
     port = number(environ, FIRST_PORT, launcher, least=1) + (environ.get(_STORE_AT_PORT) == "True")
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     attempt = "\n".join([address, environ.get(RUN, ""), environ.get(_ATTEMPT, "")])
