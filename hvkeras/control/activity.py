@@ -107,14 +107,14 @@ def running(kind: str, model: Any) -> Iterator[None]:
 
 
 def begin_steps() -> None:
-    """Record that the callbacks at the begin of a loop run."""
+    """Record that the callbacks at the beginning of a loop run."""
     if _Process.loop is not None:
         _Process.loop.reset_counts()
         _Process.moves += 1
 
 
 def begin_epoch(epoch: int) -> None:
-    """Record that the callbacks at the begin of an epoch run."""
+    """Record that the callbacks at the beginning of an epoch run."""
     loop = _Process.loop
     if loop is not None:
         loop.epoch, loop.step, loop.stepping, loop.ends_epoch = epoch, None, False, False
@@ -123,7 +123,7 @@ def begin_epoch(epoch: int) -> None:
 
 
 def begin_step(step: int) -> None:
-    """Record that the callbacks at the begin of a step run, and then the step."""
+    """Record that the callbacks at the beginning of a step run, and then the step."""
     loop = _Process.loop
     if loop is not None:
         if loop.step is not None:

@@ -75,7 +75,7 @@ class ControlClient:
         on_timeout: See `Connection`.
 
     Raises:
-        AuthenticationError: The server does not know the secret.
+        AuthenticationError: The server fails to authenticate.
         UsageError: The server rejects this rank; the message gives the reason.
     """
 

@@ -42,7 +42,7 @@ class Connection:
         closed: Set once this end closes the connection.
 
     Raises:
-        AuthenticationError: The server does not know the secret.
+        AuthenticationError: The server fails to authenticate.
         UsageError: The server rejects this peer; the message gives the reason.
     """
 
@@ -97,8 +97,9 @@ class Connection:
         """Wait for the next message, and return it encoded; otherwise like `read`."""
         data = None
         while data is None:
-            begin = bytes(wire.receive_exactly(self._socket, wire.HEADER.size + wire.CODE_BYTES, on_timeout=on_timeout))
-            header, code = begin[: wire.HEADER.size], begin[wire.HEADER.size :]
+            prefix = bytes(wire.receive_exactly(self._socket, wire.HEADER.size + wire.CODE_BYTES,
+                                                on_timeout=on_timeout))
+            header, code = prefix[: wire.HEADER.size], prefix[wire.HEADER.size :]
             payload = wire.receive_exactly(self._socket, wire.payload_length(header), on_timeout=on_timeout)
             data = self._seal.open_frame(header, code, payload)
         return data
@@ -119,7 +120,7 @@ class Connection:
         self._join_threads()
 
     def close(self) -> None:
-        """Close the connection and stops the threads."""
+        """Close the connection and stop the threads."""
         self.closed.set()
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)

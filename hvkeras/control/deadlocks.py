@@ -251,8 +251,8 @@ class Waits:
             if keys.isdisjoint(self._exchanges) and all(waiting.issuperset(self._plans[key].counts) for key in keys):
                 return [Problem(CauseKind.MISMATCH, None, self._difference(cycle), tuple(sorted(keys)))]
             # Some rank is late: it would enter a collective that the others have left with an error.
-            patient = now - PATIENCE * self.limits[0]
-            if all(self._started_at(wait) <= patient for wait in cycle) or not keys.isdisjoint(self._exchanges):
+            latest_start = now - PATIENCE * self.limits[0]
+            if all(self._started_at(wait) <= latest_start for wait in cycle) or not keys.isdisjoint(self._exchanges):
                 return [Problem(CauseKind.MISMATCH, None, self._difference(cycle))]
         return []
 
@@ -271,11 +271,11 @@ class Waits:
 
     def _stalls(self, now: float, describe: Callable[[int], str]) -> list[Problem]:
         _, warn_after, stall_after = self.limits
-        soonest = min((limit for limit in (warn_after, stall_after) if limit), default=math.inf)
+        shortest_limit = min((limit for limit in (warn_after, stall_after) if limit), default=math.inf)
         findings = []
         for key in self.unequal():
             plan = self._plans[key]
-            if now - plan.since.at < soonest:
+            if now - plan.since.at < shortest_limit:
                 continue
             since = max(plan.since.at, min(since.at for since in plan.waiting))
             waited = now - since
@@ -332,7 +332,7 @@ class Waits:
         mine_operation, theirs_operation = (f"{plan['operation']} {plan['how']}".rstrip() for plan in (mine, theirs))
         mine_ranks, theirs_ranks = (f"ranks [{numbers_in_words(plan['ranks'])}]" for plan in (mine, theirs))
         overview = (f"rank {one.waiter} is in {mine['label']} ({mine_operation}, {mine_ranks}), rank {other.waiter} in"
-                 f" {theirs['label']} ({theirs_operation}, {theirs_ranks})")
+                    f" {theirs['label']} ({theirs_operation}, {theirs_ranks})")
         if mine["operation"] != theirs["operation"] or mine["ranks"] != theirs["ranks"]:
             return start + overview
         where = f"in {mine['label']}" + ("" if mine["label"] == theirs["label"]

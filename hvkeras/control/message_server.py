@@ -364,13 +364,13 @@ class _Peer(asyncio.Protocol):
         self._server.on_authenticated(self)
 
     def _next(self) -> bytes | None:
-        begin = wire.HEADER.size + wire.CODE_BYTES
-        while self._seal is not None and len(self._received) >= begin:
-            self._frame = self._frame or begin + wire.payload_length(bytes(self._received[: wire.HEADER.size]))
+        prefix = wire.HEADER.size + wire.CODE_BYTES
+        while self._seal is not None and len(self._received) >= prefix:
+            self._frame = self._frame or prefix + wire.payload_length(bytes(self._received[: wire.HEADER.size]))
             if len(self._received) < self._frame:
                 return None
             header, code = self._consume(wire.HEADER.size), self._consume(wire.CODE_BYTES)
-            payload, self._frame = self._consume(self._frame - begin), 0
+            payload, self._frame = self._consume(self._frame - prefix), 0
             if (message := self._seal.open_frame(header, code, payload)) is not None:
                 return bytes(message)
         return None

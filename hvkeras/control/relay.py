@@ -94,7 +94,7 @@ def start_relay(name: str, server: socket.socket, secret: bytes, size: int, live
 
     Args:
         name: The name of its socket.
-        server: A new connection to the server, which the relay takes done.
+        server: A new connection to the server, which the relay inherits.
         secret: The job's secret.
         size: The number of ranks of the job.
         liveness: Seconds without a message from the server after which it counts as lost.
@@ -103,12 +103,13 @@ def start_relay(name: str, server: socket.socket, secret: bytes, size: int, live
         "" once it listens; else the reason why it does not.
     """
     path = [str(Path(__file__).parents[2]), *sys.path]
-    order = {"name": name, "server": server.fileno(), "secret": secret.hex(), "size": size, "liveness": liveness}
+    arguments = {"name": name, "server": server.fileno(), "secret": secret.hex(), "size": size, "liveness": liveness}
     try:
         with subprocess.Popen([sys.executable, "-I", "-S", "-c", _CODE.format(path=path)], stdin=subprocess.PIPE,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True, cwd="/",
                               pass_fds=[server.fileno()]) as starter:
-            output = starter.communicate(json.dumps(order).encode(), STARTED_WITHIN)[0].decode(errors="replace").strip()
+            output = starter.communicate(json.dumps(arguments).encode(),
+                                         STARTED_WITHIN)[0].decode(errors="replace").strip()
     except (OSError, subprocess.SubprocessError) as error:
         return str(error)
     return "" if output == READY else (output.splitlines() or ["it ended without output"])[-1]
@@ -154,7 +155,7 @@ class RelayHandler(Handler):
         self._add(member, encode(Hello(member.number, member.size, member.host, member.pid, member.attempt)))
 
     def on_data(self, member: Member, data: bytes) -> None:
-        """Batch a rank's message with others that are already there; a heartbeat waits for the next one."""
+        """Batch a rank's message with others already received; heartbeats wait for the relay's next heartbeat."""
         if name_of(data) == "Heartbeat" and not self._some_joined:
             self._batch.add(member.number, data)
         else:
@@ -290,11 +291,11 @@ def _notify_starter(text: str) -> None:
 
 def main() -> None:
     """Run the relay as a daemon: the rank that starts it may end before others of its host."""
-    order = json.loads(sys.stdin.read())
+    arguments = json.loads(sys.stdin.read())
     if os.fork():
         os._exit(0)
     try:
-        relay(order["name"], socket.socket(fileno=order["server"]), bytes.fromhex(order["secret"]), order["size"],
-              order["liveness"])
+        relay(arguments["name"], socket.socket(fileno=arguments["server"]), bytes.fromhex(arguments["secret"]),
+              arguments["size"], arguments["liveness"])
     except (OSError, HvkerasError) as error:
         _notify_starter(summary(error))

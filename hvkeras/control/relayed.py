@@ -101,6 +101,6 @@ def send_to_all(members: Members, relays: Collection[Relay], message: Message) -
         if member.number > FIRST_RELAY:
             member.write(data)
     if relays:
-        spread = encode(Relayed([[]], [data]))
+        relayed = encode(Relayed([[]], [data]))
         for relay in relays:
-            relay.broadcast(spread)
+            relay.broadcast(relayed)

@@ -86,7 +86,7 @@ class Waiting:
         """Report the wait if a report is due.
 
         Raises:
-            PeerError: The deadline has elapsed.
+            PeerError: The deadline has passed.
         """
         waited = time.monotonic() - self._start
         if waited >= self._timeout:
@@ -246,7 +246,7 @@ def _check_unanswered(waiting: Waiting, whom: str, refresh: Refresh | None, know
     """Report the wait for a server that does not answer.
 
     Raises:
-        PeerError: The deadline has elapsed.
+        PeerError: The deadline has passed.
         OSError: The server has moved to another address.
     """
     waiting.check(whom, "it does not admit this rank yet")

@@ -68,7 +68,7 @@ class Stalls:
         warn_after, stall_after = self.limits
         still = {rank: report for rank, report in sorted(self._stalled.items()) if rank not in waiting}
         expired = [rank for rank, report in still.items() if stall_after and report.may_end
-                and min(report.seconds, report.python_seconds) >= stall_after]
+                   and min(report.seconds, report.python_seconds) >= stall_after]
         if expired:
             return [self._end(expired, still)]
         due = [rank for rank, report in still.items() if warn_after

@@ -52,7 +52,7 @@ def authentication_code(secret: bytes, role: bytes, server_nonce: bytes, client_
 
 
 def session_key(connected: Any, secret: bytes, server_nonce: bytes, client_nonce: bytes) -> bytes:
-    """Return the key of the frames on a connection; empty to a process of the same user on this host.
+    """Return the key of the frames on a connection; empty for a connection to a process of the same user on this host.
 
     Nobody else can write on such a connection, a Unix socket: the kernel has identified the peer.
     """
@@ -62,13 +62,13 @@ def session_key(connected: Any, secret: bytes, server_nonce: bytes, client_nonce
     return authentication_code(secret, b"session", server_nonce, client_nonce)
 
 
-def verify_code(shown: bytes, wanted: bytes) -> None:
+def verify_code(received: bytes, expected: bytes) -> None:
     """Compare two codes in constant time.
 
     Raises:
         AuthenticationError: They differ.
     """
-    if not hmac.compare_digest(shown, wanted):
+    if not hmac.compare_digest(received, expected):
         raise AuthenticationError(explain("A peer on the control channel must authenticate with the job's secret",
                                  "another job or program uses this address; restart this job"))
 
@@ -111,9 +111,9 @@ class Seal:
         if len(payload) > MAX_MESSAGE:
             raise UsageError(explain(f"A control message must be under {MAX_MESSAGE} bytes", "send tensors instead",
                                      begins=bytes(payload[:40]), bytes=len(payload)))
-        whole, pieces = memoryview(payload), list[bytes | memoryview]()
+        view, pieces = memoryview(payload), list[bytes | memoryview]()
         for start in range(0, len(payload), MAX_PAYLOAD):
-            part = whole[start : start + MAX_PAYLOAD]
+            part = view[start : start + MAX_PAYLOAD]
             header = HEADER.pack(start + MAX_PAYLOAD < len(payload), len(part))
             pieces += [header + self._code(self._labels[0], self._sent, header, part), part]
             self._sent += 1
@@ -153,7 +153,7 @@ def payload_length(header: bytes) -> int:
 
 
 def receive_exactly(connected: socket.socket, count: int, until: float | None = None,
-            on_timeout: Callable[[], None] | None = None) -> bytearray:
+                    on_timeout: Callable[[], None] | None = None) -> bytearray:
     """Receive exactly `count` bytes.
 
     Args:
@@ -193,7 +193,7 @@ def authenticate_to_server(connected: socket.socket, secret: bytes,
         on_timeout: See `receive_exactly`.
 
     Raises:
-        AuthenticationError: The other side does not know the secret.
+        AuthenticationError: The other side fails to authenticate.
         OSError: The connection has ended, or the other side does not answer.
     """
     challenge = bytes(receive_exactly(connected, len(MAGIC) + NONCE_BYTES, on_timeout=on_timeout))
@@ -212,14 +212,14 @@ def authenticate_to_client(connected: socket.socket, secret: bytes) -> None:
     """Authenticate on an accepted connection, and verify the client, within `AUTHENTICATION_DEADLINE`.
 
     Raises:
-        AuthenticationError: The other side does not know the secret.
+        AuthenticationError: The other side fails to authenticate.
         OSError: The connection has ended, or the other side does not answer.
     """
     until, own = time.monotonic() + AUTHENTICATION_DEADLINE, nonce()
     connected.sendall(MAGIC + own)
     answer = bytes(receive_exactly(connected, NONCE_BYTES + CODE_BYTES, until))
-    theirs, shown = answer[: NONCE_BYTES], answer[NONCE_BYTES :]
-    verify_code(shown, authentication_code(secret, b"client", own, theirs))
+    theirs, code = answer[: NONCE_BYTES], answer[NONCE_BYTES :]
+    verify_code(code, authentication_code(secret, b"client", own, theirs))
     connected.sendall(authentication_code(secret, b"server", own, theirs))
 
 
@@ -234,27 +234,28 @@ def accept_authenticated(listening: socket.socket, secret: bytes, timeout: float
     Raises:
         PeerError: No peer has authenticated in time.
     """
-    proven: collections.deque[socket.socket] = collections.deque()
-    room = threading.BoundedSemaphore(MAX_UNAUTHENTICATED)
+    authenticated: collections.deque[socket.socket] = collections.deque()
+    slots = threading.BoundedSemaphore(MAX_UNAUTHENTICATED)
 
-    def prove(connected: socket.socket) -> None:
+    def authenticate(connected: socket.socket) -> None:
         try:
             authenticate_to_client(connected, secret)
-            proven.append(connected)
+            authenticated.append(connected)
         except (OSError, AuthenticationError):
             connected.close()
         finally:
-            room.release()
+            slots.release()
 
     listening.settimeout(_TICK)
     until = time.monotonic() + timeout
     while time.monotonic() < until:
-        if proven:
-            return proven.popleft()
+        if authenticated:
+            return authenticated.popleft()
         with contextlib.suppress(TimeoutError):
             connected, _ = listening.accept()
-            if room.acquire(blocking=False):
-                threading.Thread(target=prove, args=(connected,), name="hvkeras-proof", daemon=True).start()
+            if slots.acquire(blocking=False):
+                threading.Thread(target=authenticate, args=(connected,), name="hvkeras-authenticate",
+                                 daemon=True).start()
             else:
                 connected.close()
     raise PeerError(explain(f"A peer must connect within {timeout:g} s, and authenticate",

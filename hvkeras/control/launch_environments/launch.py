@@ -132,7 +132,7 @@ def number(environ: Mapping[str, str], name: str, launcher: str, least: int = 0)
     text = environ[name].strip()
     if text.isascii() and text.isdigit() and int(text) >= least:
         return int(text)
-    raise UsageError(explain(f"{name} must be a whole number of at least {least}, as {launcher} sets it",
+    raise UsageError(explain(f"{name} must be an integer of at least {least}, as {launcher} sets it",
                              f"let the launcher set {name}, or unset it to run a single process",
                              **{name: environ[name]}))
 

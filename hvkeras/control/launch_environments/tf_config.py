@@ -157,7 +157,7 @@ def _cluster(cluster: Any) -> dict[str, list[str]]:
                                  f"write it like {EXAMPLE}, or unset TF_CONFIG for a single process", cluster=cluster))
     for role, addresses in cluster.items():
         if role not in (*_TRAINING, *_OTHERS):
-            raise UsageError(explain("Roles in TF_CONFIG must be chief or worker, or ps and evaluator beside them",
+            raise UsageError(explain("Roles in TF_CONFIG must be chief, worker, ps or evaluator",
                                      f'rename "{role}" to "worker" in every TF_CONFIG', role=role))
         if not isinstance(addresses, list):
             raise UsageError(explain(f'The role "{role}" in TF_CONFIG must list its addresses',
