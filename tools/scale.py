@@ -455,9 +455,10 @@ async def _rank(rank: int, size: int, port: int, gathered: list[int], leave: asy
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     challenge = await reader.readexactly(len(wire.MAGIC) + wire.NONCE_BYTES)
     theirs, own = challenge[len(wire.MAGIC):], wire.nonce()
-    writer.write(own + wire.proof(SECRET, b"client", theirs, own))
-    wire.verify_proof(await reader.readexactly(wire.CODE_BYTES), wire.proof(SECRET, b"server", theirs, own))
-    seal = wire.Seal(wire.proof(SECRET, b"session", theirs, own), b"client", b"server")
+    writer.write(own + wire.authentication_code(SECRET, b"client", theirs, own))
+    wire.verify_code(await reader.readexactly(wire.CODE_BYTES),
+                     wire.authentication_code(SECRET, b"server", theirs, own))
+    seal = wire.Seal(wire.authentication_code(SECRET, b"session", theirs, own), b"client", b"server")
 
     async def read() -> bytes:
         data = None

@@ -1,8 +1,8 @@
-"""Tracks what this rank is doing (its phase, step and callback), and whether it makes progress.
+"""This rank's activity (its phase, step and callback), and whether it makes progress.
 
-A callback before all others keeps this up to date in `fit`, `evaluate` and `predict` (`hvkeras.training.fit_hooks`), at
-a cost of less than a microsecond per step; everything else, such as which callback runs, is looked up on request. Keras
-fetches a step's batch inside its compiled function, which counts the batches that have arrived: while the calls
+A callback before all others updates the state in `fit`, `evaluate` and `predict` (`hvkeras.training.fit_hooks`), at a
+cost of less than a microsecond per step. Everything else, such as the running callback, is looked up on request. Keras
+fetches a step's batch inside its compiled function, which counts the batches that have arrived. While the calls
 outnumber the batches, the running call waits for its input.
 """
 
@@ -31,14 +31,14 @@ _FETCHING = os.path.join("data", "ops", "iterator_ops.py")  # TensorFlow's file 
 
 @dataclass(frozen=True)
 class Doing:
-    """What a rank is doing.
+    """The activity of a rank.
 
     Attributes:
         phase: `train`, `validation`, `evaluation`, `prediction`, `callback`, `input` or `outside`.
         text: A description of the phase, with step and epoch.
-        may_end: Whether the job may end if the rank makes no further progress.
-        within: Whether it is inside a Keras loop.
-        lacks_batch: Whether it waits for data, or may do so.
+        may_end: True if the job may end when the rank makes no further progress.
+        within: True inside a Keras loop.
+        lacks_batch: True if it waits for data, or may do so.
     """
 
     phase: str
@@ -53,7 +53,6 @@ class Loop:
 
     Args:
         kind: `TRAIN`, `TEST` or `PREDICT`.
-        model: The model.
         outer: The loop in which it was called, or None.
         code: The code of the function that makes the call.
     """
@@ -64,24 +63,24 @@ class Loop:
         self.thread = threading.get_ident()
         self.epoch: int | None = None
         self.step: int | None = None
-        self.ends_epoch = False  # the callbacks of an epoch's end run
-        self.stepping = False  # a step has begun, and the loop has not left its steps since
-        self.calls = 0  # calls of that function since the count was last reset
+        self.ends_epoch = False  # the callbacks at the end of an epoch run
+        self.stepping = False  # a step has begun, and the steps have not ended since
+        self.calls = 0  # calls of that function since the last reset
         self.first = True  # no call has completed yet
         self.batches = batches()
 
     def reset_counts(self) -> None:
-        """Resets the counts of calls and batches together, after calls that may have found no batch."""
+        """Reset the counts of calls and batches together, after calls that may have found no batch."""
         self.calls, self.batches = 0, batches()
 
 
 class _Process:
-    """The state of this process."""
+    """State of this process."""
 
     loop: Loop | None = None
     moves = 0
     fetched = 0  # number of batches in eager mode
-    in_graphs: Any = None  # the variable that counts batches in graphs
+    graph_counter: Any = None  # the variable that counts batches in graphs
 
 
 _counted: weakref.WeakSet[Any] = weakref.WeakSet()  # models whose functions count their batches
@@ -96,7 +95,7 @@ def running(kind: str, model: Any) -> Iterator[None]:
         model: The model.
     """
     outer = _Process.loop
-    _Process.loop = Loop(kind, model, outer, sys._getframe(2).f_code)  # of the `with` statement
+    _Process.loop = Loop(kind, model, outer, sys._getframe(2).f_code)  # the frame of the `with` statement
     _Process.moves += 1
     try:
         yield
@@ -108,14 +107,14 @@ def running(kind: str, model: Any) -> Iterator[None]:
 
 
 def begin_steps() -> None:
-    """Notes that the callbacks of a loop's begin run."""
+    """Record that the callbacks at the beginning of a loop run."""
     if _Process.loop is not None:
         _Process.loop.reset_counts()
         _Process.moves += 1
 
 
 def begin_epoch(epoch: int) -> None:
-    """Notes that the callbacks of an epoch's begin run."""
+    """Record that the callbacks at the beginning of an epoch run."""
     loop = _Process.loop
     if loop is not None:
         loop.epoch, loop.step, loop.stepping, loop.ends_epoch = epoch, None, False, False
@@ -124,7 +123,7 @@ def begin_epoch(epoch: int) -> None:
 
 
 def begin_step(step: int) -> None:
-    """Notes that the callbacks of a step's begin run, and then the step."""
+    """Record that the callbacks at the beginning of a step run, and then the step."""
     loop = _Process.loop
     if loop is not None:
         if loop.step is not None:
@@ -135,7 +134,7 @@ def begin_step(step: int) -> None:
 
 
 def end_steps() -> None:
-    """Notes that the loop has left its steps, for now."""
+    """Record that the loop has left its steps, for now."""
     loop = _Process.loop
     if loop is not None:
         loop.ends_epoch = loop.stepping = False
@@ -143,7 +142,7 @@ def end_steps() -> None:
 
 
 def end_epoch() -> None:
-    """Notes that the callbacks of an epoch's end run."""
+    """Record that the callbacks at the end of an epoch run."""
     loop = _Process.loop
     if loop is not None:
         loop.ends_epoch, loop.stepping, loop.first = True, False, False
@@ -151,12 +150,12 @@ def end_epoch() -> None:
 
 
 def ends_epoch() -> bool:
-    """Whether the callbacks of an epoch's end run now."""
+    """Return whether the callbacks at the end of an epoch run now."""
     return _Process.loop is not None and _Process.loop.ends_epoch
 
 
 def counting(model: Any, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Makes a step function count its batch as soon as the batch arrives.
+    """Wrap a step function so that it counts its batch as soon as the batch arrives.
 
     Args:
         model: The model to which the function belongs.
@@ -181,36 +180,36 @@ def _count(batch: Any) -> None:
     if tf.executing_eagerly():
         _Process.fetched += 1
         return
-    if _Process.in_graphs is None:
-        _Process.in_graphs = graphs.persistent_variable(0, tf.int64, "hvkeras_batches")
-    there = [tensor for tensor in tf.nest.flatten(batch, expand_composites=True) if tf.is_tensor(tensor)]
-    with tf.control_dependencies(there):
-        _Process.in_graphs.assign_add(1)
+    if _Process.graph_counter is None:
+        _Process.graph_counter = graphs.persistent_variable(0, tf.int64, "hvkeras_batches")
+    tensors = [tensor for tensor in tf.nest.flatten(batch, expand_composites=True) if tf.is_tensor(tensor)]
+    with tf.control_dependencies(tensors):
+        _Process.graph_counter.assign_add(1)
 
 
 def batches() -> int:
-    """The number of batches that have reached Keras's functions in this process."""
-    return _Process.fetched + (0 if _Process.in_graphs is None else int(_Process.in_graphs.numpy()))
+    """Return the number of batches that have reached Keras's functions in this process."""
+    return _Process.fetched + (0 if _Process.graph_counter is None else int(_Process.graph_counter.numpy()))
 
 
 def moves() -> int:
-    """A counter that grows whenever Keras's loops make progress; it does not include batches."""
+    """Return a counter that grows whenever Keras's loops make progress; it does not include batches."""
     return _Process.moves
 
 
 def thread() -> int:
-    """The thread to observe: that of the running `fit`, else the main thread."""
+    """Return the thread to observe: that of the running `fit`, else the main thread."""
     loop = _Process.loop
     return loop.thread if loop is not None else threading.main_thread().ident or 0
 
 
-def standing() -> tuple[tuple[int, int], ...]:
-    """The current instruction of each frame of the thread; unchanged as long as the innermost call lasts."""
+def instructions() -> tuple[tuple[int, int], ...]:
+    """Return the current instruction of each frame of the thread; unchanged while the innermost call lasts."""
     return tuple((id(frame.f_code), frame.f_lasti) for frame in frames_of(thread()))
 
 
 def doing(steps: str = "") -> Doing:
-    """What this rank is doing now.
+    """Return the current activity of this rank.
 
     Args:
         steps: A description of what a custom training loop has done so far.
@@ -237,11 +236,11 @@ def doing(steps: str = "") -> Doing:
     return Doing(_phase(loop), where, may_end, lacks_batch=waits is None)
 
 
-class _CollectorOff:
-    """Keeps Python's garbage collector from running while stacks are read, which makes objects.
+class _CollectorDisabled:
+    """Context manager that disables Python's garbage collector while stacks are read, which creates objects.
 
     Finalizers let other threads run, so that the stack changes (a crash), or `sys._current_frames`, which holds the
-    interpreter's lock of threads, waits for itself: https://github.com/python/cpython/issues/106883.
+    interpreter's lock of threads, deadlocks: https://github.com/python/cpython/issues/106883.
     """
 
     def __init__(self) -> None:
@@ -250,7 +249,7 @@ class _CollectorOff:
         detach_in_children(self)
 
     def in_child(self) -> None:
-        """Undoes what another thread was about to undo at the moment of the fork."""
+        """Restore the collector, if another thread had disabled it at the moment of the fork."""
         if self._lock.locked() and self._was_on:
             gc.enable()
         self._lock = threading.Lock()
@@ -266,32 +265,33 @@ class _CollectorOff:
         self._lock.release()
 
 
-_collector_off = _CollectorOff()
+_collector_disabled = _CollectorDisabled()
 
 
 def frames_of(ident: int) -> list[FrameType]:
-    """The frames of a thread, the innermost first.
+    """Return the frames of a thread, the innermost first.
 
     Args:
         ident: The thread.
     """
-    # All of this runs in C, so that no other thread runs in between. If the thread continued meanwhile, its stack would
-    # be broken; Python 3.11 even returned objects that are not frames as `f_back`.
+    # All of this runs in C, so that no other thread runs in between. If the thread continued meanwhile, the stack would
+    # be corrupt; Python 3.11 even returned objects that are not frames as `f_back`.
     innermost = map(operator.itemgetter(ident), itertools.starmap(sys._current_frames, [()]))
     found: collections.deque[Any] = collections.deque()
-    with _collector_off, contextlib.suppress(AttributeError, KeyError):  # None after the last; a thread that has ended
+    # AttributeError: None after the last frame; KeyError: the thread has ended
+    with _collector_disabled, contextlib.suppress(AttributeError, KeyError):
         found.extend(itertools.accumulate(itertools.chain(innermost, itertools.repeat("f_back")), getattr))
     return [frame for frame in found if isinstance(frame, FrameType)]
 
 
 def all_threads() -> list[int]:
-    """The identifiers of all threads that run Python."""
-    with _collector_off:
+    """Return the identifiers of all threads that run Python."""
+    with _collector_disabled:
         return list(sys._current_frames())
 
 
 def _waits_for_batch(loop: Loop) -> bool | None:
-    """Whether the running call still lacks its batch; None if nobody counts, or if a call runs several steps."""
+    """Return whether the running call still lacks its batch; None if uncounted, or if a call runs several steps."""
     from hvkeras import compat  # noqa: PLC0415 - imports TensorFlow
 
     model = loop.model()
@@ -302,19 +302,18 @@ def _waits_for_batch(loop: Loop) -> bool | None:
 
 def _phase(loop: Loop) -> str:
     if loop.kind == TEST:
-        return "evaluation" if _fit_around(loop) is None else "validation"
+        return "evaluation" if _enclosing_fit(loop) is None else "validation"
     return "train" if loop.kind == TRAIN else "prediction"
 
 
-def _fit_around(loop: Loop) -> Loop | None:
-    """The running `fit` of the same model that an evaluation belongs to."""
+def _enclosing_fit(loop: Loop) -> Loop | None:
     outer = loop.outer
     return outer if outer is not None and outer.kind == TRAIN and outer.model() is loop.model() else None
 
 
 def _step(loop: Loop) -> str:
-    """Names a step, counting from one as Keras's progress bar does."""
-    fit = loop if loop.kind == TRAIN else _fit_around(loop)
+    """Format a step, counting from one as Keras's progress bar does."""
+    fit = loop if loop.kind == TRAIN else _enclosing_fit(loop)
     epoch = "" if fit is None or fit.epoch is None else f" of epoch {fit.epoch + 1}"
     phase = _phase(loop)
     if loop.step is None:
@@ -323,9 +322,9 @@ def _step(loop: Loop) -> str:
 
 
 def _callback(frames: list[FrameType], loop: Loop) -> str:
-    """The callback that runs in a loop, such as `Checkpoint.on_epoch_end`; "" if none does.
+    """Return the callback that runs in a loop, such as `Checkpoint.on_epoch_end`; "" if none does.
 
-    If the callback cannot be identified, that is the hook alone.
+    If the callback cannot be identified, return the name of the hook alone.
     """
     found = ""
     for frame in itertools.takewhile(lambda frame: frame.f_code is not loop.code, frames):

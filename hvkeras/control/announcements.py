@@ -1,4 +1,4 @@
-"""How rank 0 announces the control channel: its note in a private folder, and the choice of its address."""
+"""Announcement of the control channel by rank 0: its file in a private folder, and the choice of its address."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from hvkeras.settings import Settings
 
 
 def remove_announcement(launch: Launch, settings: Settings) -> None:
-    """Removes rank 0's note from the folder; called once all ranks are connected."""
+    """Remove rank 0's file from the folder; called once all ranks are connected."""
     if launch.rank == 0 and launch.rendezvous.job:
         with contextlib.suppress(OSError):
             announcement_path(launch, settings).unlink()
 
 
 def is_one_host(launch: Launch) -> bool:
-    """Whether all ranks of a launch run on one host, according to the launch environment."""
+    """Return whether all ranks of a launch run on one host, according to the launch environment."""
     if launch.cluster:
         return all(is_local(split_address(entry)[0]) for entry in launch.cluster)
     if launch.rendezvous.kind == "address" and launch.local_size is None:
@@ -41,7 +41,7 @@ def is_one_host(launch: Launch) -> bool:
 
 
 def announcement_path(launch: Launch, settings: Settings) -> Path:
-    """Path of rank 0's note with address and secret: in a folder of this host, or in one that hosts usually share."""
+    """Return the path of rank 0's file with address and secret, in a folder of this host or one shared by hosts."""
     own = Path(tempfile.gettempdir()) / f"hvkeras-{os.getuid()}" if is_one_host(launch) else Path.home() / ".hvkeras"
     folder = Path(settings.rendezvous_dir or own)
     try:
@@ -62,7 +62,7 @@ def announcement_path(launch: Launch, settings: Settings) -> Path:
 
 
 def write_privately(path: Path, text: str) -> None:
-    """Atomically writes a file that only its owner can read.
+    """Write a file atomically that only its owner can read.
 
     Raises:
         MachineError: The folder is not writable.
@@ -79,7 +79,7 @@ def write_privately(path: Path, text: str) -> None:
 
 
 def own_address(settings: Settings, hosts: dict[str, list[str]]) -> str:
-    """Chooses rank 0's listening address: the loopback on a single host, else one on a network that all hosts share."""
+    """Choose rank 0's listening address: the loopback on a single host, else one on a network that all hosts share."""
     own = socket.gethostname()
     others = [host for host in hosts if host != own]
     if hosts and not others:
@@ -93,5 +93,5 @@ def own_address(settings: Settings, hosts: dict[str, list[str]]) -> str:
 
 
 def own_address_towards(settings: Settings, host: str) -> str:
-    """This host's address for connections from another host: on the chosen interfaces, or on the route to that host."""
+    """Return this host's address for connections from another host: on the chosen interfaces, or on the route to it."""
     return interface_address(settings.network_interfaces) if settings.network_interfaces else address_towards(host)

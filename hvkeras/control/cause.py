@@ -1,4 +1,4 @@
-"""The cause of a job's failure: one failed rank, or a disagreement between ranks."""
+"""Cause of a job's failure: one failed rank, or a disagreement between ranks."""
 
 from __future__ import annotations
 
@@ -6,48 +6,48 @@ import dataclasses
 import enum
 from typing import Any
 
-ENDED = "ended unexpectedly (killed, crashed, or out of memory)"  # whose connection ends without a word
-_ERROR = 10_000  # characters of an error, at its beginning, that are sent
-_TRACEBACK = 60_000  # characters of a traceback, at its end, that are sent
+ENDED = "ended unexpectedly (killed, crashed, or out of memory)"  # the connection ended unexpectedly
+_MAX_ERROR = 10_000  # characters; the rest of an error is cut off
+_MAX_TRACEBACK = 60_000  # characters; the beginning of a longer traceback is cut off
 
 
 class CauseKind(enum.Enum):
-    """What kind of failure ends a job."""
+    """Kind of failure that ends a job."""
 
     EXCEPTION = "exception"  # Python raised one
     EXIT = "exit"  # the process exited with a code other than 0
     SIGNAL = "signal"
     LOST = "lost"  # the connection broke: killed, crashed, or out of memory
-    SILENT = "silent"  # no sign of life
+    SILENT = "silent"  # no heartbeat
     MISMATCH = "mismatch"  # ranks wait for each other
     STALLED = "stalled"  # a rank made no progress for too long
-    TIMEOUT = "timeout"  # an engine gave up waiting for other ranks
+    TIMEOUT = "timeout"  # an engine's timeout for other ranks
     LEFT = "left"  # a rank left while others needed it
-    SETUP = "setup"  # the ranks could not come together
+    SETUP = "setup"  # the ranks could not connect
     RESET = "reset"  # the membership of an elastic job changes
 
     @property
     def leaves_others_intact(self) -> bool:
-        """Whether the other ranks may go on, if one rank alone is at fault."""
-        return self in _OF_ONE_RANK
+        """True if the other ranks may continue, provided that only one rank is at fault."""
+        return self in _SINGLE_RANK
 
     @property
     def may_pass(self) -> bool:
-        """Whether a restart may help."""
+        """True if a restart may help."""
         return self is not CauseKind.SETUP
 
     @property
     def is_unresponsive(self) -> bool:
-        """Whether the process of the rank still exists, but cannot be expected to end by itself."""
+        """True if the rank's process still exists, but cannot be expected to exit by itself."""
         return self in (CauseKind.SILENT, CauseKind.STALLED)
 
     @property
     def is_end_of_process(self) -> bool:
-        """Whether only the end of the rank's process is known, so that its own output says more."""
+        """True if only the end of the rank's process was observed, so that its own output has more details."""
         return self in (CauseKind.LOST, CauseKind.EXIT, CauseKind.SIGNAL)
 
 
-_OF_ONE_RANK = frozenset({CauseKind.EXCEPTION, CauseKind.EXIT, CauseKind.SIGNAL, CauseKind.LOST, CauseKind.SILENT,
+_SINGLE_RANK = frozenset({CauseKind.EXCEPTION, CauseKind.EXIT, CauseKind.SIGNAL, CauseKind.LOST, CauseKind.SILENT,
                           CauseKind.STALLED, CauseKind.RESET})
 
 
@@ -56,7 +56,6 @@ class Cause:
     """The first failure of a job, as all ranks and the launcher report it.
 
     Attributes:
-        kind: What kind of failure it is.
         rank: The failed rank; None when no single rank is at fault.
         host: Its host, or "".
         pid: Its process id, or None.
@@ -74,28 +73,28 @@ class Cause:
     exit_code: int = 1
 
     def sentence(self) -> str:
-        """The cause in one line, with rank and host: `rank 1 on node2 (pid 7) failed with ValueError: x`."""
+        """Return the cause in one line, with rank and host: `rank 1 on node2 (pid 7) failed with ValueError: x`."""
         if self.rank is None:
             return self.error
         who = f"rank {self.rank} on {self.host}" + (f" (pid {self.pid})" if self.pid else "")
         return f"{who} {self.error}"
 
     def to_message(self) -> dict[str, Any]:
-        """The cause as plain data, without the middle of what is too long."""
-        return {**dataclasses.asdict(self), "kind": self.kind.value, "error": self.error[:_ERROR],
-                "traceback": self.traceback[-_TRACEBACK:]}
+        """Return the cause as plain data, with long texts truncated."""
+        return {**dataclasses.asdict(self), "kind": self.kind.value, "error": self.error[:_MAX_ERROR],
+                "traceback": self.traceback[-_MAX_TRACEBACK:]}
 
     @classmethod
     def from_message(cls, message: dict[str, Any]) -> Cause:
-        """The inverse of `to_message`."""
+        """Return the cause from the result of `to_message`."""
         fields = {field.name: message[field.name] for field in dataclasses.fields(cls)}
         return cls(**{**fields, "kind": CauseKind(message["kind"])})
 
 
 def silent_for(seconds: float) -> str:
-    """The error of a process that gives no sign of life, as the end of a sentence.
+    """Return the error of a process that sends no heartbeats, as the end of a sentence.
 
     Args:
-        seconds: For how long, as the limit is.
+        seconds: The limit that was exceeded.
     """
     return f"gave no sign of life for {seconds:g} s (stopped, frozen or cut off)"

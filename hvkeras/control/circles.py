@@ -1,7 +1,8 @@
-"""Circles of ranks that wait for each other, in a graph of ranks and of what they wait in.
+"""Cycles of ranks that wait for each other, in a graph of ranks and groups.
 
-In each of the latter, all that wait do so for all that are missing. An edge leads from a rank to what it waits in, and
-from there to each missing rank: there are no more edges than ranks that wait or are missing. All takes linear time.
+In each group, all ranks that wait do so for all that are missing. An edge leads from a rank to the group in which it
+waits, and from there to each missing rank. There are no more edges than ranks that wait or are missing, and everything
+takes linear time.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from typing import NamedTuple
 
 
 class Group(NamedTuple):
-    """Ranks that wait for others.
+    """Ranks that wait for others in one plan or exchange.
 
     Attributes:
-        key: What they wait in.
-        waiting: The ranks; never one of those that are missing.
+        key: The plan or exchange.
+        waiting: The waiting ranks, disjoint from the missing ones.
         missing: The ranks for which each of them waits.
     """
 
@@ -35,24 +36,24 @@ class Wait(NamedTuple):
 
 
 class Component(NamedTuple):
-    """Ranks that all wait for each other, directly or through others, and what they do so in."""
+    """Ranks that all wait for each other, directly or through others, and the keys of their groups."""
 
     ranks: set[int]
     keys: set[str]
 
 
 class Graph:
-    """Ranks and the groups in which they wait.
+    """Graph of ranks and the groups in which they wait.
 
     Args:
-        groups: The groups, each with a key of its own.
+        groups: The groups, with distinct keys.
 
     Attributes:
-        components: The ranks that wait for each other, in the order of the lowest of them.
+        components: The ranks that wait for each other, ordered by the lowest of them.
     """
 
     def __init__(self, groups: Sequence[Group]) -> None:
-        # A rank that does not wait, or for which nobody waits, is in no circle.
+        # A rank that does not wait, or for which no rank waits, is in no cycle.
         waiting: set[int] = set().union(*(group.waiting for group in groups))
         both = waiting.intersection(set().union(*(group.missing for group in groups)))
         self._groups = [Group(group.key, group.waiting & both, group.missing & both) for group in groups]
@@ -63,15 +64,15 @@ class Graph:
         self.components: list[Component] = sorted(self._components(), key=lambda component: min(component.ranks))
 
     def _following(self, node: int) -> Collection[int]:
-        """What follows a rank, or a group, whose index is inverted to tell it from a rank."""
+        """Return the successors of a rank, or of a group, whose index is inverted to distinguish it from a rank."""
         return self._groups[~node].missing if node < 0 else [~index for index in self._waits_in.get(node, ())]
 
     def _components(self) -> Iterator[Component]:
-        """Finds the strongly connected components with several ranks, by Tarjan's algorithm without recursion."""
-        order: dict[int, int] = {}  # the number of each node that was visited
-        lowest: dict[int, float] = {}  # the lowest number that it is known to reach; infinite once in a component
-        open_nodes: list[int] = []  # those that are in no component yet
-        index: dict[int, int] = {}  # where each of them is in that list
+        """Yield the strongly connected components with several ranks, by Tarjan's algorithm without recursion."""
+        order: dict[int, int] = {}  # the visit number of each node
+        lowest: dict[int, float] = {}  # the lowest known reachable number; infinite once in a component
+        open_nodes: list[int] = []  # nodes in no component yet
+        index: dict[int, int] = {}  # their indices in that list
         for root in self._waits_in:
             path = [] if root in order else [(root, iter(self._following(root)))]
             while path:
@@ -90,17 +91,17 @@ class Graph:
                     if path:
                         lowest[path[-1][0]] = min(lowest[path[-1][0]], lowest[node])
                     if lowest[node] == order[node]:
-                        closed = open_nodes[index[node]:]
+                        nodes = open_nodes[index[node]:]
                         del open_nodes[index[node]:]
-                        lowest.update(dict.fromkeys(closed, math.inf))
-                        if len(closed) > 1:  # one of several nodes has several ranks, as none waits for itself
-                            yield Component({other for other in closed if other >= 0},
-                                            {self._groups[~other].key for other in closed if other < 0})
+                        lowest.update(dict.fromkeys(nodes, math.inf))
+                        if len(nodes) > 1:  # then it has several ranks, as none waits for itself
+                            yield Component({other for other in nodes if other >= 0},
+                                            {self._groups[~other].key for other in nodes if other < 0})
 
-    def shortest_circle(self, component: Component) -> list[Wait]:
-        """Finds the shortest circle of waits through the lowest rank of a component, by a breadth-first search."""
+    def shortest_cycle(self, component: Component) -> list[Wait]:
+        """Find the shortest cycle of waits through the lowest rank of a component, by a breadth-first search."""
         start = min(component.ranks)
-        come_from: dict[int, Wait] = {}
+        reached_by: dict[int, Wait] = {}
         seen: set[int] = set()
         queue = collections.deque([start])
         while True:
@@ -108,12 +109,12 @@ class Graph:
             for index in self._waits_in.get(rank, ()):
                 group = self._groups[index]
                 if start in group.missing:
-                    circle = [Wait(rank, start, group.key)]
-                    while circle[-1].waiter != start:
-                        circle.append(come_from[circle[-1].waiter])
-                    return circle[::-1]
+                    cycle = [Wait(rank, start, group.key)]
+                    while cycle[-1].waiter != start:
+                        cycle.append(reached_by[cycle[-1].waiter])
+                    return cycle[::-1]
                 if index not in seen:
                     seen.add(index)
-                    new = sorted(one for one in group.missing & component.ranks if one not in come_from)
-                    come_from.update((missing, Wait(rank, missing, group.key)) for missing in new)
+                    new = sorted(one for one in group.missing & component.ranks if one not in reached_by)
+                    reached_by.update((missing, Wait(rank, missing, group.key)) for missing in new)
                     queue += new

@@ -1,4 +1,4 @@
-"""A rank's end of the control channel: sends heartbeats, agrees on values, and reports and receives failures."""
+"""A rank's end of the control channel: sends heartbeats, exchanges values, and reports and receives failures."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ from hvkeras.host.console import say, summary
 from hvkeras.host.network import host_identity, local_peer
 
 BEAT = 0.5  # seconds between two heartbeats
-BEAT_BEHIND_RELAY = 0.9  # the same where a relay passes them on once a second: each time it has one of every rank
-BEAT_WITH_JOINED_RANKS = 0.01  # the same while some rank has joined and waits to learn what the others do
+BEAT_BEHIND_RELAY = 0.9  # the same behind a relay, which forwards them once a second, each time with one of every rank
+BEAT_WITH_JOINED_RANKS = 0.01  # the same while some rank has joined, and must follow the other ranks
 FROZEN = 2.0  # a heartbeat later than this means that this process itself was stopped
 
 
@@ -71,12 +71,12 @@ class ControlClient:
         secret: The job's secret.
         introduction: What this rank reports about itself.
         liveness_timeout: Seconds without a message from the server after which it counts as lost.
-        on_end: Called once, from the client's thread, with the cause when the job ends early.
-        still: See `Connection`.
+        on_end: Called once from the client's thread with the cause when the job ends early.
+        on_timeout: See `Connection`.
 
     Raises:
-        AuthenticationError: The server does not know the secret.
-        UsageError: The server refuses this rank; the message gives the reason.
+        AuthenticationError: The server fails to authenticate.
+        UsageError: The server rejects this rank; the message gives the reason.
     """
 
     def __init__(
@@ -86,28 +86,28 @@ class ControlClient:
         introduction: Introduction,
         liveness_timeout: float,
         on_end: Callable[[Cause], None],
-        still: Callable[[], None] | None = None,
+        on_timeout: Callable[[], None] | None = None,
     ) -> None:
         self.introduction = introduction
         self.clock: Clock = Clock(host_identity())
-        self.detached: bool = False  # the server has shut down in good order, together with its rank
+        self.detached: bool = False  # the server has shut down normally, together with its rank
         self.server_is_rank = True  # False under `hvkeras run`, where the launcher runs the server
         self.server_host = ""
         self.liveness = liveness_timeout
         self.on_participation: Callable[[Participate | AllJoined], None] | None = None  # see `hvkeras.collectives.join`
         self.on_refusal: Callable[[str, str], None] | None = None  # see `Refusals` in `hvkeras.collectives.mismatch`
-        self.on_terminate: Callable[[Cause], None] = self.fail  # called when the launcher is told to end the job
+        self.on_terminate: Callable[[Cause], None] = self.fail  # called when the launcher is asked to end the job
         self._on_end = on_end
         self._launcher: int | None = None
         self._exit_watch: ExitWatch | None = None
         self._has_failed = False
         self._may_exit = threading.Event()
         self._stops: dict[str, Stop] = {}
-        self._last_heard = time.monotonic()
+        self._last_received = time.monotonic()
         peer = local_peer(connected)
-        self._relay = peer[0] if peer else None  # its process; None for the server itself
-        self._connection = Connection(connected, secret, introduction, still)
-        # This host's address on the route to the server, and therefore to the other hosts.
+        self._relay = peer[0] if peer else None  # the relay's process id; None if connected directly to the server
+        self._connection = Connection(connected, secret, introduction, on_timeout)
+        # This host's address on the route to the server, and thus to the other hosts.
         self.local_address: str = self._connection.local_address
         self._exchange = Exchange(introduction.size, self._connection.send)
         self._beat = BEAT if self._relay is None else BEAT_BEHIND_RELAY
@@ -132,38 +132,38 @@ class ControlClient:
 
     @property
     def cause(self) -> Cause | None:
-        """Why the job has ended early; None as long as it has not."""
+        """The reason why the job has ended early; None while it runs."""
         return self._exchange.cause
 
     def gather(
         self, key: str, value: Any, timeout: float, on_missing: Callable[[list[int], float], None] | None = None,
         describe: Callable[[list[int]], str] | None = None, given_up: Callable[[], bool] | None = None,
     ) -> list[Any]:
-        """Collects one value from every rank; see `Exchange.gather`."""
+        """Collect one value from every rank; see `Exchange.gather`."""
         return self._exchange.gather(key, value, timeout, on_missing, describe, given_up)
 
     def wait_for_cause(self, timeout: float) -> Cause | None:
-        """Waits until the server reports why the job ends; returns None if it does not in time."""
+        """Wait until the server reports why the job ends; return None on timeout."""
         return self._exchange.wait_for_cause(timeout)
 
     def raise_if_ended(self) -> None:
-        """Raises PeerError if the job has ended."""
+        """Raise PeerError if the job has ended."""
         self._exchange.raise_if_ended()
 
     def watch_progress(self, *limits: float) -> None:
-        """Makes heartbeats report a lack of progress that exceeds one of these limits, in seconds; 0 is no limit."""
+        """Report a lack of progress beyond one of these limits, in seconds, with heartbeats; 0 is no limit."""
         self._heartbeats.watch = Watch(*limits, on_move=self._report_move)
 
     def set_deadlines(self, deadlines: Deadlines) -> None:
-        """Makes the server take over the deadlines of this rank, the first one."""
+        """Send the deadlines of this rank, which must be rank 0, to the server."""
         self._connection.send(deadlines)
 
     def watch_exit(self, exit_watch: ExitWatch) -> None:
-        """Makes this rank report when its process outlives its script, and end the job if that takes too long."""
+        """Report when this rank's process outlives its script, and end the job if that takes too long."""
         self._exit_watch = exit_watch
 
     def script_ended(self) -> None:
-        """Reports that this rank's script has ended, so that only its process keeps the job alive."""
+        """Report that this rank's script has ended, so that only its process keeps the job alive."""
         if self._exit_watch is not None:
             self._exit_watch.begin()
             if self.detached:
@@ -171,7 +171,7 @@ class ControlClient:
             self._connection.send(ScriptEnded())
 
     def watch_launcher(self, descriptor: int) -> None:
-        """Ends the job when the process that started this rank is gone.
+        """End the job when the process that started this rank ends.
 
         Args:
             descriptor: A file descriptor that becomes readable when that happens.
@@ -179,12 +179,12 @@ class ControlClient:
         self._launcher = descriptor
 
     def join(self, entries: Entries) -> None:
-        """Registers with the job (again): from now on, heartbeats carry the counts of entered plans."""
+        """Register with the job (again): from now on, heartbeats carry the counts of entered plans."""
         self._heartbeats.entries = entries
         self._connection.send(Registered())
 
     def measure_clock(self) -> None:
-        """Starts comparing this host's clock with the server's, without waiting for the result; see `clock`."""
+        """Start comparing this host's clock with the server's, without waiting for the result; see `clock`."""
         if self.clock.begin():
             self._ask_time()
 
@@ -192,75 +192,75 @@ class ControlClient:
         self._connection.send(ClockQuestion(self.clock.now()))
 
     def stop_of(self, fit: str) -> Stop:
-        """The agreement on when a `fit` stops early; `ask_to_stop` requests a stop.
+        """Return the agreement on when a `fit` stops early; `ask_to_stop` requests a stop.
 
         Args:
-            fit: Identifies the call of `fit`; the same on all ranks.
+            fit: The identifier of the call of `fit`; equal on all ranks.
         """
         return self._stops.setdefault(fit, Stop())
 
     def ask_to_stop(self, fit: str, ranks: Sequence[int]) -> None:
-        """Reports that this rank wants to stop a `fit`.
+        """Report that this rank wants to stop a `fit`.
 
         Args:
-            fit: Identifies the call of `fit`.
+            fit: The identifier of the call of `fit`.
             ranks: All ranks that participate in it.
         """
         self._connection.send(StopWish(fit, as_runs(ranks)))
 
     def forget_stop(self, fit: str) -> None:
-        """Forgets a finished `fit`."""
+        """Remove the state of a finished `fit`."""
         self._stops.pop(fit, None)
 
     def start_join(self) -> None:
-        """Reports that this rank has no more data, and asks to be informed of what the others do."""
+        """Report that this rank has no more data, and request updates about the other ranks."""
         self._heartbeats.send()
         self._connection.send(JoinCalled())
 
     def fail(self, cause: Cause, secondary: bool = False) -> None:
-        """Tells all ranks that this one failed.
+        """Notify all ranks that this one failed.
 
         Args:
-            cause: What happened.
-            secondary: Whether it looks like a consequence of another rank's failure; the server then waits briefly
-                for the report of that failure.
+            cause: The failure.
+            secondary: True if it looks like a consequence of another rank's failure; the server then waits briefly for
+                that rank's report.
         """
         self._has_failed = True
         self._connection.send(Failed(cause, secondary))
 
     def wait_to_exit(self, timeout: float) -> None:
-        """Reports that this rank has printed its exit report, and waits until all ranks have."""
+        """Report that this rank has printed its exit report, and wait until all ranks have."""
         self._connection.send(ExitReported())
         self._may_exit.wait(timeout)
 
     def leave(self) -> None:
-        """Leaves in good order: the job continues without this rank, which sends no newer counts."""
+        """Leave normally: the job continues without this rank, which sends no further counts."""
         self._heartbeats.send()
         self._connection.send(LeftJob())
 
     def excuse_ending(self) -> None:
-        """Allows this rank's process to exit late, because it waits for others."""
+        """Allow this rank's process to exit late, because it waits for others."""
         if self._exit_watch is not None:
             self._exit_watch.excuse()
 
     def stop_reading(self) -> None:
-        """Keeps the connection open until this process exits, so that the server sees when that happens."""
+        """Keep the connection open until this process exits, so that the server detects the exit."""
         self._connection.stop_reading()
 
     def close(self) -> None:
-        """Closes the connection and stops the threads."""
+        """Close the connection and stop the threads."""
         self._connection.close()
 
-    # What the server sends, in the channel's thread.
+    # Messages from the server, in the channel's thread.
 
     def _listen(self) -> None:
         try:
             while True:
                 message = self._connection.read()
-                self._last_heard = time.monotonic()
+                self._last_received = time.monotonic()
                 try:
                     self._handle(message)
-                except Exception as error:  # noqa: BLE001 - a fault of hvkeras, which nobody else would report
+                except Exception as error:  # noqa: BLE001 - an internal error, not reported elsewhere
                     self._fail_with(f"at a message ({type(message).__name__})", error)
                 del message  # it may be large
         except (OSError, wire.AuthenticationError, ValueError):
@@ -291,7 +291,6 @@ class ControlClient:
             self._exit_watch.others_have_ended()
 
     def _send_location(self, message: Locate) -> None:
-        """Prints this rank's location and stack, and reports the location to the server."""
         still, watch = 0.0, self._heartbeats.watch
         if watch is not None:
             still = watch.still(time.monotonic())
@@ -301,12 +300,12 @@ class ControlClient:
         self._connection.send(Location(location.outside_tensorflow(), doing))
 
     def _report_move(self, still: float) -> None:
-        if self._has_failed or self.cause is not None:  # the end has moved this rank, and the last line is its cause
+        if self._has_failed or self.cause is not None:  # the job ends, and its cause must be the last line
             return
         say(f"rank {self.introduction.rank} on {self.introduction.host} is making progress again, after {still:.0f} s")
 
     def _refuse(self, message: PlanRefused) -> None:
-        """Makes this rank raise in a plan that it waits in, and reports whether it can: compiled functions cannot."""
+        """Raise in a plan in which this rank waits, and report whether it can: compiled functions cannot."""
         can_raise, entries = False, self._heartbeats.entries
         if entries is not None and self.on_refusal is not None:
             entries.set_outstanding(message.outstanding)
@@ -320,7 +319,7 @@ class ControlClient:
             self._on_end(cause)
 
     def _connection_lost(self, error: str, kind: CauseKind) -> None:
-        """Ends the job for the other end of this rank's connection: the server, or the relay of this host."""
+        """End the job because the other end of the connection is lost: the server, or the relay of this host."""
         if self._relay is None:
             self._server_lost(error, kind)
             return
@@ -338,7 +337,7 @@ class ControlClient:
                   Cause(kind, None, "", None, f"the launcher {error}"))
         self._may_exit.set()
 
-    # Heartbeats, in a thread of their own.
+    # Heartbeats, in a separate thread.
 
     def _send_beats(self) -> None:
         try:
@@ -347,7 +346,7 @@ class ControlClient:
             self._fail_with("in its heartbeat", error)
 
     def _fail_with(self, what: str, error: Exception) -> None:
-        """Ends the job for a fault of hvkeras in a thread of the control channel."""
+        """End the job because of an internal error in a thread of the control channel."""
         text, me = "".join(traceback.format_exception(error)), self.introduction
         say(f"the control channel has failed {what}\n{text}")
         self.fail(Cause(CauseKind.EXCEPTION, me.rank, me.host, os.getpid(),
@@ -359,9 +358,9 @@ class ControlClient:
                                                 else self._beat):
             now = time.monotonic()
             if now - last > FROZEN:
-                self._last_heard = now
+                self._last_received = now
                 if self._heartbeats.watch is not None:
-                    self._heartbeats.watch.forgive(now)
+                    self._heartbeats.watch.restart(now)
             last = now
             is_due = now - beat_at >= self._beat - BEAT_WITH_JOINED_RANKS
             beat_at = now if is_due else beat_at
@@ -373,12 +372,11 @@ class ControlClient:
                 host = self.introduction.host
                 self.fail(Cause(CauseKind.LOST, None, host, None, f"the launcher on {host} ended unexpectedly (killed,"
                                 " crashed, or out of memory)"))
-            if now - self._last_heard > self.liveness and not self.detached:
+            if now - self._last_received > self.liveness and not self.detached:
                 self._connection_lost(silent_for(self.liveness), CauseKind.SILENT)
                 return
 
     def _check_exit(self, now: float) -> None:
-        """Ends the job if this process runs for too long after its script has ended."""
         watch = self._heartbeats.watch
         moved = 0.0 if watch is None else now - watch.still(now)
         if self._exit_watch is not None and (error := self._exit_watch.check(now, moved)):

@@ -1,4 +1,4 @@
-"""The offset of this host's clock from the control server's clock, which is the reference for all ranks.
+"""Offset of this host's clock from the control server's clock, which is the reference for all ranks.
 
 Each request returns the server's time, which this host compares with the midpoint of its wait. This is the classic
 method of network time protocols (RFC 5905, section 8). Whatever the delays in the two directions, the error is at most
@@ -14,15 +14,15 @@ from dataclasses import dataclass
 
 QUESTIONS = 8  # requests per measurement; each is sent after the answer to the previous one
 DRIFT = 15e-6  # seconds per second by which two clocks may drift apart, as in RFC 5905
-MAX_ANSWERS = 32  # how many of the latest answers are kept
+MAX_ANSWERS = 32  # the number of stored answers
 
 
 @dataclass(frozen=True)
 class Offset:
-    """The offset from this host's clock to the server's.
+    """Offset from this host's clock to the server's.
 
     Attributes:
-        seconds: What to add to this host's times.
+        seconds: Seconds to add to this host's times.
         uncertainty: The largest possible error of `seconds`, in seconds.
     """
 
@@ -38,7 +38,7 @@ class _Answer:
 
 
 class Clock:
-    """Compares this host's clock with the server's.
+    """Comparison of this host's clock with the server's.
 
     Args:
         host: This host's identity (`hvkeras.host.network.host_identity`); processes on one host share one clock.
@@ -54,13 +54,13 @@ class Clock:
         self._left = 0
 
     def begin(self) -> bool:
-        """Starts a measurement; returns whether a request must be sent."""
+        """Start a measurement; return whether a request must be sent."""
         with self._changed:
             running, self._left = self._left > 0, QUESTIONS
             return not (running or self._same)
 
     def receive_answer(self, asked: float, answered: float, host: str) -> bool:
-        """Processes an answer; returns whether another request must be sent.
+        """Process an answer; return whether another request must be sent.
 
         Args:
             asked: This host's time when the request was sent.
@@ -77,7 +77,7 @@ class Clock:
             return self._left > 0
 
     def wait(self, timeout: float) -> None:
-        """Waits until the running measurement is over, for at most `timeout` seconds."""
+        """Wait until the running measurement is done, for at most `timeout` seconds."""
         with self._changed:
             self._changed.wait_for(lambda: not self._left, timeout)
 

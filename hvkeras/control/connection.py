@@ -1,4 +1,4 @@
-"""A peer's connection to a server of messages: the proof of the job's secret, and authenticated messages both ways."""
+"""A peer's connection to a message server: authentication, then messages in both directions."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from hvkeras.control.messages import Arrived, Hello, Message, Rejected, decode, 
 from hvkeras.errors import UsageError
 from hvkeras.host.forks import detach_in_children
 
-_attempts = itertools.count()  # of this process: a server that stood still meanwhile learns which one is the last
+_attempts = itertools.count()  # per process, so that a server that was stopped can identify the latest connection
 
 
 @dataclass(frozen=True)
 class Introduction:
-    """What a peer reports about itself when it connects: its rank or number, a size, and its host."""
+    """A peer's description of itself when it connects: its rank or number, a size, and its host."""
 
     rank: int
     size: int
@@ -28,37 +28,38 @@ class Introduction:
 
 
 class Connection:
-    """A connection that has proved the secret and been admitted.
+    """An authenticated and admitted connection.
 
     Args:
         connected: A connected socket.
         secret: The job's secret.
-        introduction: What this peer reports about itself.
-        still: Called whenever the server has not answered for the socket's timeout; raises if it is to be given up. A
-            server that admits a thousand peers takes its time, and one that asks again makes it take longer.
+        introduction: This peer's description of itself.
+        on_timeout: Called each time the server has not answered within the socket's timeout; raises to give up. A
+            server that admits a thousand peers is slow, and reconnecting makes it slower.
 
     Attributes:
-        introduction: As above.
-        closed: Set once this end gives up the connection.
+        introduction: This peer's description of itself.
+        closed: Set once this end closes the connection.
 
     Raises:
-        AuthenticationError: The server does not know the secret.
+        AuthenticationError: The server fails to authenticate.
         UsageError: The server rejects this peer; the message gives the reason.
     """
 
     def __init__(self, connected: socket.socket, secret: bytes, introduction: Introduction,
-                 still: Callable[[], None] | None = None) -> None:
+                 on_timeout: Callable[[], None] | None = None) -> None:
         self.introduction = introduction
         self.closed: threading.Event = threading.Event()
         self._socket = connected
         self._sending = threading.Lock()
         self._threads: list[threading.Thread] = []
         detach_in_children(self)
-        if connected.family != socket.AF_UNIX:  # two small messages in a row would else wait for an acknowledgement
+        # else the second of two small messages would wait for an acknowledgement
+        if connected.family != socket.AF_UNIX:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._seal = wire.authenticate_to_server(connected, secret, still)
+        self._seal = wire.authenticate_to_server(connected, secret, on_timeout)
         self.send(Hello(introduction.rank, introduction.size, introduction.host, os.getpid(), next(_attempts)))
-        answer = self.read(still)
+        answer = self.read(on_timeout)
         if isinstance(answer, Rejected):
             raise UsageError(answer.reason)
         self.send(Arrived())
@@ -66,51 +67,52 @@ class Connection:
 
     @property
     def local_address(self) -> str:
-        """This host's address on the route to the server, and therefore to the other hosts; "" towards a relay."""
+        """This host's address on the route to the server, and thus to the other hosts; "" when connected to a relay."""
         return "" if self._socket.family == socket.AF_UNIX else str(self._socket.getsockname()[0])
 
     def in_child(self) -> None:
-        """Closes a forked process's copy of the connection, which must close when the peer's own process exits."""
+        """Close a forked process's copy of the connection, so that it closes when the peer's own process exits."""
         self._sending, self.closed = threading.Lock(), threading.Event()
         self.closed.set()
         self._socket.close()
 
     def start(self, thread: threading.Thread) -> None:
-        """Starts a thread that ends once the connection is closed."""
+        """Start a thread that ends once the connection is closed."""
         self._threads.append(thread)
         thread.start()
 
-    def read(self, still: Callable[[], None] | None = None) -> Message:
-        """Waits for the next message.
+    def read(self, on_timeout: Callable[[], None] | None = None) -> Message:
+        """Wait for the next message.
 
         Args:
-            still: See above.
+            on_timeout: See the class.
 
         Raises:
             OSError: The connection has ended.
-            AuthenticationError: A frame is not the server's.
+            AuthenticationError: A frame failed authentication.
         """
-        return decode(self.receive(still).decode())  # a large message is not kept in bytes as well
+        return decode(self.receive(on_timeout).decode())  # the temporary frees a large message's bytes
 
-    def receive(self, still: Callable[[], None] | None = None) -> bytes | bytearray:
-        """Waits for the next message, and returns it encoded; as `read`."""
+    def receive(self, on_timeout: Callable[[], None] | None = None) -> bytes | bytearray:
+        """Wait for the next message, and return it encoded; otherwise like `read`."""
         data = None
         while data is None:
-            begin = bytes(wire.exactly(self._socket, wire.HEADER.size + wire.CODE_BYTES, still=still))
-            header, code = begin[: wire.HEADER.size], begin[wire.HEADER.size :]
-            payload = wire.exactly(self._socket, wire.payload_length(header), still=still)
+            prefix = bytes(wire.receive_exactly(self._socket, wire.HEADER.size + wire.CODE_BYTES,
+                                                on_timeout=on_timeout))
+            header, code = prefix[: wire.HEADER.size], prefix[wire.HEADER.size :]
+            payload = wire.receive_exactly(self._socket, wire.payload_length(header), on_timeout=on_timeout)
             data = self._seal.open_frame(header, code, payload)
         return data
 
     def send(self, message: Message) -> None:
-        """Sends a message; any thread may. The reading side detects a broken connection."""
+        """Send a message, from any thread. The reading side detects a broken connection."""
         data = encode(message)
         with self._sending, contextlib.suppress(OSError):
             for piece in self._seal.close_frames(data):
                 self._socket.sendall(piece)
 
     def stop_reading(self) -> None:
-        """Keeps the connection open until this process exits, so that the server sees when that happens."""
+        """Keep the connection open until this process exits, so that the server detects the exit."""
         self.closed.set()
         with contextlib.suppress(OSError):
             os.dup(self._socket.fileno())  # Python closes its own descriptor before it runs finalizers
@@ -118,7 +120,7 @@ class Connection:
         self._join_threads()
 
     def close(self) -> None:
-        """Closes the connection and stops the threads."""
+        """Close the connection and stop the threads."""
         self.closed.set()
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)

@@ -1,4 +1,4 @@
-"""What ranks agree on through the control server: gathered values, counts of entered plans, joins and early stops."""
+"""Coordination of ranks by the control server: gathered values, counts of entered plans, joins and early stops."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _Any = TypeVar("_Any")
 
 @dataclass
 class _UnknownPlan:
-    """A plan that ranks have entered, so often and there, and one of them is asked what it consists of."""
+    """A plan without a description: counts and sites by rank, and the rank from which the description was requested."""
 
     counts: dict[int, int] = field(default_factory=dict)
     sites: dict[int, str] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class _UnknownPlan:
 
 
 class Coordinator:
-    """Coordinates the ranks of a job, and finds those that wait for each other, or make no progress.
+    """Coordinator of a job's ranks; it also detects mismatches and stalls.
 
     Args:
         ranks: The ranks.
@@ -65,18 +65,18 @@ class Coordinator:
         self._stalls = Stalls(deadlines.stall_warning, deadlines.stall_shutdown)
 
     def set_deadlines(self, deadlines: Deadlines) -> None:
-        """Takes over the deadlines of rank 0, whose script may have set others than the server was started with."""
+        """Apply the deadlines of rank 0, whose script may have set others than the server was started with."""
         self.waits.limits = (deadlines.mismatch, deadlines.stall_warning, deadlines.stall_shutdown)
         self._stalls.limits = (deadlines.stall_warning, deadlines.stall_shutdown)
 
     def on_message(self, rank: RankState, message: Message) -> None:
-        """Handles a message from a rank."""
+        """Handle a message from a rank."""
         number = rank.member.number
         match message:
             case Heartbeat():
                 self.count([number], message)
             case Plans():
-                self._learn(message.plans)
+                self._add_plans(message.plans)
             case Value() | ValueDigest():
                 self._gather(number, message)
             case JoinCalled():
@@ -94,45 +94,45 @@ class Coordinator:
                 self._send(self._stops.receive(number, message.fit, message.executions))
 
     def set_left(self, rank: RankState) -> None:
-        """Records that a rank has left the job in good order, or takes part in it again, by its `left`."""
+        """Record that a rank has left the job normally, or participates again, from its `left`."""
         self.waits.set_left(rank.member.number, rank.left)
         if rank.left and self._participation.joined:
             self._ranks.end_with(CauseKind.LEFT, rank.member, "left the job normally while rank"
                                  f" {self._participation.joined[0]} waits for it in join()")
 
     def check(self, now: float) -> Iterator[Problem]:
-        """Finds problems that time brings to light, the worst first; starts to refuse plans that do not match.
+        """Find problems that depend on time, the worst first, and start to refuse mismatched plans.
 
         Args:
             now: The time, in seconds.
         """
         if not self._participation.is_busy:
             self._send(([rank], ForgetPlans(counts)) for rank, counts in self.waits.to_forget(now).items())
-        stalls = self._stalls.check(self._occupied()) if self._stalls.any_stands_still else []
-        for finding in [*self.waits.check(now, self._place), *stalls]:
+        stalls = self._stalls.check(self._busy_ranks()) if self._stalls.any_stalled else []
+        for finding in [*self.waits.check(now, self._last_location), *stalls]:
             if finding.keys and self._participation.refuse(finding, now):
                 self._request_participation()
             else:
                 yield finding
 
     def on_leave(self, number: int) -> None:
-        """Handles the end of a rank's connection."""
+        """Handle the end of a rank's connection."""
         self._gathers.forget(number)
         self._ask_for_plans([key for key, plan in self._unknown.items() if plan.asked == number])
 
     def send_missing(self) -> None:
-        """Tells the ranks that wait in an exchange for whom they wait."""
+        """Notify the ranks that wait in an exchange of the missing ranks."""
         for there, message in self._gathers.missing():
             self._ranks.send(there, message)
 
     def count(self, numbers: Sequence[int], message: Heartbeat) -> None:
-        """Handles a heartbeat that several ranks have sent alike.
+        """Handle the same heartbeat from several ranks.
 
         Args:
             numbers: The ranks.
             message: The heartbeat.
         """
-        unknown = [key for key in message.counts if not self.waits.knows(key)]
+        unknown = [key for key in message.counts if not self.waits.has_plan(key)]
         for key in unknown:
             plan = self._unknown.setdefault(key, _UnknownPlan())
             plan.counts.update(dict.fromkeys(numbers, message.counts[key]))
@@ -143,7 +143,7 @@ class Coordinator:
             self.waits.update(numbers, self._known(message.counts), self._known(message.sites))
         else:
             self.waits.update(numbers, message.counts, message.sites)
-        self._participation.learn(message.calls)
+        self._participation.add_calls(message.calls)
         self.waits.set_waiting(numbers, message.waiting_in)
         for number in numbers:
             self._stalls.update(number, message.standstill)
@@ -153,7 +153,7 @@ class Coordinator:
         return {key: value for key, value in values.items() if key not in self._unknown}
 
     def _ask_for_plans(self, keys: Iterable[str]) -> None:
-        """Asks, for each plan, one of the ranks that have entered it what it consists of; all would say the same."""
+        """Request the description of each plan from one of the ranks that have entered it; all have the same."""
         to_ask: dict[int, list[str]] = {}
         for key in keys:
             plan = self._unknown[key]
@@ -163,7 +163,7 @@ class Coordinator:
         for number, wanted in to_ask.items():
             self._ranks.send([number], PlansWanted(wanted))
 
-    def _learn(self, plans: Mapping[str, PlanDescription]) -> None:
+    def _add_plans(self, plans: Mapping[str, PlanDescription]) -> None:
         for key, plan in plans.items():
             self.waits.describe(key, plan)
             if (unknown := self._unknown.pop(key, None)) is not None:
@@ -190,23 +190,22 @@ class Coordinator:
         self._request_participation()
 
     def _gather(self, number: int, message: Value | ValueDigest) -> None:
-        self.waits.come(number, message.key)
+        self.waits.enter_exchange(number, message.key)
         for answer in self._gathers.receive(number, message):
             if isinstance(answer, AllValues):
-                self.waits.finish(message.key)
+                self.waits.finish_exchange(message.key)
                 self._ranks.broadcast(answer)
             else:
                 self._ranks.send([number], answer)
 
-    def _place(self, number: int) -> str:
-        """What a rank was doing, as last reported."""
+    def _last_location(self, number: int) -> str:
         rank = self._ranks.present.get(number)
         return "" if rank is None else rank.doing
 
-    def _occupied(self) -> set[int]:
-        """The ranks whose lack of progress is not a stall: they wait for others, are waited for, or have left."""
+    def _busy_ranks(self) -> set[int]:
+        """Return the ranks whose lack of progress is no stall: they wait, are waited for, or have left or joined."""
         left = {number for number, rank in self._ranks.present.items() if rank.left}
-        return self.waits.concerned() | left | set(self._participation.joined)
+        return self.waits.involved() | left | set(self._participation.joined)
 
     def _send(self, requests: Iterable[tuple[Sequence[int], Message]]) -> None:
         for numbers, request in requests:

@@ -1,14 +1,17 @@
-"""Detects deadlocks and stalls from the ranks' counts of entered plans.
+"""Detection of deadlocks and stalls from the ranks' counts of entered plans.
 
-A rank enters a plan just before the collective runs (`hvkeras.job.plans`), and leaves it only when all other ranks
-have entered it equally often. A rank with a higher count of a plan than another rank is therefore waiting for that
-rank. So is a rank that waits in an exchange over this channel. Ranks that wait for each other, two of them or several
-in a circle, would wait forever: that is a mismatch. A rank that waits for one that has left is stuck as well. A rank
-that waits for one that is merely late is a stall, which first leads to a warning and then to the end of the job; in an
-exchange, the rank sees to that by itself.
+A rank enters a plan just before the collective runs (`hvkeras.job.plans`), and leaves it only when all other ranks have
+entered it equally often. A rank with a higher count than another rank is therefore waiting for that rank. So is a rank
+that waits in an exchange over this channel.
 
-A heartbeat costs as much as the counts that have changed, and a check as much as the plans in which ranks wait, and
-only if they have waited for long, as much as their ranks: `meetings` are what ranks wait in, `circles` are found there.
+- Mismatch: ranks that wait for each other, two of them or a longer cycle, would wait forever.
+- Departure: a rank waits for one that has left the job.
+- Stall: a rank waits for one that is late. This leads first to a warning, then to the end of the job. In an exchange,
+  the waiting rank has its own timeout.
+
+The cost of a heartbeat is proportional to the counts that have changed. The cost of a check is proportional to the
+plans in which ranks wait; only long waits also cost time per rank. `meetings` hold the state of plans and exchanges,
+`circles` finds the cycles.
 """
 
 from __future__ import annotations
@@ -23,23 +26,23 @@ from hvkeras.control.meetings import ExchangeMeeting, Meeting, Moment, PlanMeeti
 from hvkeras.control.messages import PlanDescription
 from hvkeras.host.console import in_words, numbers_in_words, some_of
 
-MAX_PLANS = 256  # how many plans are remembered even if no rank enters them
-MAX_WARNINGS = 8  # how many ranks are asked for their location at the same time
+MAX_PLANS = 256  # number of plans that are stored even if no rank enters them
+MAX_WARNINGS = 8  # number of ranks that report their location at the same time
 IDLE = 2.0  # seconds after which a plan that all ranks have entered equally often may be forgotten
-PATIENCE = 3  # how many times as long a mismatch waits if some of its ranks have not arrived yet
+PATIENCE = 3  # factor for the wait before a mismatch if some of its ranks have not arrived
 
-_UNLIKE_MODELS = (" (the models themselves differ: build the same model on every rank; a tuner must give all ranks the"
-                  " same trial)")
+_DIFFERENT_MODELS = (" (the models themselves differ: build the same model on every rank; a tuner must give all ranks"
+                     " the same trial)")
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A problem.
+    """A detected problem.
 
     Attributes:
-        kind: What it ends the job for; None for a warning.
-        rank: The rank at fault, or that must say where it is; None for none.
-        text: A description; "" if another warning says it.
+        kind: The kind of failure that ends the job; None for a warning.
+        rank: The rank at fault, or the one that must report its location; None for none.
+        text: A description; "" if another warning contains it.
         keys: The plans of a mismatch in which all of their ranks wait, so that all can raise.
     """
 
@@ -50,11 +53,11 @@ class Problem:
 
 
 class Waits:
-    """Stores the counts, and finds waits that have lasted too long.
+    """Counts of entered plans, from which long waits are detected.
 
     Args:
         size: The number of ranks in the job.
-        mismatch_after: Seconds for which two ranks must wait for each other to count as a mismatch.
+        mismatch_after: Seconds for which ranks must wait for each other to count as a mismatch.
         warn_after: Seconds of waiting until a warning; repeated at that interval.
         stall_after: Seconds of waiting until the job ends; 0 for never.
     """
@@ -63,32 +66,32 @@ class Waits:
         self._ranks = range(size)
         self.limits = (mismatch_after, warn_after, stall_after)
         self._plans: dict[str, PlanMeeting] = {}
-        self._unequal: dict[str, PlanMeeting] = {}  # those in which ranks wait
-        self._reported: set[str] = set()  # those with reports that are not taken in yet
+        self._unequal: dict[str, PlanMeeting] = {}  # plans in which ranks wait
+        self._reported: set[str] = set()  # plans with reports that are not applied yet
         self._described = 0
         self._exchanges: dict[str, ExchangeMeeting] = {}
         self._left: set[int] = set()
         self._next = Moment()  # the next check
 
     def describe(self, key: str, plan: PlanDescription) -> None:
-        """Records what a plan consists of."""
+        """Record a plan's description."""
         if key in self._plans:
             self._plans[key].plan = plan
         else:
             self._described += 1
             self._plans[key] = PlanMeeting(self._described, plan, self._next)
 
-    def knows(self, key: str) -> bool:
-        """Returns whether a plan was described."""
+    def has_plan(self, key: str) -> bool:
+        """Return whether a plan has been described."""
         return key in self._plans
 
     def update(self, ranks: Collection[int], counts: Mapping[str, int], sites: Mapping[str, str] | None = None) -> None:
-        """Records the counts of ranks, and where their user code enters plans; plans that are not given keep theirs.
+        """Record the counts of ranks, and the user code that enters plans; other plans are unchanged.
 
         Args:
             ranks: The ranks, which have all reported the same.
-            counts: How often each of them has entered plans, which have been described before.
-            sites: Where, as far as that has changed.
+            counts: The number of entries of each rank into plans that have been described.
+            sites: The lines of user code that have changed.
         """
         for key, count in counts.items():
             self._plans[key].report(ranks, count)
@@ -96,73 +99,74 @@ class Waits:
         for key, site in (sites or {}).items():
             self._plans[key].sites.update(dict.fromkeys(ranks, site))
 
-    def _take_in(self) -> None:
+    def _apply_reports(self) -> None:
         for key in self._reported:
             plan = self._plans[key]
-            plan.take_in(self._next)
-            if plan.is_waited_in:
+            plan.apply_reports(self._next)
+            if plan.has_waiters:
                 self._unequal[key] = plan
             else:
                 self._unequal.pop(key, None)
         self._reported.clear()
 
-    def come(self, rank: int, exchange: str) -> None:
-        """Records that a rank has come to an exchange."""
+    def enter_exchange(self, rank: int, exchange: str) -> None:
+        """Record that a rank has entered an exchange."""
         if exchange not in self._exchanges:
             self._exchanges[exchange] = ExchangeMeeting(exchange, self._ranks, self._next)
         self._exchanges[exchange].missing.discard(rank)
 
     def set_waiting(self, ranks: Collection[int], names: Collection[str]) -> None:
-        """Records the exchanges in which ranks wait, so that they do nothing else."""
+        """Record the exchanges in which ranks wait, so that they do nothing else."""
         for name, exchange in self._exchanges.items():
             exchange.set_waiting(ranks, name in names, self._next)
 
-    def finish(self, exchange: str) -> None:
-        """Records that all ranks have come to an exchange."""
+    def finish_exchange(self, exchange: str) -> None:
+        """Record that all ranks have entered an exchange."""
         self._exchanges.pop(exchange, None)
 
     def set_left(self, rank: int, left: bool) -> None:
-        """Records that a rank has left the job normally, or has come back to it."""
+        """Record that a rank has left the job normally, or participates again."""
         (self._left.add if left else self._left.discard)(rank)
 
     def plan(self, key: str) -> PlanDescription:
-        """What a plan consists of."""
+        """Return a plan's description."""
         return self._plans[key].plan
 
     def meeting(self, key: str) -> PlanMeeting:
-        """The counts of a plan, for reading."""
-        self._take_in()
+        """Return the state of a plan, for reading."""
+        self._apply_reports()
         return self._plans[key]
 
     def counts(self, key: str) -> dict[int, int]:
-        """How often each rank of a plan has entered it."""
+        """Return the number of entries of each rank into a plan."""
         return dict(self.meeting(key).counts)
 
     def unequal(self) -> list[str]:
-        """The keys of the plans that some ranks have entered more often than others."""
-        self._take_in()
+        """Return the keys of the plans that some ranks have entered more often than others."""
+        self._apply_reports()
         return sorted(self._unequal, key=lambda key: self._plans[key].number)
 
     def plans_of(self, rank: int) -> list[str]:
-        """The keys of the plans in which a rank participates."""
+        """Return the keys of the plans in which a rank participates."""
         return [key for key, plan in self._plans.items() if rank in plan.counts]
 
     def to_forget(self, now: float) -> dict[int, dict[str, int]]:
-        """The plans that ranks may forget: if many are known, those that no rank waits in or has entered lately.
+        """Return the plans that ranks may forget: if there are many, those that no rank waits in or has entered lately.
 
         Args:
             now: The time, in seconds.
 
         Returns:
-            For each rank, the number of entries to each of these plans that it has reported since it last forgot them.
+            For each rank, the number of entries into each of these plans that it has reported since it last forgot
+            them.
         """
         to_send: dict[int, dict[str, int]] = {}
         if len(self._plans) <= MAX_PLANS:
             return to_send
-        self._take_in()
+        self._apply_reports()
         for key, plan in self._plans.items():
             count, since = plan.settled
-            if plan.is_waited_in or plan.low != count:
+            if plan.has_waiters or plan.low != count:
                 plan.settled = plan.high, now
             elif now - since >= IDLE and not plan.is_being_forgotten:
                 plan.is_being_forgotten = True
@@ -171,17 +175,17 @@ class Waits:
         return to_send
 
     def forgotten(self, rank: int, asked: Mapping[str, int], keys: Collection[str]) -> list[str]:
-        """Records that a rank has forgotten plans, and counts from zero when it enters one of them again.
+        """Record that a rank has forgotten plans; its counts of them restart from zero.
 
         Args:
             rank: The rank.
-            asked: What `to_forget` returned for it.
-            keys: The plans that it has forgotten; it still uses the others.
+            asked: The result of `to_forget` for it.
+            keys: The plans that it has forgotten; the others are still in use.
 
         Returns:
-            The plans that all ranks have forgotten, and that are now forgotten here as well.
+            The plans that all ranks have forgotten, and that are now removed here as well.
         """
-        self._take_in()
+        self._apply_reports()
         for key in keys:
             before = self._plans[key].before
             before[rank] = before.get(rank, 0) + asked[key]
@@ -195,38 +199,37 @@ class Waits:
         del self._plans[key]
         return True
 
-    def concerned(self) -> set[int]:
-        """The ranks that wait for others in a plan, and the ranks that they wait for."""
+    def involved(self) -> set[int]:
+        """Return the ranks that wait for others in a plan, and the ranks that they wait for."""
         return {rank for _, meeting in self._waited_in()
                 for ranks in (meeting.missing, *meeting.waiting.values()) for rank in ranks}
 
-    def check(self, now: float, index: Callable[[int], str] = lambda _: "") -> list[Problem]:
-        """Finds problems, the worst first.
+    def check(self, now: float, describe: Callable[[int], str] = lambda _: "") -> list[Problem]:
+        """Find problems, the worst first.
 
         Args:
             now: The time, in seconds.
-            index: Returns what a late rank was doing, or "".
+            describe: Returns what a late rank was doing, or "".
         """
-        self._take_in()
+        self._apply_reports()
         self._next.at = now
         self._next = Moment()
-        return [*self._mismatches(now), *self._departures(now), *self._stalls(now, index)]
+        return [*self._mismatches(now), *self._departures(now), *self._stalls(now, describe)]
 
     def waited_for_in(self, waiter: int | None, missing: int) -> str:
-        """Names the plan in which one rank waits for another; "" if it is not known."""
-        return next((_named(meeting, waiter) for _, meeting in self._waited_in() if missing in meeting.missing
+        """Return the label of the plan or exchange in which one rank waits for another; "" if it is not known."""
+        return next((_label_with_site(meeting, waiter) for _, meeting in self._waited_in() if missing in meeting.missing
                      and waiter is not None and any(waiter in ranks for ranks in meeting.waiting.values())), "")
 
     def _waited_in(self) -> Iterator[tuple[str, Meeting]]:
-        """The plans and exchanges in which ranks wait, with their keys."""
         for key in self.unequal():
             yield key, self._plans[key]
         for name, exchange in self._exchanges.items():
-            if exchange.is_waited_in:
+            if exchange.has_waiters:
                 yield name, exchange
 
     def _groups(self, until: float) -> list[Group]:
-        """The ranks that have waited at least since a time, and for which ranks."""
+        """Return the ranks that have waited since `until` or longer, with the ranks that they wait for."""
         found = []
         for key, meeting in self._waited_in():
             if meeting.since.at <= until:
@@ -240,20 +243,20 @@ class Waits:
         if not old.components:
             return []
         component_of = {rank: component for component in Graph(self._groups(math.inf)).components
-                        for rank in component.ranks}  # of waits of any age
+                        for rank in component.ranks}  # from waits of any duration
         for component in old.components:
-            circle = old.shortest_circle(component)
-            keys = component_of[circle[0].waiter].keys
+            cycle = old.shortest_cycle(component)
+            keys = component_of[cycle[0].waiter].keys
             waiting = {rank for key in keys for ranks in self._meeting(key).waiting.values() for rank in ranks}
             if keys.isdisjoint(self._exchanges) and all(waiting.issuperset(self._plans[key].counts) for key in keys):
-                return [Problem(CauseKind.MISMATCH, None, self._difference(circle), tuple(sorted(keys)))]
-            # Some rank is late: it would arrive at a collective that the others have given up.
-            patient = now - PATIENCE * self.limits[0]
-            if all(self._began(wait) <= patient for wait in circle) or not keys.isdisjoint(self._exchanges):
-                return [Problem(CauseKind.MISMATCH, None, self._difference(circle))]
+                return [Problem(CauseKind.MISMATCH, None, self._difference(cycle), tuple(sorted(keys)))]
+            # Some rank is late: it would enter a collective that the others have left with an error.
+            latest_start = now - PATIENCE * self.limits[0]
+            if all(self._started_at(wait) <= latest_start for wait in cycle) or not keys.isdisjoint(self._exchanges):
+                return [Problem(CauseKind.MISMATCH, None, self._difference(cycle))]
         return []
 
-    def _began(self, wait: Wait) -> float:
+    def _started_at(self, wait: Wait) -> float:
         meeting = self._meeting(wait.key)
         return max(meeting.since.at, *(since.at for since, ranks in meeting.waiting.items() if wait.waiter in ranks))
 
@@ -263,16 +266,16 @@ class Waits:
             if missing and waiting and group.key in self._plans:
                 waiter, plan = min(waiting), self._plans[group.key]
                 return [Problem(CauseKind.LEFT, min(missing), f"left the job normally while rank {waiter} is still"
-                                f" waiting for it in {_named(plan, waiter)}{_hint(plan)}")]
+                                f" waiting for it in {_label_with_site(plan, waiter)}{_hint(plan)}")]
         return []
 
-    def _stalls(self, now: float, index: Callable[[int], str]) -> list[Problem]:
+    def _stalls(self, now: float, describe: Callable[[int], str]) -> list[Problem]:
         _, warn_after, stall_after = self.limits
-        soonest = min((limit for limit in (warn_after, stall_after) if limit), default=math.inf)
+        shortest_limit = min((limit for limit in (warn_after, stall_after) if limit), default=math.inf)
         findings = []
         for key in self.unequal():
             plan = self._plans[key]
-            if now - plan.since.at < soonest:
+            if now - plan.since.at < shortest_limit:
                 continue
             since = max(plan.since.at, min(since.at for since in plan.waiting))
             waited = now - since
@@ -280,9 +283,9 @@ class Waits:
             if not ends and not 0 < warn_after <= now - max(since, plan.warned_at):
                 continue
             waiter = min(rank for moment, ranks in plan.waiting.items() if moment.at <= since for rank in ranks)
-            late, label = sorted(plan.missing), _named(plan, waiter)
+            late, label = sorted(plan.missing), _label_with_site(plan, waiter)
             if ends:
-                seen = index(late[0])
+                seen = describe(late[0])
                 text = (f"has not entered {label}, in which rank {waiter} has waited {waited:.0f} s for it"
                         " (HVKERAS_STALL_SHUTDOWN sets the limit)" + (f"; last seen: {seen}" if seen else ""))
                 return [Problem(CauseKind.STALLED, late[0], text + _hint(plan))]
@@ -297,40 +300,41 @@ class Waits:
     def _meeting(self, key: str) -> Meeting:
         return self._plans[key] if key in self._plans else self._exchanges[key]
 
-    def _difference(self, circle: list[Wait]) -> str:
-        """Describes the first difference between plans, and where the ranks entered them."""
-        meetings = [self._meeting(wait.key) for wait in circle]
+    def _difference(self, cycle: list[Wait]) -> str:
+        """Describe the first difference between plans, and where the ranks entered them."""
+        meetings = [self._meeting(wait.key) for wait in cycle]
         hints = [hint for meeting in meetings if (hint := _hint(meeting))]
-        if len(circle) > 2 or any(wait.key in self._exchanges for wait in circle):
-            indices = some_of([f"rank {wait.waiter} in {_named(meeting, wait.waiter)} for rank {wait.missing}"
-                              for wait, meeting in zip(circle, meetings, strict=True)])
-            return f"{in_words([wait.waiter for wait in circle])} wait for each other: {indices}{''.join(hints[:1])}"
-        sites = [f"rank {wait.waiter} at {site}" for wait, meeting in zip(circle, meetings, strict=True)
+        if len(cycle) > 2 or any(wait.key in self._exchanges for wait in cycle):
+            labels = [_label_with_site(meeting, wait.waiter) for wait, meeting in zip(cycle, meetings, strict=True)]
+            locations = some_of([f"rank {wait.waiter} in {label} for rank {wait.missing}"
+                                 for wait, label in zip(cycle, labels, strict=True)])
+            return f"{in_words([wait.waiter for wait in cycle])} wait for each other: {locations}{''.join(hints[:1])}"
+        sites = [f"rank {wait.waiter} at {site}" for wait, meeting in zip(cycle, meetings, strict=True)
                  if (site := meeting.site(wait.waiter))]
         end = "; " + ", ".join(sites) if sites else ""
-        one, other = circle
+        one, other = cycle
         return self._first_difference(one, other) + end + (hints[0] if hints else self._hint_of_models(one, other))
 
     def _hint_of_models(self, one: Wait, other: Wait) -> str:
-        """Says that the models differ if two ranks send different shapes for a whole model; else ""."""
+        """Return a hint if two ranks send different shapes for all variables of a model; else ""."""
         mine, theirs = self.plan(one.key), self.plan(other.key)
         if not (mine["is_of_model"] and theirs["is_of_model"]):
             return ""
         pairs = list(zip(mine["kinds"], theirs["kinds"], strict=False))
-        of_one_dtype = [pair for pair in pairs if pair[0].partition("[")[0] == pair[1].partition("[")[0]]
-        differ = len(mine["kinds"]) != len(theirs["kinds"]) or any(left != right for left, right in of_one_dtype)
-        return _UNLIKE_MODELS if differ else ""
+        same_dtype = [pair for pair in pairs if pair[0].partition("[")[0] == pair[1].partition("[")[0]]
+        differ = len(mine["kinds"]) != len(theirs["kinds"]) or any(left != right for left, right in same_dtype)
+        return _DIFFERENT_MODELS if differ else ""
 
     def _first_difference(self, one: Wait, other: Wait) -> str:
-        """Describes the first difference between two plans: in kind, then tensors, then options, then names."""
+        """Describe the first difference between two plans: in operation, then tensors, then options, then names."""
         mine, theirs = self.plan(one.key), self.plan(other.key)
         start = f"ranks {one.waiter} and {other.waiter} communicate different things and wait for each other: "
-        mine_does, theirs_does = (f"{plan['operation']} {plan['how']}".rstrip() for plan in (mine, theirs))
-        mine_of, theirs_of = (f"ranks [{numbers_in_words(plan['ranks'])}]" for plan in (mine, theirs))
-        whole = (f"rank {one.waiter} is in {mine['label']} ({mine_does}, {mine_of}), rank {other.waiter} in"
-                 f" {theirs['label']} ({theirs_does}, {theirs_of})")
+        mine_operation, theirs_operation = (f"{plan['operation']} {plan['how']}".rstrip() for plan in (mine, theirs))
+        mine_ranks, theirs_ranks = (f"ranks [{numbers_in_words(plan['ranks'])}]" for plan in (mine, theirs))
+        overview = (f"rank {one.waiter} is in {mine['label']} ({mine_operation}, {mine_ranks}), rank {other.waiter} in"
+                    f" {theirs['label']} ({theirs_operation}, {theirs_ranks})")
         if mine["operation"] != theirs["operation"] or mine["ranks"] != theirs["ranks"]:
-            return start + whole
+            return start + overview
         where = f"in {mine['label']}" + ("" if mine["label"] == theirs["label"]
                                          else f" (rank {other.waiter}: {theirs['label']})")
         for index, kinds in enumerate(zip(mine["kinds"], theirs["kinds"], strict=False)):
@@ -342,17 +346,15 @@ class Waits:
             longer = mine if counts[0] > counts[1] else theirs
             return start + (f"{where}, rank {one.waiter} has {counts[0]} tensors and rank {other.waiter} {counts[1]};"
                             f" the first that only one has is {_tensor(longer, min(counts))}")
-        return start + whole
+        return start + overview
 
 
-def _named(meeting: Meeting, waiter: int) -> str:
-    """The label of a plan or exchange, and where the waiting rank entered it."""
+def _label_with_site(meeting: Meeting, waiter: int) -> str:
     site = meeting.site(waiter)
     return f"{meeting.label} ({site})" if site else meeting.label
 
 
 def _hint(meeting: Meeting) -> str:
-    """What to write instead if a rank waits in a call that it may have made alone by mistake; else ""."""
     return f" ({meeting.hint})" if meeting.hint else ""
 
 

@@ -1,8 +1,8 @@
 """Exchanges of plain data: an all-gather of one value per rank over the control channel.
 
 The server gathers the values and sends all of them to all ranks: a star, or a tree of depth two with a relay per host.
-Of a large value, ranks send the digest first, and the server asks one rank for each value that it does not know. What
-several ranks have in common, a value or a field of it, travels once.
+For a large value, ranks send the digest first, and the server requests each unknown value from one rank. Equal values,
+and equal fields of values, are sent once.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from hvkeras.errors import PeerError, UsageError, explain
 from hvkeras.host.console import in_words
 from hvkeras.host.forks import detach_in_children
 
-LARGE = 512  # bytes of a value from which its digest is sent first
-LOOK_EVERY, LOOK_OFTEN = 0.5, 0.1  # seconds between two looks at what nobody tells
+LARGE = 512  # bytes; of larger values, the digest is sent first
+POLL_INTERVAL, SHORT_POLL_INTERVAL = 0.5, 0.1  # seconds between two checks of callbacks
 _DIGEST_BYTES = 16
 
 
 class Exchange:
-    """Exchanges values with all ranks, until the job ends.
+    """Exchange of values with all ranks, until the job ends.
 
     Args:
         size: The number of ranks.
         send: Sends a message to the control server.
 
     Attributes:
-        cause: Why the job has ended early; None as long as it has not.
+        cause: The reason why the job has ended early; None while it runs.
     """
 
     def __init__(self, size: int, send: Callable[[Message], None]) -> None:
@@ -46,22 +46,22 @@ class Exchange:
         self._changed = threading.Condition()
         self._gathered: dict[str, list[Any]] = {}
         self._missing: dict[str, list[int]] = {}
-        self._values: dict[str, Any] = {}  # of this rank, in gathers that are not complete
-        self._asking: dict[str, int] = {}  # keys of gathers that wait for others, with their threads
+        self._values: dict[str, Any] = {}  # of this rank, in incomplete gathers
+        self._waiting_threads: dict[str, int] = {}  # waiting threads, by key
         detach_in_children(self)
 
     def in_child(self) -> None:
-        """Gives a forked process a lock of its own."""
+        """Create a new lock in a forked process."""
         self._changed = threading.Condition()
 
     def gather(
         self, key: str, value: Any, timeout: float, on_missing: Callable[[list[int], float], None] | None = None,
         describe: Callable[[list[int]], str] | None = None, given_up: Callable[[], bool] | None = None,
     ) -> list[Any]:
-        """Collects one value from every rank.
+        """Collect one value from every rank.
 
         Args:
-            key: Identifies the exchange; all ranks pass the same key, and only one exchange per key may run at a time.
+            key: The identifier of the exchange, equal on all ranks; only one exchange per key may run at a time.
             value: Any JSON-serializable value.
             timeout: Seconds to wait for the others.
             on_missing: Called about every second while waiting, with the missing ranks and the seconds waited.
@@ -73,15 +73,15 @@ class Exchange:
 
         Raises:
             UsageError: The value is too large.
-            PeerError: The job ended, or ranks were missing at the deadline; the message names them.
+            PeerError: The job ended, or ranks were missing at the deadline; the message lists them.
         """
         with self._changed:
-            self._asking[key] = threading.get_ident()
+            self._waiting_threads[key] = threading.get_ident()
         try:
             return self._wait_for_all(key, value, timeout, on_missing, describe, given_up)
         finally:
             with self._changed:
-                self._asking.pop(key, None)
+                self._waiting_threads.pop(key, None)
 
     def _wait_for_all(
         self, key: str, value: Any, timeout: float, on_missing: Callable[[list[int], float], None] | None,
@@ -109,36 +109,37 @@ class Exchange:
                     on_missing(missing, waited)
                 if given_up is not None and given_up():
                     return []
-                self._changed.wait(min(LOOK_EVERY if given_up is None else LOOK_OFTEN, max(timeout - waited, 0.0)))
+                self._changed.wait(min(POLL_INTERVAL if given_up is None else SHORT_POLL_INTERVAL,
+                                       max(timeout - waited, 0.0)))
             self._missing.pop(key, None)
             return self._gathered.pop(key)
 
     def wait_for_cause(self, timeout: float) -> Cause | None:
-        """Waits until the server reports why the job ends; returns None if it does not in time."""
+        """Wait until the server reports why the job ends; return None on timeout."""
         with self._changed:
             self._changed.wait_for(lambda: self.cause is not None, timeout)
             return self.cause
 
     def raise_if_ended(self) -> None:
-        """Raises PeerError if the job has ended."""
+        """Raise PeerError if the job has ended."""
         if self.cause is not None:
             raise PeerError(f"The job ended: {self.cause.sentence()}")
 
     @property
     def is_waiting(self) -> bool:
-        """Whether any thread waits in an exchange."""
-        return bool(self._asking)
+        """True if any thread waits in an exchange."""
+        return bool(self._waiting_threads)
 
     def waiting_in(self) -> list[str]:
-        """The exchanges in which this rank waits, and not a thread beside its work, such as one that reads ahead."""
-        asking = dict(self._asking)
-        if not asking:
+        """Return the exchanges in which this rank waits, without those of background threads (prefetching)."""
+        threads = dict(self._waiting_threads)
+        if not threads:
             return []
         waits = activity.doing().phase == "input"
-        return [key for key, thread in asking.items() if waits or thread == activity.thread()]
+        return [key for key, thread in threads.items() if waits or thread == activity.thread()]
 
     def on_message(self, message: AllValues | MissingRanks | ValueWanted) -> None:
-        """Stores gathered values and missing ranks, and sends a value that the server asks for."""
+        """Store gathered values and missing ranks, and send a value that the server requests."""
         if isinstance(message, ValueWanted):
             self._send(Value(message.key, self._values.get(message.key)))
             return
@@ -151,7 +152,7 @@ class Exchange:
             self._changed.notify_all()
 
     def end(self, cause: Cause) -> bool:
-        """Ends all exchanges, since the job has ended; returns False if it had ended before."""
+        """End all exchanges, since the job has ended; return False if it had ended before."""
         with self._changed:
             if self.cause is not None:
                 return False
@@ -162,7 +163,7 @@ class Exchange:
 
 @dataclass
 class _Gather:
-    """An exchange that is not complete: values by rank, or their digests, and the values that belong to digests."""
+    """An incomplete exchange: values by rank, or their digests, and values by digest."""
 
     values: dict[int, Any] = field(default_factory=dict)
     digests: dict[int, str] = field(default_factory=dict)
@@ -171,7 +172,7 @@ class _Gather:
 
 
 class Gathers:
-    """The server side: keeps the values until all are there.
+    """The server side: stores the values until all ranks have sent theirs.
 
     Args:
         size: The number of ranks.
@@ -182,10 +183,10 @@ class Gathers:
         self._gathers: dict[str, _Gather] = {}
 
     def receive(self, rank: int, message: Value | ValueDigest) -> Iterator[ValueWanted | AllValues]:
-        """Handles a rank's value, or its digest.
+        """Handle a rank's value, or its digest.
 
         Yields:
-            What the rank must be asked, or what all ranks receive now.
+            A request to this rank, or the result for all ranks.
         """
         gather = self._gathers.setdefault(message.key, _Gather())
         if isinstance(message, ValueDigest):
@@ -203,13 +204,13 @@ class Gathers:
             yield AllValues(message.key, packed([known[each] for each in range(self._size)]))
 
     def missing(self) -> Iterator[tuple[list[int], MissingRanks]]:
-        """Returns, for each exchange, the ranks that are there, and for whom they wait."""
+        """Yield, for each exchange, the ranks that have entered it and the missing ones."""
         for key, gather in self._gathers.items():
-            there = gather.values.keys() | gather.digests.keys()
-            yield sorted(there), MissingRanks(key, as_runs(set(range(self._size)) - there))
+            arrived = gather.values.keys() | gather.digests.keys()
+            yield sorted(arrived), MissingRanks(key, as_runs(set(range(self._size)) - arrived))
 
     def forget(self, rank: int) -> None:
-        """Forgets the values of a rank that is gone."""
+        """Remove the values of a disconnected rank."""
         for gather in self._gathers.values():
             gather.values.pop(rank, None)
             digest = gather.digests.pop(rank, None)
@@ -219,14 +220,14 @@ class Gathers:
 
 
 def packed(values: Sequence[Any]) -> dict[str, Any]:
-    """Returns values as plain data in which what is equal stands once, by value and by field of dictionaries.
+    """Return values as plain data without duplicates, per value and per field of dictionaries.
 
     Args:
         values: Values that can be written as JSON.
     """
     indices: dict[str, int] = {}
     distinct: list[Any] = []
-    runs: list[int] = []  # a place among the distinct values, and how often in a row
+    runs: list[int] = []  # pairs: an index into the distinct values, and a repeat count
     for value in values:
         text = json.dumps(value)
         index = indices.setdefault(text, len(indices))
@@ -244,7 +245,7 @@ def packed(values: Sequence[Any]) -> dict[str, Any]:
 
 
 def unpacked(data: Mapping[str, Any]) -> list[Any]:
-    """The inverse of `packed`; equal values are one object."""
+    """Return the values from the result of `packed`; equal values are one object."""
     distinct = data.get("values")
     if distinct is None:
         columns = {name: unpacked(column) for name, column in data["fields"].items()}

@@ -1,4 +1,4 @@
-"""What a server of messages calls: a handler, which decides about the members."""
+"""The handler interface of a message server: callbacks that decide about the members."""
 
 from __future__ import annotations
 
@@ -13,18 +13,16 @@ TICK = 0.25  # seconds between two calls of a handler's `on_tick`
 
 @dataclass(eq=False)
 class Member:
-    """One connected peer.
+    """A connected peer.
 
     Attributes:
         number: Its rank, or the number of a worker or a host.
-        size: The size that it has introduced itself with.
-        host: Its host.
-        pid: Its process.
-        attempt: Of its process to connect.
+        size: The size from its introduction.
+        attempt: The number of its process's attempt to connect.
         write: Queues an encoded message for it; the reading side detects a broken connection.
-        close: Gives up the connection; it is no member any more.
-        seen: When it last gave a sign of life, in seconds of a monotonic clock.
-        arrived: Whether it knows that it was admitted.
+        close: Closes the connection and removes the member.
+        seen: The time of its last message, in seconds of a monotonic clock.
+        arrived: True once it has confirmed that it was admitted.
     """
 
     number: int
@@ -38,43 +36,43 @@ class Member:
     arrived: bool = False
 
     def send(self, message: Message) -> None:
-        """Queues a message for it."""
+        """Queue a message for it."""
         self.write(encode(message))
 
 
 class Serving(Protocol):
-    """What a server does for its handler, in its own thread."""
+    """The functions that a server provides for its handler, in its own thread."""
 
     is_stopping: bool
 
     def call_later(self, seconds: float, function: Callable[..., None], *arguments: Any) -> None:
-        """Calls a function later; never after the server has stopped."""
+        """Call a function after a delay; never after the server has stopped."""
 
     def stop_listening(self) -> None:
-        """Closes the listening socket, so that nobody else can join."""
+        """Close the listening socket, so that nobody else can join."""
 
 
 class Members(Mapping[int, Member]):
-    """The connected members by number, as a handler sees them; only their server adds and removes any."""
+    """The connected members by number; only their server adds and removes any."""
 
     def __init__(self) -> None:
         self._members: dict[int, Member] = {}
         self._serving: Serving | None = None
 
     def __getitem__(self, number: int) -> Member:
-        """Returns a member by its number."""
+        """Return a member by its number."""
         return self._members[number]
 
     def __iter__(self) -> Iterator[int]:
-        """Iterates over the numbers of those that are there now; any thread may."""
+        """Iterate over the numbers of the present members; callable from any thread."""
         return iter(list(self._members))
 
     def __len__(self) -> int:
-        """Returns how many there are."""
+        """Return the number of members."""
         return len(self._members)
 
     def attach(self, serving: Serving) -> None:
-        """Sets the server."""
+        """Set the server."""
         self._serving = serving
 
     @property
@@ -84,44 +82,44 @@ class Members(Mapping[int, Member]):
         return self._serving
 
     def add(self, member: Member) -> None:
-        """Adds a member, in the place of one with the same number."""
+        """Add a member; it replaces one with the same number."""
         self._members[member.number] = member
 
     def remove(self, member: Member) -> bool:
-        """Removes a member; returns False if another has taken its place."""
+        """Remove a member; return False if another has replaced it."""
         is_there = self._members.get(member.number) is member
         if is_there:
             del self._members[member.number]
         return is_there
 
     def broadcast(self, message: Message) -> None:
-        """Sends a message to all."""
+        """Send a message to all."""
         data = encode(message)
         for member in list(self._members.values()):
             member.write(data)
 
 
 class Handler(Protocol):
-    """Decides about the members of a server; called in the server's thread.
+    """Callbacks that decide about the members of a server; called in the server's thread.
 
-    A class that derives from this one needs only the methods for what it does not ignore.
+    Derived classes override only the methods that they need.
 
     Attributes:
-        members: The members, with what the server can do for its handler.
+        members: The members, and the functions of the server.
     """
 
     members: Members
 
     def on_join(self, _member: Member, /) -> str | None:
-        """Handles a peer that has proved the secret; it is sent nothing before its first message, `Arrived`.
+        """Handle an authenticated peer; it receives nothing before its first message, `Arrived`.
 
         Returns:
-            Why it is rejected; "" if it becomes a member; None if it does once the handler sends it `Welcome`.
+            The reason for a rejection; "" to admit the peer; None to admit it once the handler sends `Welcome`.
         """
         return ""
 
     def on_data(self, member: Member, data: bytes) -> None:
-        """Handles an encoded message from a member, whose connection ends if it is none."""
+        """Handle an encoded message from a member; an invalid one closes the connection."""
         try:
             message = decode(data)
         except ValueError:
@@ -130,27 +128,27 @@ class Handler(Protocol):
         self.on_message(member, message)
 
     def on_message(self, _member: Member, _message: Message, /) -> None:
-        """Handles a message from a member."""
+        """Handle a message from a member."""
         return
 
     def on_leave(self, _member: Member, /) -> None:
-        """Handles the end of a member's connection; it is no member any more."""
+        """Handle the end of a member's connection; it is no longer a member."""
         return
 
     def on_tick(self, _now: float, /) -> None:
-        """Checks whatever time decides; called every `TICK` seconds with the time of a monotonic clock."""
+        """Run time-dependent checks; called every `TICK` seconds with the time of a monotonic clock."""
         return
 
     def on_frozen(self, now: float) -> None:
-        """Handles that this process itself was stopped, so that no member is late."""
+        """Handle a stop of this process itself, for which no member is late."""
         for member in self.members.values():
             member.seen = now
 
     def on_fault(self, _what: str, _error: BaseException, /) -> None:
-        """Handles an error that is none of a peer's or of the network, and that has been printed.
+        """Handle an internal error that has been printed.
 
         Args:
-            _what: What the server was doing, as the end of a sentence.
+            _what: The activity of the server, as the end of a sentence.
             _error: The error.
         """
         return

@@ -1,4 +1,4 @@
-"""The heartbeats of a rank: a sign of life, with what has changed about its plans, and whether it makes progress."""
+"""Heartbeats of a rank: changes of its counts of entered plans, and whether it makes progress."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from hvkeras.control.messages import (
     Standstill,
 )
 
-GRADIENTS = "gradients"  # the operation of plans that reduce gradients: their counts are the steps of training
+GRADIENTS = "gradients"  # the operation of plans that reduce gradients; their counts are training steps
 _NOTHING_NEW = Heartbeat()
-CHECK_INTERVAL = 0.4  # minimum seconds between two checks of whether this rank makes progress
+CHECK_INTERVAL = 0.4  # minimum seconds between two checks for progress
 
 
 class PlanLike(Protocol):
@@ -28,110 +28,102 @@ class PlanLike(Protocol):
 
     @property
     def operation(self) -> str:
-        """What it does."""
+        """Its operation."""
 
     @property
     def label(self) -> str:
         """Its name in messages."""
 
     def describe(self) -> PlanDescription:
-        """The plan as plain data."""
+        """Return the plan as plain data."""
 
 
 class Entries(Protocol):
-    """How often this rank has entered each plan; see `hvkeras.job.plans`."""
+    """Counts of this rank's entries into each plan; see `hvkeras.job.plans`."""
 
     def snapshot(self) -> Mapping[str, tuple[int, PlanLike]]:
-        """Reads every count."""
+        """Return every count."""
 
     def site(self, key: str) -> str:
-        """Where the user's code last entered a plan."""
+        """Return the line of user code that last entered a plan."""
 
     def calls(self) -> Mapping[str, CallDescriptions]:
-        """The calls that plans consist of."""
+        """Return the calls that plans consist of."""
 
     def forget(self, counts: Mapping[str, int]) -> list[str]:
-        """Forgets plans that this rank has entered exactly as often as given."""
+        """Remove plans that this rank has entered exactly as often as given; return their keys."""
 
     def set_outstanding(self, keys: Sequence[str]) -> None:
-        """Records in which plans this rank participates for others before it may enter them itself."""
+        """Set the plans in which this rank participates for others before it may enter them itself."""
 
     def can_raise(self, key: str) -> bool:
-        """Whether this rank raises everywhere it enters a plan if that plan is refused."""
+        """Return whether this rank raises everywhere it enters a plan if that plan is refused."""
 
 
 class Watch:
-    """Checks whether this rank makes progress: whether it enters collectives or advances in Keras's loops.
+    """Detector of missing progress: whether this rank enters collectives or advances in Keras's loops.
 
     Args:
         *limits: Times without progress after which the server acts, in seconds; 0 is no limit.
-        on_move: Called when the rank makes progress after that was reported, with the seconds without any.
+        on_move: Called when the rank resumes progress after a report, with the seconds without any.
 
     Attributes:
-        is_reported: Whether the rank's lack of progress has been reported.
+        is_reported: True if the rank's lack of progress has been reported.
     """
 
     def __init__(self, *limits: float, on_move: Callable[[float], None] | None = None) -> None:
-        self._preemption = min((limit for limit in limits if limit), default=0.0)
+        self._shortest_limit = min((limit for limit in limits if limit), default=0.0)
         self._moves = -1
         self._batches: int | None = None
-        self._standing: Any = None
-        self._checked_at = self._moved_at = self._standing_since = 0.0
+        self._instructions: Any = None
+        self._checked_at = self._progressed_at = self._instructions_since = 0.0
         self._outside = False  # its last progress was in a custom loop
-        self._settling = False  # it has just left a Keras loop whose last collectives may be reported later
+        self._settling = False  # just after a Keras loop, whose last collectives may be reported later
         self._report: Standstill | None = None
         self.is_reported: bool = False
         self._on_move = on_move
 
     def check(self, now: float, entered: bool, steps: Callable[[], str] = str) -> Standstill | None:
-        """Checks this rank.
+        """Check this rank.
 
         Args:
             now: The time, in seconds.
-            entered: Whether it has entered a collective since the last check.
+            entered: True if it has entered a collective since the last check.
             steps: Describes what a custom training loop has done; "" if nothing.
 
         Returns:
-            What the server must know about a rank without progress: for how many seconds, where, and whether that may
-            end the job; None for a rank that makes progress.
+            The report for the server: seconds without progress, location, and whether that may end the job. None for a
+            rank that makes progress.
         """
-        if not self._preemption or (now - self._checked_at < CHECK_INTERVAL and not entered):
+        if not self._shortest_limit or (now - self._checked_at < CHECK_INTERVAL and not entered):
             return self._report
         self._checked_at = now
-        if self._has_moved(entered):
+        if self._has_progressed(entered):
             if self.is_reported and self._on_move is not None:
-                self._on_move(now - self._moved_at)
+                self._on_move(now - self._progressed_at)
             self.is_reported = False
-            self._moved_at = self._standing_since = now
-        standing = activity.standing()
-        if standing != self._standing:
-            self._standing, self._standing_since = standing, now
-        still = now - self._moved_at
+            self._progressed_at = self._instructions_since = now
+        instructions = activity.instructions()
+        if instructions != self._instructions:
+            self._instructions, self._instructions_since = instructions, now
+        still = now - self._progressed_at
         self._report = None
-        if still >= self._preemption:
+        if still >= self._shortest_limit:
             doing, text = location.here(steps())
             if doing.within or self._outside:
-                self._report = Standstill(still, now - self._standing_since, text, doing.phase, doing.within,
+                self._report = Standstill(still, now - self._instructions_since, text, doing.phase, doing.within,
                                           doing.may_end)
         return self._report
 
     def still(self, now: float) -> float:
-        """Seconds since this rank last made progress.
+        """Return the seconds since this rank last made progress."""
+        return now - self._progressed_at
 
-        Args:
-            now: The time, in seconds.
-        """
-        return now - self._moved_at
+    def restart(self, now: float) -> None:
+        """Restart the measurement, since the whole process was stopped."""
+        self._progressed_at = self._instructions_since = now
 
-    def forgive(self, now: float) -> None:
-        """Restarts the measurement, since the whole process was stopped.
-
-        Args:
-            now: The time, in seconds.
-        """
-        self._moved_at = self._standing_since = now
-
-    def _has_moved(self, entered: bool) -> bool:
+    def _has_progressed(self, entered: bool) -> bool:
         moves = activity.moves()
         if moves != self._moves:
             self._moves, self._outside, self._settling, self._batches = moves, False, True, None
@@ -145,17 +137,17 @@ class Watch:
 
 
 class Heartbeats:
-    """Makes and sends heartbeats.
+    """Creator and sender of heartbeats.
 
     Args:
         send: Sends a message to the server.
         waiting_in: Returns the exchanges in which this rank waits.
-        is_waiting: Whether any thread of this rank waits in an exchange, so that it makes no progress for good reason.
+        is_waiting: Returns whether any thread of this rank waits in an exchange, so that it is not stalled.
 
     Attributes:
         entries: The counts of entered plans; None before there are any.
-        watch: Measures progress; None if nobody wants to know.
-        some_joined: Whether the server must learn which calls plans consist of, and without delay.
+        watch: Measures progress; None if that is not needed.
+        some_joined: True if the server must receive the calls of plans, and without delay.
     """
 
     def __init__(self, send: Callable[[Message], None], waiting_in: Callable[[], list[str]],
@@ -167,15 +159,15 @@ class Heartbeats:
         self._waiting_in = waiting_in
         self._is_waiting = is_waiting
         self._lock = threading.Lock()
-        self._counts: dict[str, int] = {}  # as the server knows them
+        self._counts: dict[str, int] = {}  # as last sent to the server
         self._sites: dict[str, str] = {}
         self._called: set[str] = set()
 
     def send(self, only_news: bool = False) -> None:
-        """Sends a heartbeat.
+        """Send a heartbeat.
 
         Args:
-            only_news: Whether to send none in which nothing has changed.
+            only_news: True to send none without changes.
         """
         with self._lock:  # so that counts are sent in the order in which they were read
             beat = self._next()
@@ -183,7 +175,7 @@ class Heartbeats:
                 self._send(beat)
 
     def forget(self, counts: Mapping[str, int]) -> None:
-        """Forgets plans that no rank has entered lately, unless this rank has entered them again in the meantime."""
+        """Forget plans that no rank has entered lately, unless this rank has entered them again in the meantime."""
         with self._lock:  # heartbeats before the answer continue the old counts; those after it start from zero
             keys = [] if self.entries is None else self.entries.forget(counts)
             for key in keys:
@@ -193,12 +185,12 @@ class Heartbeats:
             self._send(PlansForgotten(counts, keys))
 
     def describe(self, keys: Sequence[str]) -> None:
-        """Sends what plans consist of, unless this rank has forgotten them."""
+        """Send the descriptions of plans, unless this rank has forgotten them."""
         known = {} if self.entries is None else self.entries.snapshot()
         self._send(Plans({key: known[key][1].describe() for key in keys if key in known}))
 
     def steps(self) -> str:
-        """Describes what a custom training loop has done; "" if it has not exchanged gradients yet."""
+        """Return a description of a custom training loop's steps; "" if it has not exchanged gradients yet."""
         steps = {} if self.entries is None else self.entries.snapshot()
         count, label = max(((count, plan.label) for count, plan in steps.values()
                             if count and plan.operation == GRADIENTS), default=(0, ""))

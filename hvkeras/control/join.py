@@ -1,8 +1,8 @@
 """The server side of `hvkeras.collectives.join`: which ranks must participate in the collectives of others.
 
-A mismatch is resolved in three steps, strictly one after the other. First, all ranks report what their plans consist
-of. Second, the ranks that wait in one of the plans learn that it is refused, and confirm this. Third, all other
-ranks participate in the plan so that it completes, and the ranks that waited in it raise.
+A mismatch is resolved in three steps, strictly in sequence. First, all ranks report the calls of their plans. Second,
+the ranks that wait in one of the plans are notified that it is refused, and confirm this. Third, all other ranks
+participate in the plan so that it completes, and the ranks that waited in it raise.
 """
 
 from __future__ import annotations
@@ -22,13 +22,12 @@ class Refusal:
     """Plans that do not match.
 
     Attributes:
-        keys: Their keys.
-        text: What differs.
+        text: The difference.
         since: When the mismatch was found, in seconds.
         unconfirmed: Pairs of a rank that waits in one of the plans and the plan's key, where the rank has not yet
             confirmed the refusal; None before the ranks are notified.
-        counts: How often each plan had been entered when the ranks were notified; later entries are not refused.
-        has_asked: Whether the other ranks have been asked to participate.
+        counts: The count of each plan when the ranks were notified; later entries are not refused.
+        has_asked: True if the other ranks have been asked to participate.
     """
 
     keys: frozenset[str]
@@ -39,12 +38,7 @@ class Refusal:
     has_asked: bool = False
 
     def outstanding(self, waits: Waits, rank: int) -> list[str]:
-        """The plans in which a rank will be asked to participate on behalf of others.
-
-        Args:
-            waits: The counts of entered plans.
-            rank: The rank.
-        """
+        """Return the plans in which a rank will be asked to participate on behalf of others."""
         return [key for key, count in self.counts.items() if waits.meeting(key).counts.get(rank, count) < count]
 
 
@@ -57,53 +51,41 @@ class Participation:
 
     def __init__(self) -> None:
         self.joined: list[int] = []
-        self._joined_in: dict[str, int] = {}  # the count of a plan up to which all joined ranks have been asked
+        # the count of a plan up to which joined ranks have been asked to participate
+        self._requested_for_joined: dict[str, int] = {}
         self._refusals: list[Refusal] = []
         self._calls: dict[str, CallDescriptions] = {}
-        self._asked: dict[str, dict[int, int]] = {}  # the same for each rank, by plan key
+        self._asked: dict[str, dict[int, int]] = {}  # the same for each rank
 
     @property
     def is_busy(self) -> bool:
-        """Whether ranks must report immediately which plans they enter and what those consist of."""
+        """True if ranks must report immediately which plans they enter, and their calls."""
         return bool(self.joined or self._refusals)
 
     def join(self, rank: int) -> None:
-        """Records that a rank has joined.
-
-        Args:
-            rank: The rank.
-        """
+        """Record that a rank has joined."""
         self.joined.append(rank)
-        self._joined_in.clear()
+        self._requested_for_joined.clear()
 
-    def learn(self, calls: Mapping[str, CallDescriptions]) -> None:
-        """Records which calls plans consist of.
-
-        Args:
-            calls: The calls, by plan key.
-        """
+    def add_calls(self, calls: Mapping[str, CallDescriptions]) -> None:
+        """Record the calls of plans, by plan key."""
         self._calls.update(calls)
 
     def forget(self, keys: Collection[str]) -> None:
-        """Forgets plans that no rank remembers any more.
-
-        Args:
-            keys: Their keys.
-        """
+        """Remove plans that all ranks have forgotten."""
         for key in keys:
-            for kept in (self._calls, self._asked, self._joined_in):
-                kept.pop(key, None)
+            for table in (self._calls, self._asked, self._requested_for_joined):
+                table.pop(key, None)
 
     def refuse(self, finding: Problem, now: float) -> bool:
-        """Starts to refuse plans that do not match, unless their refusal has already started.
+        """Start to refuse plans that do not match, unless their refusal has already started.
 
         Args:
             finding: The mismatch.
             now: The time, in seconds.
 
         Returns:
-            Whether the refusal may still complete: False once it takes too long, as some rank may be unable to
-            participate.
+            False if the refusal takes too long, as some rank may be unable to participate; else True.
         """
         keys = frozenset(finding.keys)
         begun = next((refusal for refusal in self._refusals if refusal.keys & keys), None)
@@ -112,14 +94,10 @@ class Participation:
         return begun is None or now - begun.since < REFUSED_WITHIN
 
     def confirm(self, rank: int, key: str) -> str:
-        """Records that a rank knows of a plan's refusal.
-
-        Args:
-            rank: The rank.
-            key: The plan's key.
+        """Record a rank's confirmation of a plan's refusal.
 
         Returns:
-            What differs.
+            The difference between the plans.
         """
         refusal = next(refusal for refusal in self._refusals if key in refusal.keys)
         if refusal.unconfirmed is not None:
@@ -127,7 +105,7 @@ class Participation:
         return refusal.text
 
     def requests(self, waits: Waits) -> Iterator[Request]:
-        """Finds the messages that ranks must receive now.
+        """Yield the messages that ranks must receive now.
 
         Args:
             waits: The counts of entered plans.
@@ -137,8 +115,8 @@ class Participation:
         """
         for key in waits.unequal() if self.joined else ():
             count = waits.meeting(key).high
-            if key in self._calls and self._joined_in.get(key, 0) < count:
-                self._joined_in[key] = count
+            if key in self._calls and self._requested_for_joined.get(key, 0) < count:
+                self._requested_for_joined[key] = count
                 for rank in self.joined:
                     yield from self._participation(waits, rank, key, count, False)
         for refusal in list(self._refusals):

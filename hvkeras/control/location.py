@@ -1,4 +1,4 @@
-"""Location of this process: its phase and step, and the frames of its stack that are the user's own code."""
+"""Location of this process: its phase and step, and the frames of its stack in user code."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from hvkeras.host.console import say
 
 _STANDARD = str(Path(os.__file__).parent) + os.sep
 _INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))  # Debian's is the latter
-_PACKAGES = ("hvkeras", "hvkeras.backends", "tensorflow", "keras", "tf_keras")  # the second may lie beside the first
+# the second may be installed separately from the first
+_PACKAGES = ("hvkeras", "hvkeras.backends", "tensorflow", "keras", "tf_keras")
 
 
 @functools.cache
 def folders_of(package: str) -> tuple[str, ...]:
-    """The folders of a package's files, each with a trailing separator; () if the package is not installed.
+    """Return the folders of a package's files, each with a trailing separator; () if the package is not installed.
 
-    An editable install also searches the folder around the sources; that one belongs to the user and is left out.
+    An editable install also searches the folder around the sources; that one belongs to the user and is omitted.
 
     Args:
         package: Its name; the package need not be imported.
@@ -37,20 +38,20 @@ def folders_of(package: str) -> tuple[str, ...]:
 
 @functools.cache
 def is_library(path: str) -> bool:
-    """Whether a file belongs to hvkeras, TensorFlow, Keras or Python.
+    """Return whether a file belongs to hvkeras, TensorFlow, Keras or Python.
 
     Args:
-        path: The file, as a frame names it.
+        path: The file, as in a frame.
     """
     standard = path.startswith(_STANDARD) and not any(name in path for name in _INSTALLED)
     return standard or path.startswith("<frozen") or any(path.startswith(folders_of(name)) for name in _PACKAGES)
 
 
 def short(path: str) -> str:
-    """A file's path relative to the folder in which packages are installed, or to the current folder.
+    """Return a path relative to the folder in which packages are installed, or to the current folder.
 
     Args:
-        path: The file, as a frame names it.
+        path: The file, as in a frame.
     """
     folders = list(_INSTALLED)
     with contextlib.suppress(FileNotFoundError):  # the current folder may have been removed
@@ -61,12 +62,12 @@ def short(path: str) -> str:
 
 
 def frame_text(path: str, line: int | None, function: str) -> str:
-    """Names a line of code in messages: `train.py:31 in step`."""
+    """Format a line of code for messages: `train.py:31 in step`."""
     return f"{short(path)}:{line} in {function or '<lambda>'}"  # AutoGraph turns lambdas into unnamed functions
 
 
 def call_site() -> str:
-    """The line of the user's code from which this thread is being called; "" if there is none.
+    """Return the line of user code from which this thread is being called; "" if there is none.
 
     In eager mode, this takes a few microseconds.
     """
@@ -79,7 +80,7 @@ def call_site() -> str:
 
 
 def innermost(stack: Iterable[tuple[str, int, str]]) -> str:
-    """The innermost line of the user's code in a stack; "" if there is none.
+    """Return the innermost line of user code in a stack; "" if there is none.
 
     Args:
         stack: The file, line and function of each frame, the innermost first.
@@ -90,51 +91,51 @@ def innermost(stack: Iterable[tuple[str, int, str]]) -> str:
 _short_path = functools.lru_cache(maxsize=1024)(frame_text)
 
 
-MAX_LINES = 12  # lines of a stack
-MAX_THREADS = 3  # threads that produce data
-# Files in which TensorFlow calls Python for data, and Keras fills its queues.
-_MAKES_DATA = ("script_ops.py", "py_dataset_adapter.py", "data_utils.py")
+MAX_LINES = 12  # of a printed stack
+MAX_THREADS = 3  # data-producing threads to print
+# The files in which TensorFlow calls Python for data, and Keras fills its queues.
+_DATA_FILES = ("script_ops.py", "py_dataset_adapter.py", "data_utils.py")
 
 
 def here(steps: str) -> tuple[activity.Doing, str]:
-    """What this rank is doing, and a description of it with the line of the user's code.
+    """Return what this rank is doing, and a description of it with the line of user code.
 
     Args:
         steps: A description of what a custom training loop has done so far.
     """
     doing = activity.doing(steps)
-    makers = _data_makers() if doing.lacks_batch else []
-    line = _place(makers[0] if makers else activity.frames_of(activity.thread()))
+    producers = _data_threads() if doing.lacks_batch else []
+    line = _user_line(producers[0] if producers else activity.frames_of(activity.thread()))
     return doing, doing.text + (f", at {line}" if line else "")
 
 
 def report(rank: int, host: str, steps: str, still: float, stall: str | None) -> str:
-    """Prints this rank's location and stack; called from a thread other than the one reported.
+    """Print this rank's location and stack; called from a thread other than the reported one.
 
     Args:
         rank: This rank.
         host: Its host.
         steps: A description of what a custom training loop has done so far.
         still: Seconds since it last made progress.
-        stall: The reason for the report if the rank is late; None if somebody asked.
+        stall: The reason for the report if the rank is late; None if it was requested.
 
     Returns:
         A description of what it is doing.
     """
     _, text = here(steps)
-    moved = f"has not moved for {still:.0f} s" if still >= 1.0 else "is here"
-    line = f"rank {rank} on {host} (pid {os.getpid()}) {moved}: {text}"
+    state = f"has made no progress for {still:.0f} s" if still >= 1.0 else "is here"
+    line = f"rank {rank} on {host} (pid {os.getpid()}) {state}: {text}"
     lines = _lines(activity.frames_of(activity.thread()))
-    for maker in _data_makers():
-        lines += ["  a thread that makes data:", *_lines(maker)]
+    for producer in _data_threads():
+        lines += ["  a thread that produces data:", *_lines(producer)]
     say(f"{line}; the innermost call last:\n" + "\n".join(lines))
     if stall is not None:
-        stalls.note(stall if text in stall else "; ".join(filter(None, (stall, line))))
+        stalls.notify(stall if text in stall else "; ".join(filter(None, (stall, line))))
     return text
 
 
 def blocking_exit() -> tuple[str, list[str]]:
-    """What keeps this process from exiting: the line of a non-daemon thread, and the stacks of all such threads.
+    """Return what keeps this process from exiting: the line of a non-daemon thread, and all such threads' stacks.
 
     At exit, Python first waits for non-daemon threads, and then runs the `atexit` functions.
     """
@@ -143,21 +144,20 @@ def blocking_exit() -> tuple[str, list[str]]:
     stacks = [(thread.name, activity.frames_of(thread.ident or 0)) for thread in (*others, main)]
     stacks = [(name, frames) for name, frames in stacks if frames]
     lines = [line for name, frames in stacks for line in (f"  thread {name}:", *_lines(frames))]
-    own = [(name, _place(frames)) for name, frames in stacks]
+    own = [(name, _user_line(frames)) for name, frames in stacks]
     name, where = next(((name, where) for name, where in own if where), own[0] if own else ("", ""))
     frames = stacks[0][1] if stacks else []
     return f"thread {name} at {where or (_line(frames[0]).strip() if frames else '?')}", lines
 
 
 def outside_tensorflow() -> str:
-    """The main thread's location if it is outside TensorFlow, and so waits for no TensorFlow collective; else ""."""
+    """Return the main thread's location if it is outside TensorFlow, and so in no TensorFlow collective; else ""."""
     frames = activity.frames_of(threading.main_thread().ident or 0)
     inside = not frames or frames[0].f_code.co_filename.startswith(folders_of("tensorflow"))
     return "" if inside else _line(frames[0]).strip()
 
 
 def _lines(frames: list[FrameType]) -> list[str]:
-    """A stack, one line per frame: the user's code, and the innermost call."""
     own = [frame for frame in reversed(frames[1:]) if not is_library(frame.f_code.co_filename)][-MAX_LINES + 1:]
     return [_line(frame) for frame in [*own, *frames[:1]]]
 
@@ -168,14 +168,14 @@ def _line(frame: FrameType) -> str:
     return f"  {frame_text(path, frame.f_lineno, frame.f_code.co_name)}: {text}"
 
 
-def _place(frames: list[FrameType]) -> str:
+def _user_line(frames: list[FrameType]) -> str:
     return innermost((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name) for frame in frames)
 
 
-def _data_makers() -> list[list[FrameType]]:
-    """The stacks of threads in which the user's code produces data."""
+def _data_threads() -> list[list[FrameType]]:
+    """Return the stacks of threads in which user code produces data."""
     mine = (threading.get_ident(), activity.thread())
     stacks = [activity.frames_of(ident) for ident in activity.all_threads() if ident not in mine]
     return [frames for frames in stacks
-            if any(frame.f_code.co_filename.endswith(_MAKES_DATA) for frame in frames)
+            if any(frame.f_code.co_filename.endswith(_DATA_FILES) for frame in frames)
             and any(not is_library(frame.f_code.co_filename) for frame in frames)][:MAX_THREADS]

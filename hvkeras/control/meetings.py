@@ -1,8 +1,8 @@
-"""Meetings: what all of some ranks must enter before any of them can leave it, and which ranks wait in it for which.
+"""Meetings: synchronization points that ranks enter and leave together, and the ranks that wait in them.
 
 In each meeting, every rank that waits does so for every rank that is missing. With thousands of ranks there are
-millions of such pairs, so they are never enumerated: a meeting keeps the two groups, and changes with the ranks whose
-counts change.
+millions of such pairs, so they are never enumerated. A meeting stores the two groups, and is updated for the ranks
+whose counts change.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hvkeras.control.messages import PlanDescription
 
 
 class Moment:
-    """The time of a check, for all that has changed since the check before it.
+    """The time of a check, shared by all changes since the previous check.
 
     Attributes:
         at: The time in seconds; infinite before the check.
@@ -36,15 +36,15 @@ class Meeting(Protocol):
 
     @property
     def hint(self) -> str:
-        """What to write instead if a rank waits in a call that it may have made alone by mistake; else ""."""
+        """The alternative to a call that a rank may have made alone by mistake; else ""."""
 
     @property
     def since(self) -> Moment:
-        """The first check at which the ranks that are missing now were so, and others waited."""
+        """The first check at which the present ranks were missing while others waited."""
 
     @property
-    def is_waited_in(self) -> bool:
-        """Whether any rank waits for another."""
+    def has_waiters(self) -> bool:
+        """True if any rank waits for another."""
 
     @property
     def missing(self) -> Collection[int]:
@@ -52,32 +52,32 @@ class Meeting(Protocol):
 
     @property
     def waiting(self) -> Mapping[Moment, Collection[int]]:
-        """The ranks that wait for those that are missing, by the check that was the first to see them do so."""
+        """The ranks that wait for the missing ones, by the first check that found them waiting."""
 
     def site(self, rank: int) -> str:
-        """Where a rank's user code has entered it; "" if that is not known."""
+        """Return the user code from which a rank has entered it; "" if unknown."""
 
 
 class PlanMeeting:
-    """A plan, which ranks enter again and again: those that have done so more often than others wait for them.
+    """A plan, which ranks enter repeatedly; ranks with higher counts wait for those with lower counts.
 
     Args:
-        number: Its place among the plans in the order in which they became known.
-        plan: What the plan consists of.
+        number: Its index among the plans, in the order of their descriptions.
+        plan: The plan's description.
         now: The next check.
 
     Attributes:
-        number: As above.
-        plan: What the plan consists of, as last described.
+        number: Its index among the plans, in the order of their descriptions.
+        plan: The plan's description.
         counts: How often each rank has entered it.
         low: The lowest of these.
-        since: Since when the lowest count and the existence of a higher one hold.
-        sites: Where the user's code has entered it, by rank.
+        since: The time since which the lowest count has been the same and lower than another.
+        sites: The lines of user code that have entered it, by rank.
         before: The counts from before a rank forgot the plan.
-        settled: The highest count, and when it was first found to be that of all ranks.
-        is_being_forgotten: Whether ranks have been asked to forget it.
-        answers: How many have answered.
-        warned_at: When there was a warning about late ranks.
+        settled: The highest count, and the time since which all ranks have had it.
+        is_being_forgotten: True if ranks have been asked to forget it.
+        answers: The number of ranks that have answered this.
+        warned_at: The time of the last warning about late ranks.
     """
 
     def __init__(self, number: int, plan: PlanDescription, now: Moment) -> None:
@@ -92,13 +92,13 @@ class PlanMeeting:
         self.is_being_forgotten = False
         self.answers = 0
         self.warned_at = -math.inf
-        self._seen: dict[int, Moment] = {}  # the first check that saw a rank's count, if after the last equal counts
+        self._seen: dict[int, Moment] = {}  # the first check with a rank's count, unless counts were equal since
         self._by_count: dict[int, set[int]] = {0: set(self.counts)}
         self._reported: dict[int, int] = {}
         self._waiting: dict[Moment, list[int]] | None = None
 
     def report(self, ranks: Iterable[int], count: int) -> None:
-        """Stores how often ranks have entered the plan since they last forgot it, until it is taken in.
+        """Store the counts of ranks since they last forgot the plan, until `apply_reports`.
 
         Args:
             ranks: The ranks; those that do not participate in it are ignored.
@@ -109,8 +109,8 @@ class PlanMeeting:
         else:
             self._reported.update(dict.fromkeys(ranks, count))
 
-    def take_in(self, now: Moment) -> None:
-        """Takes in what ranks have reported, all at once, since that is faster.
+    def apply_reports(self, now: Moment) -> None:
+        """Apply the ranks' reports, all at once for speed.
 
         Args:
             now: The next check.
@@ -120,7 +120,7 @@ class PlanMeeting:
             if (before := self.counts.get(rank, count)) != count:
                 moves.setdefault((before, count), []).append(rank)
         self._reported = {}
-        was_equal, low, groups = not self.is_waited_in, self.low, self._by_count
+        was_equal, low, groups = not self.has_waiters, self.low, self._by_count
         for (old, new), ranks in moves.items():
             self.counts.update(dict.fromkeys(ranks, new))
             self._seen.update(dict.fromkeys(ranks, now))
@@ -133,7 +133,7 @@ class PlanMeeting:
             self.low = min(groups)
             if was_equal or self.low != low:
                 self.since = now
-            if not self.is_waited_in:
+            if not self.has_waiters:
                 self._seen = {}
 
     @property
@@ -143,7 +143,7 @@ class PlanMeeting:
 
     @property
     def hint(self) -> str:
-        """What to write instead of a call that one rank makes alone by mistake."""
+        """The alternative to a call that one rank makes alone by mistake."""
         return str(self.plan["hint"])
 
     @property
@@ -152,8 +152,8 @@ class PlanMeeting:
         return max(self._by_count)
 
     @property
-    def is_waited_in(self) -> bool:
-        """Whether the counts differ."""
+    def has_waiters(self) -> bool:
+        """True if the counts differ."""
         return len(self._by_count) > 1
 
     @property
@@ -163,7 +163,7 @@ class PlanMeeting:
 
     @property
     def waiting(self) -> dict[Moment, list[int]]:
-        """The ranks with higher counts, by the first check that saw their count: progress makes it another wait."""
+        """The ranks with higher counts, by the first check that found their count: progress starts another wait."""
         if self._waiting is None:
             self._waiting = {}
             for count, ranks in self._by_count.items():
@@ -172,18 +172,18 @@ class PlanMeeting:
         return self._waiting
 
     def site(self, rank: int) -> str:
-        """Where a rank's user code has entered it; "" if that is not known."""
+        """Return the user code from which a rank has entered it; "" if unknown."""
         return self.sites.get(rank, "")
 
     def finish_forgetting(self) -> bool:
-        """Returns whether all ranks have forgotten it, once all have answered; if not, they may be asked again."""
+        """Return whether all ranks have forgotten it, once all have answered; if not, they may be asked again."""
         self.is_being_forgotten, self.answers, self.settled = False, 0, (-1, 0.0)
         high = self.high
         return all(self.before.get(rank) == high for rank in self.counts)
 
 
 class ExchangeMeeting:
-    """An exchange over the control channel, to which all ranks must come.
+    """An exchange over the control channel, which all ranks must enter.
 
     Args:
         name: Its name.
@@ -192,9 +192,9 @@ class ExchangeMeeting:
 
     Attributes:
         label: Its name in messages.
-        hint: Nothing.
-        since: When the first rank came.
-        missing: The ranks that have not come.
+        hint: Always "".
+        since: The time at which the first rank entered it.
+        missing: The ranks that have not entered it.
     """
 
     def __init__(self, name: str, ranks: Iterable[int], now: Moment) -> None:
@@ -202,14 +202,14 @@ class ExchangeMeeting:
         self.hint = ""
         self.since = now
         self.missing = set(ranks)
-        self._waiters: dict[int, Moment] = {}  # those that have come and do nothing else
+        self._waiters: dict[int, Moment] = {}  # ranks that have entered it and do nothing else
 
     def set_waiting(self, ranks: Iterable[int], do_wait: bool, now: Moment) -> None:
-        """Records whether ranks wait in it.
+        """Record whether ranks wait in it.
 
         Args:
             ranks: The ranks.
-            do_wait: Whether they wait.
+            do_wait: True if they wait.
             now: The next check.
         """
         for rank in ranks:
@@ -219,18 +219,18 @@ class ExchangeMeeting:
                 self._waiters.pop(rank, None)
 
     @property
-    def is_waited_in(self) -> bool:
-        """Whether any rank waits for another."""
+    def has_waiters(self) -> bool:
+        """True if any rank waits for another."""
         return bool(self._waiters and self.missing)
 
     @property
     def waiting(self) -> dict[Moment, list[int]]:
-        """The ranks that wait, by the first check that saw them wait."""
+        """The ranks that wait, by the first check that found them waiting."""
         found: dict[Moment, list[int]] = {}
         for rank, moment in self._waiters.items():
             found.setdefault(moment, []).append(rank)
         return found
 
     def site(self, _rank: int) -> str:
-        """Returns ""."""
+        """Return ""."""
         return ""

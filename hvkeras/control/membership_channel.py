@@ -1,8 +1,8 @@
-"""The membership channel of an elastic job, between its launcher and every worker; it outlives changes of the ranks.
+"""Membership channel of an elastic job, between its launcher and every worker; it outlives membership changes.
 
-A worker is a process, numbered from 0 in the order of starts. It has a rank only as long as the job has the same ranks:
-a generation, which has a control channel of its own (`hvkeras.control.server`). Between two generations, workers report
-to the launcher that they are ready for the next one, and it answers with their new ranks.
+A worker is a process, numbered from 0 in the order of starts. It has a rank only within a generation, which has a
+separate control channel (`hvkeras.control.server`). Between two generations, workers report to the launcher that they
+are ready for the next one, and it answers with their new ranks.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from hvkeras.errors import PeerError
 from hvkeras.host.forks import detach_in_children
 from hvkeras.host.network import keep_alive
 
-CONNECT_WITHIN = 10.0  # seconds of an attempt
+CONNECT_WITHIN = 10.0  # seconds
 FOREVER = 3600.0
-ANY_FUNCTION = 2**31  # the index of the elastic function of a worker that has begun none
+ANY_FUNCTION = 2**31  # the function index of a worker that has entered none
 
 
 class WorkersHandler(Handler):
-    """Admits each worker once, and passes its messages on.
+    """Handler that admits each worker once, and forwards its messages.
 
     Args:
         on_message: Called with a worker's number and its message.
@@ -38,16 +38,16 @@ class WorkersHandler(Handler):
         self._on_message = on_message
 
     def on_join(self, member: Member) -> str:
-        """Admits a worker, unless another process has its number."""
+        """Admit a worker, unless its number is already in use."""
         return f"worker {member.number} is connected already" if member.number in self.members else ""
 
     def on_message(self, member: Member, message: Message) -> None:
-        """Passes a message on."""
+        """Forward a message."""
         if not isinstance(message, Arrived):
             self._on_message(member.number, message)
 
     def send(self, worker: int, message: Message) -> None:
-        """Sends a message to a worker, if it is connected."""
+        """Send a message to a worker, if it is connected."""
         if worker in self.members:
             self.members[worker].send(message)
 
@@ -58,8 +58,8 @@ class MembershipServer:
     Args:
         secret: The job's secret.
         host: The address to listen on.
-        on_message: Called, in the server's thread, with a worker's number and its message.
-        alive: Seconds after which a worker's connection ends whose host does not answer any more.
+        on_message: Called from the server's thread with a worker's number and its message.
+        alive: Seconds without an answer from a worker's host after which the connection ends.
     """
 
     def __init__(self, secret: bytes, host: str, on_message: Callable[[int, Message], None], alive: float) -> None:
@@ -68,11 +68,11 @@ class MembershipServer:
         self.address: tuple[str, int] = self._server.address
 
     def start(self) -> tuple[str, int]:
-        """Starts serving; returns the address that workers connect to."""
+        """Start serving; return the address that workers connect to."""
         return self._server.start()
 
     def stop(self) -> None:
-        """Stops serving."""
+        """Stop serving."""
         self._server.stop()
 
     @property
@@ -81,7 +81,7 @@ class MembershipServer:
         return frozenset(self._handler.members)
 
     def send(self, worker: int, message: Message) -> None:
-        """Sends a message to a worker, if it is connected; any thread may call this."""
+        """Send a message to a worker, if it is connected; callable from any thread."""
         self._server.call(self._handler.send, worker, message)
 
 
@@ -89,14 +89,14 @@ class MembershipClient:
     """A worker's end.
 
     Args:
-        address: Where the launcher listens.
+        address: The launcher's address.
         secret: The job's secret.
         worker: This process's number.
-        alive: Seconds after which the connection ends if the launcher's host does not answer any more.
+        alive: Seconds without an answer from the launcher's host after which the connection ends.
 
     Raises:
         OSError: The launcher cannot be reached.
-        AuthenticationError: Another program listens there.
+        AuthenticationError: Another program listens at the address.
     """
 
     def __init__(self, address: tuple[str, int], secret: bytes, worker: int, alive: float) -> None:
@@ -113,41 +113,41 @@ class MembershipClient:
         self._connection.start(threading.Thread(target=self._listen, name="hvkeras-membership", daemon=True))
 
     def in_child(self) -> None:
-        """Ends this end in a forked process, whose connection has been closed."""
+        """Mark the channel as ended in a forked process, whose connection has been closed."""
         self._changed, self._ended = threading.Condition(), True
 
     def close(self) -> None:
-        """Closes the connection; whoever waits learns that the job has ended."""
+        """Close the connection; waiting threads then raise."""
         self._connection.close()
 
     @property
     def hosts_changed(self) -> bool:
-        """Whether workers wait to join, or must leave, at the next commit."""
+        """True if workers wait to join, or must leave, at the next commit."""
         return self._changes
 
     @property
     def must_leave_soon(self) -> bool:
-        """Whether workers must leave before the next commit that is due, as their machine is being taken away."""
+        """True if workers must leave before the next regular commit, as their machine is being preempted."""
         return self._soon
 
     @property
     def must_leave(self) -> bool:
-        """Whether this worker must leave at the next commit, as far as that is known."""
+        """True if this worker must leave at the next commit, as far as is known."""
         return self._leaves
 
     def send(self, message: Message) -> None:
-        """Sends a message to the launcher."""
+        """Send a message to the launcher."""
         self._connection.send(message)
 
     def next_generation(self, commit: int, function: int) -> Assignment | None:
-        """Reports that this worker is ready for the next generation, and waits for its place there.
+        """Report that this worker is ready for the next generation, and wait for its assignment.
 
         Args:
-            commit: The number of the last commit that this worker holds; -1 for none.
-            function: The index of the elastic function that it is in, or `ANY_FUNCTION`.
+            commit: The number of this worker's last commit; -1 for none.
+            function: The index of its elastic function, or `ANY_FUNCTION`.
 
         Returns:
-            The place in the next generation; None if the job has finished this function.
+            The assignment; None if the job has finished this function.
 
         Raises:
             PeerError: The launcher has ended.
@@ -176,7 +176,7 @@ class MembershipClient:
                     self._changed.notify_all()
         except (OSError, wire.AuthenticationError):
             pass
-        finally:  # whatever it was: who waits must not wait for ever
+        finally:  # for any exception: waiting threads must not wait forever
             with self._changed:
                 self._ended = True
                 self._changed.notify_all()

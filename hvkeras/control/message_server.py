@@ -1,4 +1,4 @@
-"""A server of messages: peers that prove the job's secret become members, and a handler decides about all else."""
+"""A message server: authenticates peers, admits them as members, and passes their messages to a handler."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from hvkeras.host.console import say
 from hvkeras.host.forks import detach_in_children
 from hvkeras.host.network import keep_alive
 
-FROZEN = 2.0  # a tick later than this means that this process itself was stopped, so no member is late
-MAX_CONCURRENT = 64  # in addition to one per rank; each may stay until the deadline of the proof
-LEAST_BACKLOG = 128  # connections that wait to be accepted
-_AT_ONCE = 256 * 1024  # bytes of a large message that a connection is given
+FROZEN = 2.0  # a tick later than this means that this process was stopped, so no member is late
+MAX_CONCURRENT = 64  # unauthenticated connections, in addition to one per rank
+MIN_BACKLOG = 128  # connections waiting to be accepted
+_WRITE_CHUNK = 256 * 1024  # bytes of a large message passed to the transport at once
 REPORT_EVERY = 60.0  # seconds between two reports
-_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_NO_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class MessageServer:
-    """Listens, admits peers that prove the secret, and calls a handler, in a thread of its own.
+    """A server that listens, authenticates and admits peers, and calls a handler in its own thread.
 
     Example:
         class Echo(Handler):
@@ -43,13 +43,14 @@ class MessageServer:
         address = server.start()
 
     Args:
-        handler: What decides about the members.
-        secret: The secret that every peer must prove.
+        handler: The callbacks that decide about the members.
+        secret: The secret with which every peer must authenticate.
         host: The address to listen on; the name of an abstract Unix socket if it begins with a null character.
         port: The port, or 0 for a free one.
-        size: About how many peers to expect.
-        alive: Seconds after which a peer counts as lost whose host does not answer any more; 0 where heartbeats tell.
-        on_note: Called, from the server's thread, with one line about unauthenticated connections.
+        size: The approximate number of peers to expect.
+        alive: Seconds without an answer from a peer's host after which the peer counts as lost; 0 if heartbeats detect
+            that.
+        on_note: Called from the server's thread with one line about unauthenticated connections.
 
     Raises:
         MachineError: The server cannot listen on the address.
@@ -64,13 +65,13 @@ class MessageServer:
         self._alive = alive
         self._secret = secret
         self._on_note = on_note
-        self._unproven = UnauthenticatedConnections(size)
+        self._unauthenticated = UnauthenticatedConnections(size)
         self._stopping: asyncio.Event | None = None
         self._listening: asyncio.Server | None = None
         self._peers: set[_Peer] = set()
-        self._waiting: dict[_Peer, int] = {}  # those that are no members yet, the oldest first: until which tick
+        self._pending: dict[_Peer, int] = {}  # not yet members, the oldest first: their deadlines in ticks
         self._ticks = 0
-        self._backlog = max(size, LEAST_BACKLOG)  # a kernel that has no room left forgets connections
+        self._backlog = max(size, MIN_BACKLOG)  # with a full backlog, the kernel drops connections
         self._socket = _listen(host, port, self._backlog)
         self._loop = asyncio.new_event_loop()
         self.address: tuple[str, int] = (host, 0) if host.startswith("\0") else self._socket.getsockname()[:2]
@@ -78,7 +79,7 @@ class MessageServer:
         detach_in_children(self)
 
     def start(self) -> tuple[str, int]:
-        """Starts serving.
+        """Start serving.
 
         Returns:
             The host and port that peers connect to.
@@ -87,32 +88,32 @@ class MessageServer:
         return self.address
 
     def stop(self) -> None:
-        """Stops serving, closes the socket and ends the thread."""
+        """Stop serving, close the socket and end the thread."""
         if self._thread.is_alive():
             self.call(self._request_stop)
             self._thread.join(timeout=5.0)
         elif not self._loop.is_closed():
-            self._loop.close()  # it was never started
+            self._loop.close()  # never started
         self._socket.close()
 
     def call(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Calls a function in the server's thread, unless the server has stopped; any thread may call this."""
+        """Call a function in the server's thread, unless the server has stopped; callable from any thread."""
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._run_guarded, function, *arguments)
 
     def call_later(self, seconds: float, function: Callable[..., None], *arguments: Any) -> None:
-        """Calls a function later; for the handler, in the server's thread."""
+        """Call a function after a delay; for the handler, in the server's thread."""
         self._loop.call_later(seconds, self._run_guarded, function, *arguments)
 
     def stop_listening(self) -> None:
-        """Closes the listening socket, so that nobody else can join; for the handler, in the server's thread."""
+        """Close the listening socket, so that nobody else can join; for the handler, in the server's thread."""
         if self._listening is not None:
             self._listening.close()
 
     def in_child(self) -> None:
-        """Gives up a forked process's copies of the sockets, which must close when this process exits.
+        """Release a forked process's copies of the sockets, so that they close when this process exits.
 
-        They are replaced, not closed: closing would make asyncio change what the server's own process listens to.
+        They are replaced, not closed: closing would make asyncio change the parent's polling set.
         """
         null = os.open(os.devnull, os.O_RDWR)
         for each in (self._socket, *(peer.socket for peer in list(self._peers))):
@@ -128,8 +129,8 @@ class MessageServer:
     def _run_guarded(self, function: Callable[..., None], *arguments: Any) -> None:
         try:
             function(*arguments)
-        except Exception as error:  # noqa: BLE001 - a fault of hvkeras, which nobody else would report
-            self._report_fault("beside its connections", error)
+        except Exception as error:  # noqa: BLE001 - an internal error, not reported elsewhere
+            self._report_fault("in a callback", error)
 
     def _report_fault(self, what: str, error: BaseException) -> None:
         say(f"a server of hvkeras has failed {what}\n" + "".join(traceback.format_exception(error)))
@@ -144,8 +145,8 @@ class MessageServer:
             self._loop.close()
 
     def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Counts connections that could not be accepted; asyncio would print a traceback for each."""
-        if not self._unproven.is_out_of_room(context.get("exception")):
+        """Count connections that could not be accepted; asyncio would print a traceback for each."""
+        if not self._unauthenticated.is_out_of_resources(context.get("exception")):
             loop.default_exception_handler(context)
 
     async def _serve(self) -> None:
@@ -160,7 +161,7 @@ class MessageServer:
         for peer in list(self._peers):
             peer.close()
         await asyncio.gather(ticking, return_exceptions=True)
-        await asyncio.sleep(0)  # for the ends of the connections
+        await asyncio.sleep(0)  # lets the connections close
 
     async def _tick(self) -> None:
         last = time.monotonic()
@@ -172,50 +173,50 @@ class MessageServer:
                     self._handler.on_frozen(now)
                 last = now
                 self._handler.on_tick(now)
-                self._give_up_late_peers()
-                if self._on_note is not None and (report := self._unproven.report(now)):
+                self._close_late_peers()
+                if self._on_note is not None and (report := self._unauthenticated.report(now)):
                     self._on_note(report)
-        except Exception as error:  # noqa: BLE001 - a fault of hvkeras, which nobody else would report
-            self._report_fault("beside its connections", error)
+        except Exception as error:  # noqa: BLE001 - an internal error, not reported elsewhere
+            self._report_fault("in a callback", error)
 
-    # Peers, from their connection on.
+    # Connections of peers.
 
-    def arrives(self, peer: _Peer, transport: asyncio.Transport) -> None:
-        """Counts a new connection, which takes the place of the oldest one without proof if there are too many."""
+    def on_connect(self, peer: _Peer, transport: asyncio.Transport) -> None:
+        """Register a new connection; if there are too many, it replaces the oldest unauthenticated one."""
         self._peers.add(peer)
         if self._alive:
             keep_alive(transport.get_extra_info("socket"), self._alive)
-        if not self._unproven.arrives():
-            next(iter(self._waiting)).close()  # who has the secret proves it at once
-        self._waiting[peer] = self._ticks + int(wire.AUTHENTICATION_DEADLINE / TICK)
+        if not self._unauthenticated.opened():
+            next(iter(self._pending)).close()  # a peer with the secret authenticates immediately
+        self._pending[peer] = self._ticks + int(wire.AUTHENTICATION_DEADLINE / TICK)
 
-    def proves(self, peer: _Peer) -> None:
-        """Gives a peer that has proved the secret the time to introduce itself."""
-        self._unproven.proves()
-        del self._waiting[peer]
-        self._waiting[peer] = self._ticks + int(wire.AUTHENTICATION_DEADLINE / TICK)
+    def on_authenticated(self, peer: _Peer) -> None:
+        """Restart the deadline of an authenticated peer, which must now introduce itself."""
+        self._unauthenticated.authenticated()
+        del self._pending[peer]
+        self._pending[peer] = self._ticks + int(wire.AUTHENTICATION_DEADLINE / TICK)
 
-    def leaves(self, peer: _Peer) -> None:
-        """Handles the end of a connection."""
+    def on_disconnect(self, peer: _Peer) -> None:
+        """Handle the end of a connection."""
         self._peers.discard(peer)
-        if self._waiting.pop(peer, None) is not None and not peer.is_authenticated:
-            self._unproven.fails(peer.address)
+        if self._pending.pop(peer, None) is not None and not peer.is_authenticated:
+            self._unauthenticated.failed(peer.address)
         if peer.member is not None:
             self._lose(peer.member)
 
-    def _give_up_late_peers(self) -> None:
-        """Closes connections that take too long. Ticks are counted, not seconds: a busy server is no peer's fault."""
+    def _close_late_peers(self) -> None:
+        """Close connections past their deadline, in ticks, not seconds: a busy server must not fail its peers."""
         self._ticks += 1
-        for peer, until in list(self._waiting.items()):
+        for peer, until in list(self._pending.items()):
             if until > self._ticks:
                 return
             peer.close()
 
     def admit(self, peer: _Peer, data: bytes) -> Member | None:
-        """Admits a peer, unless its process has given up this connection and come again, as this server stood still."""
+        """Admit a peer, unless its process has already replaced this connection while the server was stopped."""
         hello = decode(data)
         assert isinstance(hello, Hello)
-        self._waiting.pop(peer, None)
+        self._pending.pop(peer, None)
 
         def close() -> None:
             self._lose(member)
@@ -239,21 +240,21 @@ class MessageServer:
         return member
 
     def receive(self, member: Member, data: bytes) -> None:
-        """Handles a message from a member."""
+        """Handle a message from a member."""
         member.seen = time.monotonic()
         member.arrived = True
         try:
             self._handler.on_data(member, data)
-        except Exception as error:  # noqa: BLE001 - a fault of hvkeras, which nobody else would report
+        except Exception as error:  # noqa: BLE001 - an internal error, not reported elsewhere
             self._report_fault(f"at a message ({name_of(data)}) of rank {member.number} on {member.host}", error)
 
     def report_fault(self, error: BaseException) -> None:
-        """Reports an error that a peer's connection has brought to light."""
+        """Report an internal error in the handling of a peer's connection."""
         self._report_fault("while a peer connected", error)
 
     @property
     def secret(self) -> bytes:
-        """The secret that every peer must prove."""
+        """The secret with which every peer must authenticate."""
         return self._secret
 
     def _lose(self, member: Member) -> None:
@@ -262,14 +263,10 @@ class MessageServer:
 
 
 class _Peer(asyncio.Protocol):
-    """One connection: first the proof, then the introduction, then messages.
-
-    Args:
-        server: The server.
+    """One connection: first authentication, then the introduction, then messages.
 
     Attributes:
-        member: What has become of it, once it was admitted.
-        is_authenticated: Whether it has proved the secret.
+        member: The member, once admitted.
         address: Its peer address, as the socket reports it.
     """
 
@@ -281,24 +278,23 @@ class _Peer(asyncio.Protocol):
         self._challenge = wire.nonce()
         self._seal: wire.Seal | None = None
         self._received = bytearray()
-        self._frame = 0  # bytes of the frame that has begun, with its header
+        self._frame = 0  # bytes of the current frame, including its header
         self._unsent: collections.deque[bytes | memoryview] = collections.deque()
-        self._is_full = False  # the connection takes no more for now
+        self._is_paused = False  # the transport's buffer is full
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Sends the challenge."""
         assert isinstance(transport, asyncio.Transport)
         self._transport, self.address = transport, transport.get_extra_info("peername")
-        self._server.arrives(self, transport)
+        self._server.on_connect(self, transport)
         transport.write(wire.MAGIC + self._challenge)
 
     def data_received(self, data: bytes) -> None:
-        """Takes what has come, and handles what is complete."""
+        """Buffer the received bytes, and handle complete messages."""
         self._received += data
         try:
             if not self.is_authenticated:
-                self._prove()
+                self._authenticate()
             while self._transport is not None and (message := self._next()) is not None:
                 if self.member is not None:
                     self._server.receive(self.member, message)
@@ -308,42 +304,40 @@ class _Peer(asyncio.Protocol):
                         self.close()
         except wire.AuthenticationError:
             self.close()
-        except Exception as error:  # noqa: BLE001 - a fault of hvkeras, which nobody else would report
+        except Exception as error:  # noqa: BLE001 - an internal error, not reported elsewhere
             self._server.report_fault(error)
             self.close()
 
     def connection_lost(self, _error: Exception | None) -> None:
-        """Handles the end of the connection."""
         self._transport = None
-        self._server.leaves(self)
+        self._server.on_disconnect(self)
 
     def write(self, data: bytes | memoryview) -> None:
-        """Sends an encoded message, unless the connection has ended."""
+        """Send an encoded message, unless the connection has ended."""
         if self._transport is not None and not self._transport.is_closing():
             assert self._seal is not None
             self._unsent += self._seal.close_frames(data)
             self._send()
 
     def pause_writing(self) -> None:
-        """Keeps what is written: asyncio would copy it, for each connection."""
-        self._is_full = True
+        """Buffer further writes here: asyncio would copy the data for each connection."""
+        self._is_paused = True
 
     def resume_writing(self) -> None:
-        """Goes on with what was kept."""
-        self._is_full = False
+        self._is_paused = False
         if self._transport is not None:
             self._send()
 
     def _send(self) -> None:
         assert self._transport is not None
-        while self._unsent and not self._is_full:
+        while self._unsent and not self._is_paused:
             piece = self._unsent.popleft()
-            if len(piece) > _AT_ONCE:
-                self._unsent.appendleft(piece[_AT_ONCE:])
-            self._transport.write(piece[:_AT_ONCE])
+            if len(piece) > _WRITE_CHUNK:
+                self._unsent.appendleft(piece[_WRITE_CHUNK:])
+            self._transport.write(piece[:_WRITE_CHUNK])
 
     def close(self) -> None:
-        """Closes the connection, after what was written; nothing more is received."""
+        """Close the connection after sending pending data; nothing more is received."""
         if self._transport is not None:
             self._transport.writelines(self._unsent)
             self._unsent.clear()
@@ -355,41 +349,40 @@ class _Peer(asyncio.Protocol):
         """The connection's socket; None once it is closed."""
         return None if self._transport is None else self._transport.get_extra_info("socket")
 
-    def _prove(self) -> None:
-        """Checks the peer's proof, and sends the server's."""
+    def _authenticate(self) -> None:
+        """Verify the peer's authentication code, and send the server's."""
         if len(self._received) < wire.NONCE_BYTES + wire.CODE_BYTES:
             return
-        other, shown = self._take(wire.NONCE_BYTES), self._take(wire.CODE_BYTES)
+        other, code = self._consume(wire.NONCE_BYTES), self._consume(wire.CODE_BYTES)
         secret, challenge = self._server.secret, self._challenge
-        wire.verify_proof(shown, wire.proof(secret, b"client", challenge, other))
+        wire.verify_code(code, wire.authentication_code(secret, b"client", challenge, other))
         assert self._transport is not None
-        self._transport.write(wire.proof(secret, b"server", challenge, other))
+        self._transport.write(wire.authentication_code(secret, b"server", challenge, other))
         key = wire.session_key(self.socket, secret, challenge, other)
         self._seal = wire.Seal(key, b"server", b"client")
         self.is_authenticated = True
-        self._server.proves(self)
+        self._server.on_authenticated(self)
 
     def _next(self) -> bytes | None:
-        """Returns the next message; None if it is not complete."""
-        begin = wire.HEADER.size + wire.CODE_BYTES
-        while self._seal is not None and len(self._received) >= begin:
-            self._frame = self._frame or begin + wire.payload_length(bytes(self._received[: wire.HEADER.size]))
+        prefix = wire.HEADER.size + wire.CODE_BYTES
+        while self._seal is not None and len(self._received) >= prefix:
+            self._frame = self._frame or prefix + wire.payload_length(bytes(self._received[: wire.HEADER.size]))
             if len(self._received) < self._frame:
                 return None
-            header, code = self._take(wire.HEADER.size), self._take(wire.CODE_BYTES)
-            payload, self._frame = self._take(self._frame - begin), 0
+            header, code = self._consume(wire.HEADER.size), self._consume(wire.CODE_BYTES)
+            payload, self._frame = self._consume(self._frame - prefix), 0
             if (message := self._seal.open_frame(header, code, payload)) is not None:
                 return bytes(message)
         return None
 
-    def _take(self, count: int) -> bytes:
-        taken = bytes(self._received[:count])
+    def _consume(self, count: int) -> bytes:
+        consumed = bytes(self._received[:count])
         del self._received[:count]
-        return taken
+        return consumed
 
 
 class UnauthenticatedConnections:
-    """Counts connections that have not proved the job's secret.
+    """Counters of connections that have not authenticated.
 
     Args:
         size: The number of ranks to expect.
@@ -401,17 +394,17 @@ class UnauthenticatedConnections:
         self._reported_at = float("-inf")
         self._last = ""
 
-    def arrives(self) -> bool:
-        """Counts a new connection that has proved nothing yet; returns whether there is room for it as well."""
+    def opened(self) -> bool:
+        """Count a new unauthenticated connection; return whether it is within the limit."""
         self._open += 1
         return self._open <= self._limit
 
-    def proves(self) -> None:
-        """Records that one of them has proved the secret."""
+    def authenticated(self) -> None:
+        """Record that a connection has authenticated."""
         self._open -= 1
 
-    def fails(self, address: object) -> None:
-        """Records that one of them has closed, or is about to be closed, without a proof.
+    def failed(self, address: object) -> None:
+        """Record that a connection has closed, or is about to be closed, without authenticating.
 
         Args:
             address: Its peer address, as the socket reports it.
@@ -420,14 +413,14 @@ class UnauthenticatedConnections:
         self._count += 1
         self._last = str(address[0]) if isinstance(address, tuple) and address else ""
 
-    def is_out_of_room(self, error: object) -> bool:
-        """Counts a connection that could not be accepted for lack of resources; returns whether `error` means that."""
-        no_room = isinstance(error, OSError) and error.errno in _NO_ROOM
-        self._count += no_room
-        return no_room
+    def is_out_of_resources(self, error: object) -> bool:
+        """Return whether `error` means a lack of resources to accept a connection, and count that connection."""
+        no_resources = isinstance(error, OSError) and error.errno in _NO_RESOURCES
+        self._count += no_resources
+        return no_resources
 
     def report(self, now: float) -> str:
-        """The report that is due now, if any.
+        """Return the report that is due now, if any.
 
         Args:
             now: Seconds of a monotonic clock.
@@ -439,7 +432,7 @@ class UnauthenticatedConnections:
             return ""
         self._reported, self._reported_at = self._count, now
         last = f", the last one from {self._last}" if self._last else ""
-        return (f"{self._count} connection{'s' * (self._count > 1)} to the control channel did not prove knowledge of"
+        return (f"{self._count} connection{'s' * (self._count > 1)} to the control channel did not authenticate with"
                 f" the job's secret{last}; they were refused")
 
 

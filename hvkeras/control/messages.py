@@ -1,8 +1,9 @@
 """The messages of all channels: between ranks and control server, workers and launcher, hosts and launcher.
 
 A message is a frozen dataclass. On the wire it is a JSON array of the class's name and the fields that differ from
-their defaults. Receivers dispatch on the class: of what ranks send, `ControlHandler` (server.py) and `Coordinator`; of
-what they receive, `ControlClient`; of an elastic job's workers, `ElasticMembership` of the launcher.
+their defaults. Receivers dispatch on the class. Ranks' messages are handled by `ControlHandler` (server.py) and
+`Coordinator`, the server's messages by `ControlClient`, and those of elastic workers by the launcher's
+`ElasticMembership`.
 """
 
 from __future__ import annotations
@@ -24,22 +25,20 @@ CallDescriptions = Sequence[Mapping[str, Any]]  # see `hvkeras.job.plans.Call.de
 
 @dataclass(frozen=True)
 class Message:
-    """What one end of a channel sends to the other."""
+    """A message from one end of a channel to the other."""
 
 
-# All channels: a peer connects. The first four are sent in this order.
+# All channels: connection setup, where the first four are sent in this order.
 
 
 @dataclass(frozen=True)
 class Hello(Message):
-    """Introduces a peer.
+    """Introduction of a peer.
 
     Attributes:
         number: Its rank, or the number of a worker or a host.
-        size: How many peers it expects, or how many ranks a host has room for.
-        host: Its host.
-        pid: Its process.
-        attempt: Grows with each connection of the process.
+        size: The number of peers that it expects, or the number of ranks that a host has slots for.
+        attempt: A counter that grows with each connection of the process.
     """
 
     number: int
@@ -51,24 +50,24 @@ class Hello(Message):
 
 @dataclass(frozen=True)
 class Welcome(Message):
-    """The server has admitted the peer."""
+    """Acceptance of a peer by the server."""
 
 
 @dataclass(frozen=True)
 class Rejected(Message):
-    """The server does not admit the peer."""
+    """Rejection of a peer by the server."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Arrived(Message):
-    """The peer knows that it was admitted."""
+    """Confirmation by the peer that it was admitted."""
 
 
 @dataclass(frozen=True)
 class Closing(Message):
-    """The server stops in good order."""
+    """Notice that the server is shutting down normally."""
 
 
 # The control channel, in both directions or from a rank to the server.
@@ -76,15 +75,15 @@ class Closing(Message):
 
 @dataclass(frozen=True)
 class Standstill:
-    """What a rank reports about itself that makes no progress.
+    """A rank's report that it makes no progress.
 
     Attributes:
-        seconds: For how long.
-        python_seconds: For how long its Python code has stood at the same place.
+        seconds: Seconds without progress.
+        python_seconds: Seconds for which its Python stack has not changed.
         text: What it is doing.
-        phase: In which phase of Keras's loops.
-        in_loop: Whether it is in one of Keras's loops.
-        may_end: Whether the job may end because of it.
+        phase: The phase of Keras's loops.
+        in_loop: True inside one of Keras's loops.
+        may_end: True if the job may end because of it.
     """
 
     seconds: float
@@ -97,14 +96,14 @@ class Standstill:
 
 @dataclass(frozen=True)
 class Heartbeat(Message):
-    """A sign of life, with what has changed since the last one.
+    """A periodic liveness message, with what has changed since the last one.
 
     Attributes:
-        counts: How often plans have been entered, by plan key.
-        sites: Where the user's code has entered them.
-        calls: The calls that plans consist of, once some rank has joined.
+        counts: Number of entries into each plan, by plan key.
+        sites: Lines of user code that entered the plans, by plan key.
+        calls: The calls that plans consist of, by plan key; sent only once some rank has joined.
         waiting_in: The exchanges in which the rank waits.
-        standstill: Set if it makes no progress.
+        standstill: Set if the rank makes no progress.
     """
 
     counts: Mapping[str, int] = field(default_factory=dict)
@@ -116,7 +115,7 @@ class Heartbeat(Message):
 
 @dataclass(frozen=True)
 class Plans(Message):
-    """What the plans consist of that the server has asked for, by plan key."""
+    """Descriptions of the plans that the server has requested, by plan key."""
 
     plans: Mapping[str, PlanDescription]
 
@@ -133,29 +132,29 @@ class Deadlines(Message):
 
     @classmethod
     def from_settings(cls, settings: Settings) -> Deadlines:
-        """The deadlines from the settings."""
+        """Return the deadlines from the settings."""
         return cls(settings.liveness_timeout, settings.stall_warning, settings.stall_shutdown, settings.exit_grace,
                    settings.mismatch_after)
 
 
 @dataclass(frozen=True)
 class Registered(Message):
-    """The rank takes part in the job (again)."""
+    """Notice that the rank participates in the job (again)."""
 
 
 @dataclass(frozen=True)
 class LeftJob(Message):
-    """The rank leaves in good order."""
+    """Notice that the rank leaves the job normally."""
 
 
 @dataclass(frozen=True)
 class ScriptEnded(Message):
-    """The rank's script has ended, and its process is expected to exit."""
+    """Notice that the rank's script has ended, and that its process is about to exit."""
 
 
 @dataclass(frozen=True)
 class Failed(Message):
-    """The rank has failed; secondary if that looks like a consequence of another rank's failure."""
+    """A rank's failure; secondary if it looks like a consequence of another rank's failure."""
 
     cause: Cause
     secondary: bool = False
@@ -163,7 +162,7 @@ class Failed(Message):
 
 @dataclass(frozen=True)
 class ExitReported(Message):
-    """The rank has printed its exit report, and waits for `MayExit`."""
+    """Notice that the rank has printed its exit report, and waits for `MayExit`."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +175,7 @@ class Value(Message):
 
 @dataclass(frozen=True)
 class ValueDigest(Message):
-    """The digest of the rank's value in an exchange, which the server asks one rank for if it does not know it."""
+    """The digest of the rank's value in an exchange; the server requests an unknown value from one rank."""
 
     key: str
     digest: str
@@ -184,14 +183,14 @@ class ValueDigest(Message):
 
 @dataclass(frozen=True)
 class ClockQuestion(Message):
-    """Asks for the server's time; with the rank's time."""
+    """Request for the server's time, with the rank's own time."""
 
     asked: float
 
 
 @dataclass(frozen=True)
 class Location(Message):
-    """Where the rank is outside TensorFlow ("" if it is inside), and what it is doing."""
+    """The rank's location outside TensorFlow ("" if it is inside), and what it is doing."""
 
     outside: str
     doing: str
@@ -199,12 +198,12 @@ class Location(Message):
 
 @dataclass(frozen=True)
 class JoinCalled(Message):
-    """The rank has called `join()`."""
+    """Notice that the rank has called `join()`."""
 
 
 @dataclass(frozen=True)
 class RefusalConfirmed(Message):
-    """The rank knows that a plan is refused; whether it can raise in it."""
+    """Confirmation that a rank has received `PlanRefused`; `raises` is true if it can raise in that plan."""
 
     key: str
     raises: bool
@@ -212,7 +211,7 @@ class RefusalConfirmed(Message):
 
 @dataclass(frozen=True)
 class PlansForgotten(Message):
-    """The plans that the rank was asked to forget, with their counts, and the keys of those that it has forgotten."""
+    """Answer to `ForgetPlans`: the requested plans with their counts, and the keys that the rank has forgotten."""
 
     asked: Mapping[str, int]
     keys: Sequence[str]
@@ -220,7 +219,7 @@ class PlansForgotten(Message):
 
 @dataclass(frozen=True)
 class StopWish(Message):
-    """The rank wants to stop a `fit` in which these runs of ranks participate."""
+    """Request of a rank to stop a `fit` in which these runs of ranks participate."""
 
     fit: str
     ranks: Sequence[int]
@@ -228,7 +227,7 @@ class StopWish(Message):
 
 @dataclass(frozen=True)
 class StopAnswer(Message):
-    """Which execution of a `fit` the rank has reached."""
+    """Answer to `StopQuestion`: the execution of a `fit` that the rank has reached."""
 
     fit: str
     executions: int
@@ -239,31 +238,31 @@ class StopAnswer(Message):
 
 @dataclass(frozen=True)
 class JobEnded(Message):
-    """The job ends early."""
+    """Notice that the job ends early."""
 
     cause: Cause
 
 
 @dataclass(frozen=True)
 class MayExit(Message):
-    """All ranks have printed their exit reports, or the grace period is over."""
+    """Notice that all ranks have printed their exit reports, or that the grace period is over."""
 
 
 @dataclass(frozen=True)
 class Terminate(Message):
-    """The launcher was told to end the job; ranks save what they train first."""
+    """Notice that the launcher was asked to end the job; ranks save their training state first."""
 
     cause: Cause
 
 
 @dataclass(frozen=True)
 class AllScriptsEnded(Message):
-    """The last rank's script has ended."""
+    """Notice that the last rank's script has ended."""
 
 
 @dataclass(frozen=True)
 class ValueWanted(Message):
-    """Asks for the rank's value in an exchange, of which it has sent the digest."""
+    """Request for the rank's value in an exchange of which it has sent the digest."""
 
     key: str
 
@@ -278,7 +277,7 @@ class AllValues(Message):
 
 @dataclass(frozen=True)
 class PlansWanted(Message):
-    """Asks the rank what plans consist of that it has counted, and that the server does not know."""
+    """Request for the descriptions of plans that the rank has entered and the server does not know yet."""
 
     keys: Sequence[str]
 
@@ -293,7 +292,7 @@ class MissingRanks(Message):
 
 @dataclass(frozen=True)
 class ClockAnswer(Message):
-    """The server's time; with the rank's time from the question, and the identity of the server's host."""
+    """The server's time, with the rank's time from the request and the identity of the server's host."""
 
     asked: float
     time: float
@@ -302,32 +301,31 @@ class ClockAnswer(Message):
 
 @dataclass(frozen=True)
 class Locate(Message):
-    """Makes the rank print and report its location; with the stall that makes the server ask, if any."""
+    """Request to print and report the rank's location, with the stall that caused it, if any."""
 
     stall: str | None = None
 
 
 @dataclass(frozen=True)
 class SomeJoined(Message):
-    """Whether ranks must report immediately which plans they enter, and what those consist of."""
+    """Notice that ranks must (or need not) report immediately which plans they enter, and their calls."""
 
     joined: bool
 
 
 @dataclass(frozen=True)
 class AllJoined(Message):
-    """All ranks have called `join()`; with the one that did so last."""
+    """Notice that all ranks have called `join()`; `last` is the one that called it last."""
 
     last: int
 
 
 @dataclass(frozen=True)
 class PlanRefused(Message):
-    """The rank waits in a plan that does not match those of other ranks.
+    """Notice to a rank that the plan in which it waits does not match those of other ranks.
 
     Attributes:
-        key: The plan's key.
-        text: What differs.
+        text: The difference.
         outstanding: The plans in which the rank will be asked to participate on behalf of others.
     """
 
@@ -338,14 +336,12 @@ class PlanRefused(Message):
 
 @dataclass(frozen=True)
 class Participate(Message):
-    """Makes the rank participate in a plan on behalf of others.
+    """Request that the rank participate in a plan on behalf of others.
 
     Attributes:
-        key: The plan's key.
-        plan: What it consists of.
-        calls: Its calls.
-        times: How often.
-        refused: Whether the plan is refused, rather than that this rank has joined.
+        plan: The plan's description.
+        times: How often to participate.
+        refused: True if the plan is refused; False if this rank has joined.
     """
 
     key: str
@@ -357,33 +353,33 @@ class Participate(Message):
 
 @dataclass(frozen=True)
 class ForgetPlans(Message):
-    """Lets the rank forget plans that it has not entered more often than this."""
+    """Request to forget plans, unless the rank has entered them more often than these counts."""
 
     counts: Mapping[str, int]
 
 
 @dataclass(frozen=True)
 class StopQuestion(Message):
-    """Asks which execution of a `fit` the rank has reached."""
+    """Request for the execution of a `fit` that the rank has reached."""
 
     fit: str
 
 
 @dataclass(frozen=True)
 class StopAfter(Message):
-    """All ranks stop a `fit` after this execution; with the runs of ranks that wanted to."""
+    """Decision that all ranks stop a `fit` after this execution, with the runs of ranks that wanted to stop."""
 
     fit: str
     executions: int
     wishes: Sequence[int]
 
 
-# The membership channel of an elastic job, from a worker to the launcher and back.
+# The membership channel of an elastic job, in both directions.
 
 
 @dataclass(frozen=True)
 class FunctionEntered(Message):
-    """The worker has reached an elastic function; whether it restarts its program at each change."""
+    """Notice that a worker has reached an elastic function; `restarts` if it restarts its program at each change."""
 
     function: int
     restarts: bool
@@ -391,12 +387,12 @@ class FunctionEntered(Message):
 
 @dataclass(frozen=True)
 class GenerationJoined(Message):
-    """The worker has connected to all others of its generation."""
+    """Notice that a worker has connected to all others of its generation."""
 
 
 @dataclass(frozen=True)
 class Ready(Message):
-    """The worker waits for the next generation, with the number of its last commit, in an elastic function."""
+    """Notice that a worker waits for the next generation, with its last commit and its elastic function."""
 
     commit: int
     function: int
@@ -404,19 +400,19 @@ class Ready(Message):
 
 @dataclass(frozen=True)
 class RanksChanged(Message):
-    """How training goes on after a change; see `hvkeras.job.session.Change`."""
+    """How training resumes after a membership change; see `hvkeras.job.session.Change`."""
 
     change: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class WorkerLeaving(Message):
-    """The worker has received SIGTERM, and leaves at its next commit."""
+    """Notice that a worker has received SIGTERM, and leaves at its next commit."""
 
 
 @dataclass(frozen=True)
 class ChangeAhead(Message):
-    """Workers join or leave at the next commit, or before it if that is too late; and whether this one leaves."""
+    """Notice that workers join or leave at the next commit (earlier if `soon`), and whether this worker leaves."""
 
     soon: bool
     leaves: bool
@@ -424,7 +420,7 @@ class ChangeAhead(Message):
 
 @dataclass(frozen=True)
 class Assignment(Message):
-    """The worker's rank in the next generation, as environment variables, and the commit that it begins with."""
+    """The worker's rank in the next generation, as environment variables, and the commit to resume from."""
 
     commit: int
     variables: Mapping[str, str]
@@ -432,10 +428,10 @@ class Assignment(Message):
 
 @dataclass(frozen=True)
 class FunctionDone(Message):
-    """The job has finished the elastic function that the worker waits in."""
+    """Notice that the job has finished the elastic function in which the worker waits."""
 
 
-# Hosts that report to the launcher by themselves, and back.
+# Hosts that connect to the launcher themselves, in both directions.
 
 
 @dataclass(frozen=True)
@@ -447,44 +443,44 @@ class Machine(Message):
 
 @dataclass(frozen=True)
 class AgentLine(Message):
-    """A line to the host's agent, or from it."""
+    """A line of text to or from the host's agent."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class AgentEnded(Message):
-    """The host's agent has ended, and what it has started."""
+    """Notice that the host's agent and all its processes have ended."""
 
 
 @dataclass(frozen=True)
 class HostLeaving(Message):
-    """The host is being taken away."""
+    """Notice that the host is being preempted."""
 
 
 @dataclass(frozen=True)
 class StartAgent(Message):
-    """Makes the host start an agent."""
+    """Request to the host to start an agent."""
 
 
 @dataclass(frozen=True)
 class EndAgent(Message):
-    """Makes the host end its agent."""
+    """Request to the host to terminate its agent."""
 
 
 @dataclass(frozen=True)
 class JobFinished(Message):
-    """The job is over; with its exit code."""
+    """Notice that the job has ended, with its exit code."""
 
     code: int
 
 
-# Output of ranks on Spark, and the calls of hosts that `hvkeras doctor` checks.
+# Output of ranks on Spark, and clock checks of `hvkeras doctor`.
 
 
 @dataclass(frozen=True)
 class RankOutput(Message):
-    """What a rank has printed to `stdout` or `stderr`, in base64."""
+    """Output of a rank to `stdout` or `stderr`, in base64."""
 
     stream: str
     data: str
@@ -499,7 +495,7 @@ class HostTime(Message):
 
 @dataclass(frozen=True)
 class HostTimeNoted(Message):
-    """The time has arrived."""
+    """Acknowledgement of `HostTime`."""
 
 
 # Between a relay and the server; see `hvkeras.control.relay`.
@@ -507,12 +503,12 @@ class HostTimeNoted(Message):
 
 @dataclass(frozen=True)
 class Relayed(Message):
-    """Messages of the ranks behind a relay, or for them, in the order in which each rank sends or receives them.
+    """Messages from or for the ranks behind a relay, in the order in which each rank sends or receives them.
 
-    On the wire, they follow the rest as lines of their own, so that a relay passes them on as they are.
+    The encoded messages follow as separate lines, so that a relay forwards them without decoding.
 
     Attributes:
-        ranks: The ranks of each message, as the first and the last of each run of ranks; none for all.
+        ranks: The ranks of each message, as the first and the last of each run of ranks; empty for all.
         bodies: The encoded messages.
     """
 
@@ -522,24 +518,24 @@ class Relayed(Message):
 
 @dataclass(frozen=True)
 class RankGone(Message):
-    """The connection of a rank to its relay has ended."""
+    """Notice that the connection of a rank to its relay has ended."""
 
 
 @dataclass(frozen=True)
 class ServerLost(Message):
-    """A relay has lost the server: whether it is silent, and what has happened, as the end of a sentence."""
+    """Notice that a relay has lost the server; `silent` if heartbeats are missing, `error` as the end of a sentence."""
 
     silent: bool
     error: str
 
 
 @dataclass(frozen=True)
-class _Layout:
-    """How the fields of a class travel: their defaults, and how to read those that are dataclasses themselves."""
+class _Schema:
+    """The encoding of a class's fields: their defaults, and decoders for fields that are dataclasses."""
 
     make: Callable[..., Message]
     defaults: Mapping[str, Any]
-    readers: Mapping[str, Callable[[Any], Any]]
+    decoders: Mapping[str, Callable[[Any], Any]]
 
 
 _encode = json.JSONEncoder(separators=(",", ":"), default=lambda value: (
@@ -547,73 +543,70 @@ _encode = json.JSONEncoder(separators=(",", ":"), default=lambda value: (
 
 
 def encode(message: Message) -> bytes:
-    """Encodes a message for the wire.
-
-    Args:
-        message: The message.
-    """
+    """Encode a message for the wire."""
     if isinstance(message, Relayed):
         return b"\n".join((_encode(["Relayed", {"ranks": message.ranks}]).encode(), *message.bodies))
     name = type(message).__name__
-    defaults = _layout(name).defaults
+    defaults = _schema(name).defaults
     return _encode([name, {key: value for key, value in vars(message).items()
                            if key not in defaults or value != defaults[key]}]).encode()
 
 
 def decode(data: bytes | bytearray | memoryview | str) -> Message:
-    """Decodes a message.
+    """Decode a message.
 
     Args:
-        data: What `encode` returned.
+        data: Bytes or text from `encode`.
 
     Raises:
-        ValueError: It is no such message.
+        ValueError: The data are not a message of hvkeras.
     """
     if isinstance(data, bytes | bytearray) and data.startswith(_RELAYED):
-        return _relayed(data)
-    name, fields = json.loads(data if isinstance(data, str) else str(data, "utf-8"))  # of bytes it would guess
-    layout = _layout(name)
-    for key, read in layout.readers.items():
+        return _decode_relayed(data)
+    # from bytes, it would guess the encoding
+    name, fields = json.loads(data if isinstance(data, str) else str(data, "utf-8"))
+    layout = _schema(name)
+    for key, read in layout.decoders.items():
         if key in fields:
             fields[key] = read(fields[key])
     return layout.make(**fields)
 
 
-def _relayed(data: bytes | bytearray) -> Relayed:
-    """Large bodies are views, as they are passed on to several ranks."""
+def _decode_relayed(data: bytes | bytearray) -> Relayed:
+    """Decode with large bodies as views, since they are forwarded to several ranks."""
     bodies: list[bytes | memoryview] = []
     end = data.find(b"\n")
     head = data if end < 0 else data[:end]
     while end >= 0:
         start, end = end + 1, data.find(b"\n", end + 1)
         body = memoryview(data)[start : end if end >= 0 else len(data)]
-        bodies.append(body if len(body) > _COPIED else bytes(body))
+        bodies.append(body if len(body) > _MAX_COPY else bytes(body))
     return Relayed(json.loads(head.decode())[1]["ranks"], bodies)
 
 
 def name_of(data: bytes | memoryview) -> str:
-    """Returns the name of an encoded message's class."""
-    return bytes(data[2 : 2 + _LONGEST_NAME]).partition(b'"')[0].decode(errors="replace")
+    """Return the class name of an encoded message."""
+    return bytes(data[2 : 2 + _MAX_NAME_LENGTH]).partition(b'"')[0].decode(errors="replace")
 
 
 _RELAYED = b'["Relayed"'
-_COPIED = 64 * 1024  # bytes of a body up to which it is no view
-_LONGEST_NAME = 40
+_MAX_COPY = 64 * 1024  # bytes up to which a body is copied; larger ones are views
+_MAX_NAME_LENGTH = 40
 
 
 @functools.cache
-def _layout(name: str) -> _Layout:
+def _schema(name: str) -> _Schema:
     cls = globals().get(name)
     if not (isinstance(cls, type) and issubclass(cls, Message)):
         raise ValueError(f"not a message of hvkeras: {name}")
     hints = typing.get_type_hints(cls)
-    readers: dict[str, Callable[[Any], Any]] = {}
+    decoders: dict[str, Callable[[Any], Any]] = {}
     for key, hint in hints.items():
         if Cause in (hint, *typing.get_args(hint)):
-            readers[key] = Cause.from_message
+            decoders[key] = Cause.from_message
         elif Standstill in typing.get_args(hint):
-            readers[key] = lambda fields: Standstill(**fields)
+            decoders[key] = lambda fields: Standstill(**fields)
     defaults = {one.name: one.default if one.default_factory is dataclasses.MISSING else one.default_factory()
                 for one in dataclasses.fields(cls)
                 if not (one.default is dataclasses.MISSING and one.default_factory is dataclasses.MISSING)}
-    return _Layout(cls, defaults, readers)
+    return _Schema(cls, defaults, decoders)

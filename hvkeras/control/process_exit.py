@@ -15,16 +15,16 @@ import time
 from hvkeras.control import location, stalls
 from hvkeras.host.console import say
 
-LAST_RESORT = 5.0  # seconds from when the server should have ended a process until the kernel ends it
-BACKOFF = 2.0  # the next report is due after this multiple of the time waited so far
+LAST_RESORT = 5.0  # seconds after the server's limit until the kernel kills the process
+BACKOFF = 2.0  # the next report is due after this multiple of the waiting time
 
 
 class ExitWatch:
-    """Monitors how long this rank's process outlives its script.
+    """Monitor of how long this rank's process outlives its script.
 
     Args:
         who: The rank, its host and its process, for messages.
-        warn_after: Seconds until its threads' stacks are printed; again after twice as long, and so on. 0 for never.
+        warn_after: Seconds until its threads' stacks are printed; the interval then doubles. 0 for never.
         end_after: Seconds until the job ends; 0 for never.
         liveness: Additional seconds for the process once Python's threads no longer run.
     """
@@ -36,26 +36,26 @@ class ExitWatch:
         self._others_done: float | None = None
 
     def begin(self) -> None:
-        """Records that this rank's script has ended."""
+        """Record that this rank's script has ended."""
         self._script_done = time.monotonic()
 
     def others_have_ended(self) -> None:
-        """Records that the scripts of all ranks have ended, or that nobody is left to ask whether they have."""
+        """Record that the scripts of all ranks have ended, or that their state is no longer available."""
         self._others_done = self._others_done or time.monotonic()
 
     def excuse(self) -> None:
-        """Records that this rank waits for others to exit, and so is not the one that keeps the job alive."""
+        """Record that this rank waits for others to exit, and so is not the one that keeps the job alive."""
         self._script_done = None
 
     def check(self, now: float, moved: float) -> str:
-        """Reports a process that does not exit.
+        """Report a process that does not exit.
 
         Args:
             now: The time, in seconds.
-            moved: When the rank last entered a collective or made progress in a Keras loop.
+            moved: The time at which the rank last entered a collective or made progress in a Keras loop.
 
         Returns:
-            Why the job must end; "" if it continues.
+            The reason why the job must end; "" if it continues.
         """
         if self._script_done is None or self._others_done is None:
             return ""
@@ -65,16 +65,16 @@ class ExitWatch:
                     " (HVKERAS_STALL_SHUTDOWN sets the limit)")
         if self._warn_after and waited >= self._warn_after:
             self._warn_after = BACKOFF * waited
-            index, stacks = location.blocking_exit()
-            text = f"{self._who} has not ended, {waited:.0f} s after its script did: {index}"
+            where, stacks = location.blocking_exit()
+            text = f"{self._who} has not ended, {waited:.0f} s after its script did: {where}"
             say(f"{text}; the innermost call last:\n" + "\n".join(stacks))
-            stalls.note(text)
+            stalls.notify(text)
         return ""
 
     def arm_last_resort(self) -> None:
-        """Limits the time for what runs after Python's threads: finalizers, and the cleanup of libraries."""
+        """Limit the time of finalizers and of the cleanup of libraries, after Python's threads have ended."""
         if self._warn_after:
-            # If standard error is closed, nobody would see the stacks.
+            # If standard error is closed, the stacks cannot be printed.
             with contextlib.suppress(AttributeError, OSError, RuntimeError, ValueError):
                 faulthandler.dump_traceback_later(self._warn_after, repeat=True, file=sys.__stderr__ or sys.stderr)
         if self._end_after and signal.getsignal(signal.SIGALRM) == signal.SIG_DFL:
@@ -82,7 +82,7 @@ class ExitWatch:
 
 
 def _end_after(seconds: float) -> None:
-    """Makes the kernel end this process, but not a program that it executes instead; C libraries may lack the calls."""
+    """Set a kernel timer that kills this process, but not a program that it executes; libc may lack the calls."""
     libc, timer = ctypes.CDLL(None), ctypes.c_void_p()
     interval_and_value = (ctypes.c_long * 4)(0, 0, int(seconds), int(seconds % 1 * 1e9))
     with contextlib.suppress(AttributeError):

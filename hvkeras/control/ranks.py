@@ -1,4 +1,4 @@
-"""The ranks of a job as its control server knows them, and why the job ends early."""
+"""The control server's view of a job's ranks, and the cause of an early end."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ from hvkeras.control.relayed import Relay, send_to_all
 
 @dataclass(eq=False)
 class RankState:
-    """One rank that is or was connected.
+    """A rank that is or was connected.
 
     Attributes:
-        member: Its connection.
-        relay: The relay that it is behind; None if it is connected by itself.
-        left: Whether it has left in good order.
-        script_ended: Whether its script has ended, so that its process is expected to exit.
-        failed: Whether it has reported a failure.
-        exit_reported: Whether it has printed its exit report.
+        relay: The relay that it is behind; None if it is connected directly.
+        left: True if it has left normally.
+        script_ended: True if its script has ended, so that its process is about to exit.
+        failed: True if it has reported a failure.
+        exit_reported: True if it has printed its exit report.
         outside: Its reported location outside TensorFlow; "" if inside, None without an answer.
         doing: What it was doing, as last reported.
     """
@@ -43,14 +42,14 @@ class Ranks:
         members: The members of the server.
         size: The number of ranks to expect.
         exit_grace: Seconds that ranks have for their exit reports.
-        on_end: Called once, from the server's thread, with the cause when the job ends early.
+        on_end: Called once from the server's thread with the cause when the job ends early.
 
     Attributes:
         size: As above.
-        exit_grace: As above.
-        cause: Why the job ends early; None as long as it does not.
+        exit_grace: Seconds that ranks have for their exit reports.
+        cause: The reason why the job ends early; None while it runs.
         present: The connected ranks.
-        lost: Those that were connected.
+        lost: The ranks that were connected.
         relays: The connected relays, by number.
         own: The rank of this process, once it waits for the others to exit.
     """
@@ -68,40 +67,40 @@ class Ranks:
         self._may_exit = False
 
     def broadcast(self, message: Message) -> None:
-        """Sends a message to all ranks."""
+        """Send a message to all ranks."""
         send_to_all(self._members, self.relays.values(), message)
 
     def send(self, numbers: Iterable[int], message: Message) -> None:
-        """Sends a message to those of the ranks that are connected."""
+        """Send a message to those of the ranks that are connected."""
         data = encode(message)
         for number in numbers:
             if number in self.present:
                 self.present[number].member.write(data)
 
     def find(self, number: int) -> RankState | None:
-        """Returns a rank that is or was connected."""
+        """Return a rank that is or was connected."""
         return self.present.get(number) or self.lost.get(number)
 
     def leavers(self) -> list[RankState]:
-        """Returns the ranks that have left in good order."""
+        """Return the ranks that have left normally."""
         known = [self.find(number) for number in range(self.size)]
         return [rank for rank in known if rank is not None and rank.left]
 
     def end_with(self, kind: CauseKind, member: Member, error: str) -> None:
-        """Ends the job because of one rank.
+        """End the job because of one rank.
 
         Args:
-            kind: What kind of failure it is.
+            kind: The kind of failure.
             member: The rank.
-            error: What it has done, as the end of a sentence.
+            error: The failure, as the end of a sentence.
         """
         self.end(Cause(kind, member.number, member.host, member.pid, error))
 
     def end(self, cause: Cause) -> None:
-        """Ends the job, unless it ends already; all ranks learn the cause.
+        """End the job, unless it is already ending, and send the cause to all ranks.
 
-        Launchers end the other ranks as soon as one exits, so no rank may exit before all have printed their exit
-        reports, or the grace period is over.
+        Launchers terminate the other ranks as soon as one exits. No rank may therefore exit before all have printed
+        their exit reports, or the grace period is over.
         """
         if self.cause is not None:
             return
@@ -109,16 +108,16 @@ class Ranks:
         self.broadcast(JobEnded(cause))
         if self._on_end is not None:
             self._on_end(cause)
-        self._members.serving.call_later(self.exit_grace + 1.0, self._let_exit)
+        self._members.serving.call_later(self.exit_grace + 1.0, self._allow_exit)
         self.check_exit_reports()
 
     def check_exit_reports(self) -> None:
-        """Lets all ranks exit if each has printed its exit report, or has left; must be called when one does."""
+        """Allow all ranks to exit if each has printed its exit report or has left; call this when one does."""
         if self.cause is not None and all(rank.exit_reported or (rank.left and number != self.own)
                                           for number, rank in self.present.items()):
-            self._let_exit()
+            self._allow_exit()
 
-    def _let_exit(self) -> None:
+    def _allow_exit(self) -> None:
         if not self._may_exit:
             self._may_exit = True
             self.broadcast(MayExit())

@@ -1,8 +1,8 @@
 """Relay of one host: a process between its ranks and the control server, to which it has one connection.
 
-Upwards, it combines what ranks send: equal messages travel once, heartbeats once a second, and everything else at once.
-Downwards, it passes on what is for its ranks. It reads only the names of a few messages. A rank authenticates to the
-relay, and the relay to the server.
+Towards the server, it combines the ranks' messages: equal messages are sent once, heartbeats once a second, and
+everything else immediately. Towards the ranks, it forwards their messages. It decodes only a few message types. A rank
+authenticates to the relay, and the relay to the server.
 
 The relay is a separate process because the Python of a rank may be blocked, and a rank may leave the job before others.
 It listens on an abstract Unix socket, whose name is derived from the job's secret and the server's address, so nothing
@@ -53,13 +53,13 @@ _CODE = ("import sys; sys.path[:] = {path!r}\n"
 
 
 def relay_name(server: tuple[str, int], secret: bytes) -> str:
-    """Returns the name of the socket of this host's relay to a server."""
-    shown = f"{os.getuid()} relay {server[0]} {server[1]}"
-    return f"\0hvkeras-{hmac.new(secret, shown.encode(), hashlib.sha256).hexdigest()[:32]}"
+    """Return the socket name of this host's relay to a server."""
+    label = f"{os.getuid()} relay {server[0]} {server[1]}"
+    return f"\0hvkeras-{hmac.new(secret, label.encode(), hashlib.sha256).hexdigest()[:32]}"
 
 
 def connect_to_relay(name: str, timeout: float) -> socket.socket:
-    """Connects to a relay.
+    """Connect to a relay.
 
     Raises:
         OSError: There is none, or it does not accept the connection in time.
@@ -76,7 +76,7 @@ def connect_to_relay(name: str, timeout: float) -> socket.socket:
 
 @contextlib.contextmanager
 def relay_lock(name: str) -> Iterator[None]:
-    """Makes this rank the only one of its host that starts the relay.
+    """Ensure that only this rank of its host starts the relay.
 
     Args:
         name: The name of the relay's socket.
@@ -90,28 +90,29 @@ def relay_lock(name: str) -> Iterator[None]:
 
 
 def start_relay(name: str, server: socket.socket, secret: bytes, size: int, liveness: float) -> str:
-    """Starts the relay of this host.
+    """Start the relay of this host.
 
     Args:
         name: The name of its socket.
-        server: A new connection to the server, which the relay takes over.
+        server: A new connection to the server, which the relay inherits.
         secret: The job's secret.
         size: The number of ranks of the job.
         liveness: Seconds without a message from the server after which it counts as lost.
 
     Returns:
-        "" once it listens; else why it does not.
+        "" once it listens; else the reason why it does not.
     """
     path = [str(Path(__file__).parents[2]), *sys.path]
-    order = {"name": name, "server": server.fileno(), "secret": secret.hex(), "size": size, "liveness": liveness}
+    arguments = {"name": name, "server": server.fileno(), "secret": secret.hex(), "size": size, "liveness": liveness}
     try:
         with subprocess.Popen([sys.executable, "-I", "-S", "-c", _CODE.format(path=path)], stdin=subprocess.PIPE,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True, cwd="/",
                               pass_fds=[server.fileno()]) as starter:
-            said = starter.communicate(json.dumps(order).encode(), STARTED_WITHIN)[0].decode(errors="replace").strip()
+            output = starter.communicate(json.dumps(arguments).encode(),
+                                         STARTED_WITHIN)[0].decode(errors="replace").strip()
     except (OSError, subprocess.SubprocessError) as error:
         return str(error)
-    return "" if said == READY else (said.splitlines() or ["it ended without a word"])[-1]
+    return "" if output == READY else (output.splitlines() or ["it ended without output"])[-1]
 
 
 READY = "ready"
@@ -119,49 +120,49 @@ READY = "ready"
 
 BEAT = 1.0  # seconds between two heartbeats to the server
 LINGER = 5.0  # seconds for which a relay without ranks waits for others
-_MOST = 2**62  # numbers to choose from: two relays of a job never have the same
+_MAX_NUMBER = 2**62  # range of random numbers, so that two relays of a job differ
 
 
 class RelayHandler(Handler):
-    """Passes messages on between the ranks of a host and the server.
+    """Handler that forwards messages between the ranks of a host and the server.
 
     Args:
         liveness: Seconds without a message from the server after which it counts as lost.
 
     Attributes:
         send: Sends a message to the server.
-        over: Set once nobody needs the relay any more.
+        done: Set once the relay is no longer needed.
     """
 
     def __init__(self, liveness: float) -> None:
         self.members = Members()
-        self.over: threading.Event = threading.Event()
+        self.done: threading.Event = threading.Event()
         self.send: Callable[[Message], None] = lambda _: None
         self._liveness = liveness
         self._batch = Batch()
         self._is_due = False
         self._admitted: set[int] = set()  # the ranks that the server has admitted
-        self._some_joined = False  # and wait to learn what the others do
-        self._is_ending = False  # the server has gone, or the job has ended: no more ranks come
-        self._detached = False  # the server has gone in good order
+        self._some_joined = False  # some rank has joined, so heartbeats are urgent
+        self._is_ending = False  # the server is lost, or the job has ended: no more ranks connect
+        self._detached = False  # the server has shut down normally
         self._next_beat = 0.0
-        self._heard = self._empty_since = time.monotonic()
+        self._received_at = self._empty_since = time.monotonic()
 
-    # From the ranks upwards.
+    # From the ranks to the server.
 
     def on_join(self, member: Member) -> None:
-        """Introduces a rank to the server, which answers it."""
+        """Introduce a rank to the server, which answers it."""
         self._add(member, encode(Hello(member.number, member.size, member.host, member.pid, member.attempt)))
 
     def on_data(self, member: Member, data: bytes) -> None:
-        """Keeps a rank's message until the others' have come that are there already, a heartbeat until the next one."""
+        """Batch a rank's message with others already received; heartbeats wait for the relay's next heartbeat."""
         if name_of(data) == "Heartbeat" and not self._some_joined:
             self._batch.add(member.number, data)
         else:
             self._add(member, data)
 
     def on_leave(self, member: Member) -> None:
-        """Reports the end of a rank's connection."""
+        """Report the end of a rank's connection."""
         self._admitted.discard(member.number)
         self._add(member, encode(RankGone()))
         self._empty_since = time.monotonic()
@@ -177,13 +178,13 @@ class RelayHandler(Handler):
         if (message := self._batch.take()) is not None:
             self.send(message)
         if self._is_ending and not self.members:
-            self.over.set()
+            self.done.set()
 
-    # From the server downwards.
+    # From the server to the ranks.
 
     def on_server_message(self, message: Message) -> None:
-        """Passes on what the server has sent."""
-        self._heard = time.monotonic()
+        """Forward a message from the server."""
+        self._received_at = time.monotonic()
         if isinstance(message, Closing):
             self._detached = True
             self.members.broadcast(message)
@@ -202,43 +203,43 @@ class RelayHandler(Handler):
                         self.members[number].write(body)
 
     def on_server_lost(self, silent: bool) -> None:
-        """Tells the ranks that the server is gone."""
+        """Notify the ranks that the server is lost."""
         if not self._is_ending and not self._detached:
             self.members.broadcast(ServerLost(silent, silent_for(self._liveness) if silent else ENDED))
         self._is_ending = True
         self._flush()
 
-    # What time decides.
+    # Time-dependent checks.
 
     def on_tick(self, now: float) -> None:
-        """Gives the server a sign of life, and notices when it gives none."""
+        """Send a heartbeat to the server, and detect missing ones from it."""
         if now >= self._next_beat:
             self._next_beat = now + BEAT
             self._flush_or_beat()
-        if now - self._heard > self._liveness and not self._are_frozen(now):
+        if now - self._received_at > self._liveness and not self._all_ranks_silent(now):
             self.on_server_lost(silent=True)
         if not self.members and now - self._empty_since > LINGER:
-            self.over.set()
+            self.done.set()
 
     def on_frozen(self, now: float) -> None:
-        """Forgives the server that this process itself was stopped."""
+        """Restart the server's liveness timeout as well."""
         super().on_frozen(now)
-        self._heard = now
+        self._received_at = now
 
     def _flush_or_beat(self) -> None:
         self.send(self._batch.take() or Relayed([], []))
 
-    def _are_frozen(self, now: float) -> bool:
-        """Whether all ranks are silent as well, as when a user suspends the whole job."""
+    def _all_ranks_silent(self, now: float) -> bool:
+        """Return whether the ranks are silent as well, as when a user suspends the whole job."""
         return all(now - member.seen > self._liveness / 2 for member in self.members.values())
 
     def on_fault(self, _what: str, _error: BaseException, /) -> None:
-        """Ends the relay for a fault of hvkeras, which ends the job."""
+        """Exit because of an internal error, which ends the job."""
         os._exit(1)
 
 
 def relay(name: str, connected: socket.socket, secret: bytes, size: int, liveness: float) -> None:
-    """Serves the ranks of this host until none is left.
+    """Serve the ranks of this host until none is left.
 
     Args:
         name: The name of the socket to listen on.
@@ -248,13 +249,13 @@ def relay(name: str, connected: socket.socket, secret: bytes, size: int, livenes
         liveness: Seconds without a message from the server after which it counts as lost.
 
     Raises:
-        HvkerasError: There is another relay already, or the server does not admit this one.
-        OSError: The server is gone.
+        HvkerasError: There is already another relay, or the server rejects this one.
+        OSError: The server is lost.
     """
     handler = RelayHandler(liveness)
-    serving = MessageServer(handler, secret, name, size=size)  # from now on, there is no other relay
+    serving = MessageServer(handler, secret, name, size=size)  # raises if there is another relay
     connected.settimeout(STARTED_WITHIN)
-    number = FIRST_RELAY - secrets.randbelow(_MOST)
+    number = FIRST_RELAY - secrets.randbelow(_MAX_NUMBER)
     try:
         server = Connection(connected, secret, Introduction(number, size, socket.gethostname()))
     except BaseException:
@@ -262,10 +263,10 @@ def relay(name: str, connected: socket.socket, secret: bytes, size: int, livenes
         raise
     handler.send = server.send
     serving.start()
-    _say(READY)
+    _notify_starter(READY)
     reading = threading.Thread(target=_read, args=(server, serving, handler), name="hvkeras-relay-read", daemon=True)
     reading.start()
-    handler.over.wait()
+    handler.done.wait()
     serving.stop()
     server.close()
 
@@ -278,8 +279,8 @@ def _read(server: Connection, serving: MessageServer, handler: RelayHandler) -> 
         serving.call(handler.on_server_lost, False)
 
 
-def _say(text: str) -> None:
-    """Tells the starter, which then does not wait any longer."""
+def _notify_starter(text: str) -> None:
+    """Send the result to the starter, which then stops waiting, and detach from its pipes."""
     sys.stdout.write(text)
     sys.stdout.flush()
     nothing = os.open(os.devnull, os.O_RDWR)
@@ -289,12 +290,12 @@ def _say(text: str) -> None:
 
 
 def main() -> None:
-    """Becomes a relay, as the process of nobody: the rank that starts it may end before others of its host."""
-    order = json.loads(sys.stdin.read())
+    """Run the relay as a daemon: the rank that starts it may end before others of its host."""
+    arguments = json.loads(sys.stdin.read())
     if os.fork():
         os._exit(0)
     try:
-        relay(order["name"], socket.socket(fileno=order["server"]), bytes.fromhex(order["secret"]), order["size"],
-              order["liveness"])
+        relay(arguments["name"], socket.socket(fileno=arguments["server"]), bytes.fromhex(arguments["secret"]),
+              arguments["size"], arguments["liveness"])
     except (OSError, HvkerasError) as error:
-        _say(summary(error))
+        _notify_starter(summary(error))

@@ -1,4 +1,4 @@
-"""Ranks behind relays, as the server sees them: each is a member like any other, and shares its host's connection."""
+"""The server's view of ranks behind relays: each is an ordinary member that shares its host's connection."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Collection, Iterable, Sequence
 from hvkeras.control.handler import Member, Members
 from hvkeras.control.messages import Hello, Message, Relayed, encode
 
-FIRST_RELAY = -1  # numbers of members from here downwards are those of relays, which are no ranks
+FIRST_RELAY = -1  # members with this number or a lower one are relays, not ranks
 
 
 def as_runs(ranks: Iterable[int]) -> list[int]:
-    """Returns ranks as runs: the first and the last of each, in order.
+    """Return ranks as runs: the first and the last of each, in order.
 
     Example:
         >>> as_runs([0, 1, 2, 5])
@@ -28,20 +28,20 @@ def as_runs(ranks: Iterable[int]) -> list[int]:
 
 
 def from_runs(runs: Sequence[int]) -> list[int]:
-    """The inverse of `as_runs`."""
+    """Return the ranks in runs from `as_runs`."""
     return [rank for first, last in zip(runs[::2], runs[1::2], strict=True) for rank in range(first, last + 1)]
 
 
 class Batch:
-    """Messages of, or for, several ranks on one connection. What is equal travels once."""
+    """Messages from or for several ranks on one connection, where equal messages are sent once."""
 
     def __init__(self) -> None:
-        # The first message of each rank, the second of each, ...
+        # The first message of each rank, the second of each, ...; ranks by message.
         self._rounds: list[dict[bytes | memoryview, list[int]]] = []
         self._counts: dict[int, int] = {}
 
     def add(self, rank: int, body: bytes | memoryview) -> None:
-        """Adds an encoded message of a rank, after its others."""
+        """Append an encoded message of a rank."""
         count = self._counts.get(rank, 0)
         self._counts[rank] = count + 1
         if count == len(self._rounds):
@@ -49,21 +49,19 @@ class Batch:
         self._rounds[count].setdefault(body, []).append(rank)
 
     def take(self) -> Relayed | None:
-        """Returns what has been added since the last time; None for nothing."""
+        """Remove and return all messages; None if there are none."""
         groups = [(as_runs(ranks), body) for each in self._rounds for body, ranks in each.items()]
         self._rounds, self._counts = [], {}
         return Relayed([runs for runs, _ in groups], [body for _, body in groups]) if groups else None
 
 
 class Relay:
-    """A connected relay, with the ranks behind it.
+    """A connected relay and the ranks behind it.
 
     Args:
-        member: Its connection.
         members: The members of the server.
 
     Attributes:
-        member: As above.
         ranks: The numbers of the ranks behind it.
     """
 
@@ -75,12 +73,12 @@ class Relay:
         self._is_due = False
 
     def admit(self, hello: Hello) -> Member:
-        """Returns a rank behind the relay as a member of its own."""
+        """Return a rank behind the relay as a separate member."""
         return Member(hello.number, hello.size, hello.host, hello.pid, hello.attempt,
                       lambda data: self._add(hello.number, data), lambda: None, time.monotonic())
 
     def broadcast(self, data: bytes) -> None:
-        """Sends all ranks a message that was encoded for relays, after what was sent to some."""
+        """Send an already encoded `Relayed` message to all ranks, after pending messages."""
         self._flush()
         self.member.write(data)
 
@@ -88,7 +86,7 @@ class Relay:
         self._batch.add(rank, data)
         if not self._is_due:
             self._is_due = True
-            self._members.serving.call_later(0.0, self._flush)  # with what else is sent meanwhile
+            self._members.serving.call_later(0.0, self._flush)  # together with messages sent until then
 
     def _flush(self) -> None:
         self._is_due = False
@@ -97,12 +95,12 @@ class Relay:
 
 
 def send_to_all(members: Members, relays: Collection[Relay], message: Message) -> None:
-    """Sends a message to all ranks: once to each that is connected by itself, and once to each relay."""
+    """Send a message to all ranks: once per directly connected rank, and once per relay."""
     data = encode(message)
     for member in list(members.values()):
         if member.number > FIRST_RELAY:
             member.write(data)
     if relays:
-        spread = encode(Relayed([[]], [data]))
+        relayed = encode(Relayed([[]], [data]))
         for relay in relays:
-            relay.broadcast(spread)
+            relay.broadcast(relayed)

@@ -1,6 +1,6 @@
 """Rendezvous: how a rank finds the control channel, with one method per kind of launch.
 
-Rank 0 serves the channel (under `hvkeras run` the launcher does, on Spark rank 0's task). The other ranks learn its
+Rank 0 serves the channel; under `hvkeras run` the launcher does, and on Spark rank 0's task. The other ranks read its
 address and the job's secret from something they share: the environment, MPI, horovodrun's store, or a private folder.
 Once connected, they wait for all others in the exchange of facts (`hvkeras.job.session_start.exchange_facts`).
 """
@@ -50,21 +50,21 @@ from hvkeras.host.network import (
 )
 from hvkeras.settings import Settings
 
-RECORD_BYTES = 1024  # size of what each rank sends over MPI: its host name and addresses, as JSON
+RECORD_BYTES = 1024  # per rank over MPI: its host name and addresses, as JSON
 STORE_KEY = "/hvkeras/control"
-_LONGEST_ANSWER = 64 * 1024  # bytes of horovodrun's store, which anybody may write to
-ADMITTED_WITHIN = 6.0  # seconds until a connection of which the server's kernel knows nothing is found out
+_MAX_RESPONSE = 64 * 1024  # bytes; anybody may write to horovodrun's store
+ADMITTED_WITHIN = 6.0  # seconds until a connection that the server's kernel has dropped is detected
 REPORT_EVERY = 3.0  # seconds between two reports of a missing rank
-SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds between two looks for what is awaited
-LOOKS_PER_SECOND = 1000  # of all ranks together, at what they share
+MIN_PAUSE, MAX_PAUSE = 0.05, 1.0  # seconds between two polls
+POLLS_PER_SECOND = 1000  # of all ranks together, on a shared resource
 
 
 class Waiting:
-    """A deadline that reports, every few seconds, who is being waited for.
+    """A deadline that regularly reports the ranks that are still missing.
 
     Args:
         timeout: Seconds until `check` raises.
-        size: The number of ranks that wait so.
+        size: The number of ranks that poll the same resource.
     """
 
     def __init__(self, timeout: float, size: int = 1) -> None:
@@ -73,17 +73,17 @@ class Waiting:
         self._reported = 0.0
 
     @property
-    def passed(self) -> float:
-        """Seconds since the beginning."""
+    def elapsed(self) -> float:
+        """Seconds since the start."""
         return time.monotonic() - self._start
 
     @property
     def left(self) -> float:
         """Seconds until the deadline."""
-        return max(0.0, self._timeout - self.passed)
+        return max(0.0, self._timeout - self.elapsed)
 
     def check(self, whom: str, why: str) -> None:
-        """Reports the wait if a report is due.
+        """Report the wait if a report is due.
 
         Raises:
             PeerError: The deadline has passed.
@@ -98,25 +98,25 @@ class Waiting:
             say(f"waiting for {whom}: {why}, {waited:.0f} s of {self._timeout:g} s")
 
     def pause(self) -> None:
-        """Sleeps until the next look, for longer as the wait goes on, and where many ranks look at the same place."""
-        wanted = max(SHORTEST_PAUSE, (time.monotonic() - self._start) / 20, self._size / LOOKS_PER_SECOND)
-        time.sleep(min(wanted, LONGEST_PAUSE, self.left))
+        """Sleep until the next poll; longer after a long wait, and if many ranks poll the same resource."""
+        wanted = max(MIN_PAUSE, (time.monotonic() - self._start) / 20, self._size / POLLS_PER_SECOND)
+        time.sleep(min(wanted, MAX_PAUSE, self.left))
 
 
 class Served(Protocol):
-    """A server of a control channel."""
+    """Server of a control channel."""
 
     address: tuple[str, int]
 
     def stop(self) -> None:
-        """Stops serving."""
+        """Stop serving."""
 
 
 class Serve(Protocol):
-    """Creates and starts the server of a control channel."""
+    """Factory that creates and starts the server of a control channel."""
 
     def __call__(self, launch: Launch, settings: Settings, secret: bytes, host: str, port: int = 0) -> Served:
-        """Listens on an address, at the given port or at a free one."""
+        """Listen on an address, at the given port or at a free one."""
 
 
 def _serve(launch: Launch, settings: Settings, secret: bytes, host: str, port: int = 0) -> ControlServer:
@@ -127,16 +127,15 @@ def _serve(launch: Launch, settings: Settings, secret: bytes, host: str, port: i
 
 
 def _warn(text: str) -> None:
-    """Prints a warning about a long wait, and adds it to the record."""
     say(text)
-    stalls.note(text)
+    stalls.notify(text)
 
 
 def serve_parameter_servers(launch: Launch, settings: Settings, serve: Serve) -> None:
-    """Serves the control channel of a cluster with parameter servers from its chief, for the chief's lifetime.
+    """Serve the control channel of a parameter server cluster from its chief, for the chief's lifetime.
 
     Args:
-        launch: The chief's place in the cluster.
+        launch: The chief's launch.
         settings: The settings in force.
         serve: Creates the server; no other task needs to be connected yet.
 
@@ -147,10 +146,10 @@ def serve_parameter_servers(launch: Launch, settings: Settings, serve: Serve) ->
 
 
 def join_parameter_servers(launch: Launch, settings: Settings, on_end: Callable[[Cause], None]) -> ControlClient:
-    """Connects a task of a cluster with parameter servers to its chief.
+    """Connect a task of a parameter server cluster to its chief.
 
     Args:
-        launch: The task's place in the cluster.
+        launch: The task's launch.
         settings: The settings in force.
         on_end: Called with the cause when the job ends early.
 
@@ -158,7 +157,7 @@ def join_parameter_servers(launch: Launch, settings: Settings, on_end: Callable[
         The connected channel.
 
     Raises:
-        HvkerasError: The chief cannot be found or reached in time, or refuses the task.
+        HvkerasError: The chief cannot be found or reached in time, or rejects the task.
     """
     waiting = Waiting(settings.start_timeout, launch.size)
     _, address, secret, refresh = _by_address(launch, settings, waiting)
@@ -168,12 +167,12 @@ def join_parameter_servers(launch: Launch, settings: Settings, on_end: Callable[
 
 
 class Connected(NamedTuple):
-    """What connects this process to the other ranks.
+    """The connection of this process to the other ranks.
 
     Attributes:
         client: This rank's end of the control channel.
         server: The server, if this process runs it.
-        claim: What reserves the port of TF_CONFIG, if there is one.
+        claim: The socket that reserves the port of TF_CONFIG, if any.
     """
 
     client: ControlClient
@@ -182,7 +181,7 @@ class Connected(NamedTuple):
 
 
 def connect(launch: Launch, settings: Settings, on_end: Callable[[Cause], None]) -> Connected:
-    """Connects this rank to its job's control channel; except under `hvkeras run`, rank 0 starts the server.
+    """Connect this rank to its job's control channel; except under `hvkeras run`, rank 0 starts the server.
 
     Args:
         launch: How this process was launched; it has more than one rank.
@@ -193,7 +192,7 @@ def connect(launch: Launch, settings: Settings, on_end: Callable[[Cause], None])
         The client, and the server if this process runs it. The other ranks need not be connected yet.
 
     Raises:
-        HvkerasError: Rank 0 cannot be found or reached in time, or its port is taken.
+        HvkerasError: Rank 0 cannot be found or reached in time, or its port is in use.
     """
     waiting = Waiting(settings.start_timeout, launch.size)
     methods = {"run": _by_environment, "spark": _by_environment, "mpi": _by_mpi_or_folder,
@@ -226,14 +225,14 @@ def _connect_client(
 ) -> ControlClient:
     while True:
         whom = f"{launch.task_name(0)}, which serves the control channel at {address[0]}:{address[1]}"
-        still = functools.partial(_check_still, waiting, whom, refresh, (address, secret))
+        on_timeout = functools.partial(_check_unanswered, waiting, whom, refresh, (address, secret))
         try:
             connection = _reach(launch, settings, waiting, address, secret)
         except OSError as error:
             waiting.check(whom, _why_unreachable(error))
         else:
             try:
-                return _client_on(connection, launch, settings, on_end, address, secret, still)
+                return _client_on(connection, launch, settings, on_end, address, secret, on_timeout)
             except (OSError, AuthenticationError) as error:
                 if refresh is None and isinstance(error, AuthenticationError):
                     raise
@@ -243,12 +242,12 @@ def _connect_client(
             address, secret = refresh()
 
 
-def _check_still(waiting: Waiting, whom: str, refresh: Refresh | None, known: tuple[Address, bytes]) -> None:
-    """Reports the wait for a server that does not answer.
+def _check_unanswered(waiting: Waiting, whom: str, refresh: Refresh | None, known: tuple[Address, bytes]) -> None:
+    """Report the wait for a server that does not answer.
 
     Raises:
         PeerError: The deadline has passed.
-        OSError: The server is elsewhere now.
+        OSError: The server has moved to another address.
     """
     waiting.check(whom, "it does not admit this rank yet")
     if refresh is not None and refresh() != known:
@@ -256,14 +255,14 @@ def _check_still(waiting: Waiting, whom: str, refresh: Refresh | None, known: tu
 
 
 def _client_on(connection: socket.socket, launch: Launch, settings: Settings, on_end: Callable[[Cause], None],
-               address: Address, secret: bytes, still: Callable[[], None]) -> ControlClient:
-    """Makes a client of a connection to the server, or to a relay, and closes it if that fails."""
+               address: Address, secret: bytes, on_timeout: Callable[[], None]) -> ControlClient:
+    """Create a client on a connection to the server or a relay, and close the connection if that fails."""
     is_relay = connection.family == socket.AF_UNIX
     me = Introduction(launch.rank, launch.size, socket.gethostname())
     try:
         if not is_relay:
-            keep_alive(connection, ADMITTED_WITHIN)  # a server's kernel may forget one of a thousand
-        client = ControlClient(connection, secret, me, settings.liveness_timeout, on_end, still)
+            keep_alive(connection, ADMITTED_WITHIN)  # the server's kernel may drop one of a thousand connections
+        client = ControlClient(connection, secret, me, settings.liveness_timeout, on_end, on_timeout)
         if is_relay:
             client.local_address = address_towards(address[0])
         else:
@@ -275,7 +274,7 @@ def _client_on(connection: socket.socket, launch: Launch, settings: Settings, on
 
 
 def _reach(launch: Launch, settings: Settings, waiting: Waiting, address: Address, secret: bytes) -> socket.socket:
-    """Connects to the server, or to the relay of this host, which this rank may start.
+    """Connect to the server, or to the relay of this host, which this rank may start.
 
     Raises:
         OSError: There is no connection yet.
@@ -292,14 +291,14 @@ def _reach(launch: Launch, settings: Settings, waiting: Waiting, address: Addres
             stack.enter_context(relay_lock(name))
         except OSError:
             raise ConnectionRefusedError(0, "another rank of this host is starting the relay to it") from None
-        with contextlib.suppress(ConnectionRefusedError):  # it may have just ended its start
+        with contextlib.suppress(ConnectionRefusedError):  # it may just have started
             return connect_to_relay(name, timeout)
         with socket.create_connection(address, timeout) as server:
             why = start_relay(name, server, secret, launch.size, settings.liveness_timeout)
     try:
         return connect_to_relay(name, timeout)
     except ConnectionRefusedError:
-        say(f"no relay on {socket.gethostname()}: {why or 'it has ended'}; rank {launch.rank} connects by itself")
+        say(f"no relay on {socket.gethostname()}: {why or 'it has ended'}; rank {launch.rank} connects directly")
         return socket.create_connection(address, timeout)
 
 
@@ -313,7 +312,7 @@ def _by_environment(launch: Launch, settings: Settings, _waiting: Waiting) -> Fo
 
 
 def _by_mpi_or_folder(launch: Launch, settings: Settings, waiting: Waiting) -> Found:
-    """On one host, uses a folder if the launcher names the job: MPI_Init would wait forever for late ranks."""
+    """Use a folder on one host if the launcher identifies the job: MPI_Init would wait forever for late ranks."""
     if launch.rendezvous.job and (launch.local_size == launch.size or settings.rendezvous_dir):
         return _by_folder(launch, settings, waiting)
     return _by_mpi(launch, settings, waiting)
@@ -363,7 +362,7 @@ def _by_horovod_store(launch: Launch, settings: Settings, waiting: Waiting) -> F
                     host, port, secret_hex = json.loads(announcement)
                     return (host, int(port)), bytes.fromhex(secret_hex)
                 except (ValueError, TypeError):
-                    why = "what horovodrun's store has instead of its announcement is none"
+                    why = "horovodrun's store has no valid announcement of it"
             waiting.check("rank 0", why)
             waiting.pause()
 
@@ -372,16 +371,16 @@ def _by_horovod_store(launch: Launch, settings: Settings, waiting: Waiting) -> F
 
 
 def ask_store(method: str, url: str, body: bytes | None, waiting: Waiting) -> bytes:
-    """Sends a request to horovodrun's store, bypassing proxies; a key that does not exist yet reads as empty."""
+    """Send a request to horovodrun's store, bypassing proxies; a missing key reads as empty."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     request = urllib.request.Request(url, data=body, method=method)
     while True:
         try:
             with opener.open(request, timeout=5.0) as answer:
-                text = bytes(answer.read(_LONGEST_ANSWER + 1))
-            if len(text) <= _LONGEST_ANSWER:
+                text = bytes(answer.read(_MAX_RESPONSE + 1))
+            if len(text) <= _MAX_RESPONSE:
                 return text
-            waiting.check("horovodrun's store", f"its answer is longer than {_LONGEST_ANSWER} bytes")
+            waiting.check("horovodrun's store", f"its answer is longer than {_MAX_RESPONSE} bytes")
         except urllib.error.HTTPError as error:
             if error.code == 404:
                 return b""
@@ -392,7 +391,7 @@ def ask_store(method: str, url: str, body: bytes | None, waiting: Waiting) -> by
 
 
 def _by_address(launch: Launch, settings: Settings, waiting: Waiting, serve: Serve = _serve) -> Found:
-    """Meets at the address of rank 0 that the launch environment gives to all ranks."""
+    """Connect at rank 0's address, which the launch environment gives to all ranks."""
     if not uses_announced_port(launch, settings):
         return _by_folder(launch, settings, waiting, serve)
     if not settings.secret:
@@ -401,7 +400,7 @@ def _by_address(launch: Launch, settings: Settings, waiting: Waiting, serve: Ser
             f"Ranks on several hosts, launched by {launch.launcher}, must share a secret, so that nobody else can join",
             "set HVKERAS_SECRET to the same random text on every worker (openssl rand -hex 32), or"
             " HVKERAS_RENDEZVOUS_DIR to a private folder that all hosts share", **ranks))
-    # Rank 0 serves on its announced port until all ranks are connected; then TensorFlow takes that of TF_CONFIG.
+    # Rank 0 serves on its announced port until all ranks are connected; then TensorFlow uses the port of TF_CONFIG.
     secret = settings.secret.encode()
     host, port = split_address(launch.rendezvous.address)
     host = LOOPBACK if launch.local_size == launch.size else host
@@ -409,7 +408,7 @@ def _by_address(launch: Launch, settings: Settings, waiting: Waiting, serve: Ser
         return None, (host, port), secret, None
     if launch.cluster:
         return serve(launch, settings, secret, host if is_local(host) else "", port), (host, port), secret, None
-    # No address of this host: the loopback, where others may be elsewhere, or one that forwards to here.
+    # If empty, `host` is the loopback of a job on several hosts, or an address that forwards to this host.
     own = [LOOPBACK] if launch.local_size == launch.size else own_addresses_of(host)
     server = serve(launch, settings, secret, own[0] if own else "", port)
     return server, (own[0] if own else _outward_or_loopback(), port), secret, None
@@ -423,7 +422,7 @@ def _outward_or_loopback() -> str:
 
 
 def uses_announced_port(launch: Launch, settings: Settings) -> bool:
-    """Whether the ranks connect at rank 0's announced port (TF_CONFIG, MASTER_PORT), not through a private folder."""
+    """Return whether ranks connect at rank 0's announced port (TF_CONFIG, MASTER_PORT), not through a folder."""
     return launch.rendezvous.kind in ("tf_config", "address") and (
         bool(settings.secret) or not (is_one_host(launch) or settings.rendezvous_dir))
 
@@ -450,9 +449,9 @@ def _by_folder(launch: Launch, settings: Settings, waiting: Waiting, serve: Serv
 
 
 def claim_port(launch: Launch) -> socket.socket:
-    """Reserves this task's own TF_CONFIG port by listening on it, without accepting connections, until TensorFlow does.
+    """Reserve this task's TF_CONFIG port by listening on it, without accepting connections, until TensorFlow does.
 
-    This detects a second process of the same task, or any other program on the port, before anything connects.
+    This detects another process of the same task, or any other program on the port, before anything connects.
     """
     host, port = split_address(launch.cluster[launch.rank])
     claim = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)

@@ -43,13 +43,13 @@ from hvkeras.host.network import host_identity
 
 BEAT = 1.0  # seconds between two heartbeats to ranks
 SECONDARY_GRACE = 2.0  # seconds to wait for the root cause when a rank only reports its engine's error
-JOINT_EXIT = 2.0  # seconds within which scripts that do the same work end, and then their processes
-BACK_WITHIN = 10.0  # seconds for a rank to come again that has given up a connection before it was admitted
-ANSWER_GRACE = 2.0  # seconds that ranks have to report their location
+JOINT_EXIT = 2.0  # seconds within which scripts with the same work end, and then their processes
+RECONNECT_WITHIN = 10.0  # seconds for a rank to reconnect that closed its connection before it was admitted
+ANSWER_GRACE = 2.0  # seconds for ranks to report their location
 
 
 class ControlHandler(Handler):
-    """Decides about the ranks of one job.
+    """Handler of the ranks of one job.
 
     Args:
         size: The number of ranks to expect.
@@ -69,21 +69,21 @@ class ControlHandler(Handler):
         self._next_beat = 0.0
         self._all_ended_at: float | None = None
         self._next_exit_warning: dict[int, float] = {}
-        self._arriving: set[int] = set()  # ranks that were admitted, and may not know it
-        self._awaited: dict[int, tuple[RankState, int]] = {}  # ranks that may come again, and their ticks left
-        self._timed_out: Cause | None = None  # the failure of a rank for which others are asked for their locations
+        self._unconfirmed: set[int] = set()  # admitted ranks that have not confirmed it
+        self._reconnecting: dict[int, tuple[RankState, int]] = {}  # ranks that may reconnect, and their remaining ticks
+        self._timed_out: Cause | None = None  # the timeout for which other ranks must report their locations
 
-    # Ranks come and go.
+    # Ranks join and leave.
 
     def on_join(self, member: Member) -> str:
-        """Admits a relay, or a rank, unless it does not belong to the job, which ends then."""
+        """Admit a relay or a rank; a rank that does not belong to the job ends it."""
         if member.number <= FIRST_RELAY:
             self.ranks.relays[member.number] = Relay(member, self.members)
             return ""
         return self._admit(member, None)
 
     def _admit(self, member: Member, relay: Relay | None) -> str:
-        """Admits a rank; returns why not."""
+        """Admit a rank, or return the reason for its rejection."""
         ranks, refusal, number = self.ranks, "", member.number
         if member.size != ranks.size:
             refusal = (f"rank {number} on {member.host} was started as one of {member.size} ranks, the others as one"
@@ -91,31 +91,31 @@ class ControlHandler(Handler):
         elif number in ranks.present:
             first = ranks.present[number].member
             refusal = (f"two processes claim rank {number}: pid {first.pid} on {first.host} and pid {member.pid} on"
-                       f" {member.host}; give each process an index of its own")
+                       f" {member.host}; give each process its own index")
         if refusal:
             ranks.end(Cause(CauseKind.SETUP, None, "", None, refusal))
         elif ranks.cause is not None:
             refusal = ranks.cause.sentence()
         else:
             ranks.present[number] = RankState(member, relay)
-            self._arriving.add(number)
-            self._awaited.pop(number, None)
+            self._unconfirmed.add(number)
+            self._reconnecting.pop(number, None)
         return refusal
 
     def on_leave(self, member: Member) -> None:
-        """Counts a rank as lost whose connection ends; one that does not know that it was admitted may come again."""
+        """Mark a rank as lost when its connection ends, unless it was not yet admitted: then it may reconnect."""
         if (relay := self.ranks.relays.pop(member.number, None)) is not None:
             self._lose_relay(relay)
             return
         rank = self.ranks.present.pop(member.number)
         if rank.relay is not None:
             rank.relay.ranks.discard(member.number)
-        self._arriving.discard(member.number)
+        self._unconfirmed.discard(member.number)
         self._coordinator.on_leave(member.number)
         if member.arrived:
             self._count_as_lost(rank)
-        else:  # it gives up the connection if the server answers too late
-            self._awaited[member.number] = rank, int(BACK_WITHIN / TICK)
+        else:  # it closes the connection if the server answers too late
+            self._reconnecting[member.number] = rank, int(RECONNECT_WITHIN / TICK)
 
     def _count_as_lost(self, rank: RankState) -> None:
         self.ranks.lost[rank.member.number] = rank
@@ -125,18 +125,18 @@ class ControlHandler(Handler):
         self.ranks.check_exit_reports()
 
     def on_message(self, member: Member, message: Message) -> None:
-        """Handles a message from a rank, or from several behind a relay."""
+        """Handle a message from a rank, or from several behind a relay."""
         if isinstance(message, Relayed):
             if (relay := self.ranks.relays.get(member.number)) is not None:
                 for runs, body in zip(message.ranks, message.bodies, strict=True):
                     self._on_relayed(relay, from_runs(runs), decode(body))
             return
         rank = self.ranks.present.get(member.number)
-        if rank is not None and rank.member is member:  # else it has come again
+        if rank is not None and rank.member is member:  # else it has reconnected
             self._handle(rank, message)
 
     def _on_relayed(self, relay: Relay, numbers: Sequence[int], message: Message) -> None:
-        """Handles a message that ranks behind a relay have sent, each by itself."""
+        """Handle a message that each of these ranks behind a relay has sent."""
         if isinstance(message, Hello):
             member = relay.admit(message)
             if reason := self._admit(member, relay):
@@ -159,7 +159,7 @@ class ControlHandler(Handler):
                 self._handle(rank, message)
 
     def _lose_relay(self, relay: Relay) -> None:
-        """Counts the ranks behind a relay as lost whose connection ends, and names the relay."""
+        """Mark the ranks behind a disconnected relay as lost, and report the relay as the cause."""
         behind = [self.ranks.present[number] for number in sorted(relay.ranks)]
         if any(rank.member.arrived and not (rank.left or rank.exit_reported) for rank in behind):
             self._end_with_relay(CauseKind.LOST, relay, ENDED)
@@ -172,11 +172,10 @@ class ControlHandler(Handler):
         self.ranks.end(Cause(kind, None, host, pid, text))
 
     def _handle(self, rank: RankState, message: Message) -> None:
-        """Handles a message from a rank."""
         member = rank.member
         match message:
             case Arrived():
-                self._arriving.discard(member.number)
+                self._unconfirmed.discard(member.number)
                 self._close_when_complete()
             case ClockQuestion():
                 member.send(ClockAnswer(message.asked, time.time(), self._host))
@@ -184,7 +183,7 @@ class ControlHandler(Handler):
                 self._handle_failure(rank, message)
             case Location():
                 rank.outside, rank.doing = message.outside, message.doing
-                self._blame_when_all_answered()
+                self._fail_when_all_answered()
             case ExitReported():
                 rank.exit_reported = True
                 self.ranks.check_exit_reports()
@@ -202,18 +201,18 @@ class ControlHandler(Handler):
                 self._coordinator.on_message(rank, message)
 
     def _close_when_complete(self) -> None:
-        if len(self.ranks.present) == self.ranks.size and not self._arriving:
+        if len(self.ranks.present) == self.ranks.size and not self._unconfirmed:
             self.members.serving.stop_listening()  # immediately: an engine may need the port of TF_CONFIG
 
     def terminate(self, cause: Cause) -> None:
-        """Lets the job end from outside, but gives ranks the time to save what they train."""
+        """End the job on request, but give ranks the time to save their training state."""
         if len(self.ranks.present.keys() | self.ranks.lost.keys()) < self.ranks.size:
             self.ranks.end(cause)  # ranks that are starting have nothing to save
         else:
             self.ranks.broadcast(Terminate(cause))
 
     def _count_ends(self) -> None:
-        """Notifies all ranks when the last script has ended: a rank that does not exit then keeps the job alive."""
+        """Notify all ranks when the last script has ended: a rank that does not exit then keeps the job alive."""
         ranks = self.ranks
         if self._all_ended_at is None and len(ranks.present.keys() | ranks.lost.keys()) == ranks.size and all(
                 rank.script_ended for rank in ranks.present.values()):
@@ -223,7 +222,7 @@ class ControlHandler(Handler):
     # Failures.
 
     def on_fault(self, what: str, error: BaseException) -> None:
-        """Ends the job for a fault of hvkeras."""
+        """End the job because of an internal error."""
         self.ranks.end(Cause(CauseKind.EXCEPTION, None, "", None, f"the control channel's server failed {what} with"
                              f" {summary(error)}", "".join(traceback.format_exception(error))))
 
@@ -235,7 +234,7 @@ class ControlHandler(Handler):
             self.ranks.end(message.cause)
 
     def _end_unless_known(self, cause: Cause) -> None:
-        """Ends the job for a failure that looked like a consequence of another one, which nobody has reported."""
+        """End the job for a failure that looked secondary, if no rank has reported a root cause."""
         if self.ranks.cause is not None:
             return
         if left := self.ranks.leavers():
@@ -248,42 +247,43 @@ class ControlHandler(Handler):
                 for rank in self._not_failed():
                     rank.outside = None
                     rank.member.send(Locate())
-                self.members.serving.call_later(ANSWER_GRACE, self._blame_late_ranks)
+                self.members.serving.call_later(ANSWER_GRACE, self._fail_late_ranks)
         else:
             self.ranks.end(cause)
 
     def _not_failed(self) -> list[RankState]:
         return [rank for rank in self.ranks.present.values() if not rank.failed]
 
-    def _blame_when_all_answered(self) -> None:
+    def _fail_when_all_answered(self) -> None:
         if self._timed_out is not None and all(rank.outside is not None for rank in self._not_failed()):
-            self._blame_late_ranks()
+            self._fail_late_ranks()
 
-    def _blame_late_ranks(self) -> None:
-        """Ends the job for the ranks missing from a collective that nobody counts, as one has given up waiting."""
+    def _fail_late_ranks(self) -> None:
+        """End the job, naming the ranks missing from an uncounted collective in which another rank timed out."""
         cause, others = self._timed_out, self._not_failed()
         assert cause is not None
         late = [rank for rank in others if rank.outside] or others
         waited = (f"not entered a collective in which rank {cause.rank} has waited longer than HVKERAS_STALL_SHUTDOWN"
                   f" allows ({self.deadlines.stall_shutdown:g} s)")
-        indices = some_of([f"rank {rank.member.number} at {rank.outside or 'a call of TensorFlow'}" for rank in late])
+        locations = some_of([f"rank {rank.member.number} at {rank.outside or 'a call of TensorFlow'}" for rank in late])
         if len(late) == 1:
             where = f": it is at {late[0].outside}" if late[0].outside else ""
             self.ranks.end_with(CauseKind.STALLED, late[0].member, f"has {waited}{where}")
         else:
-            several = Cause(CauseKind.STALLED, None, "", None, f"ranks have {waited}: {indices}")
+            several = Cause(CauseKind.STALLED, None, "", None, f"ranks have {waited}: {locations}")
             self.ranks.end(several if late else cause)
 
-    # What time decides.
+    # Time-dependent checks.
 
     def on_tick(self, now: float) -> None:
-        """Checks all ranks, and gives them a sign of life."""
+        """Check all ranks, and send them heartbeats."""
         if self.ranks.cause is None:
             self._check_ranks(now)
-        for number, (rank, ticks) in list(self._awaited.items()):  # the time for which the server stands still is free
-            self._awaited[number] = rank, ticks - 1
+        # ticks, since time for which the server is stopped does not count
+        for number, (rank, ticks) in list(self._reconnecting.items()):
+            self._reconnecting[number] = rank, ticks - 1
             if ticks <= 1:
-                del self._awaited[number]
+                del self._reconnecting[number]
                 self._count_as_lost(rank)
         if now >= self._next_beat:
             self._next_beat = now + BEAT
@@ -291,7 +291,7 @@ class ControlHandler(Handler):
             self._coordinator.send_missing()
 
     def on_frozen(self, now: float) -> None:
-        """Forgives all ranks, and those behind relays, that this process itself was stopped."""
+        """Restart the liveness timeout of all ranks, including those behind relays."""
         super().on_frozen(now)
         for rank in self.ranks.present.values():
             rank.member.seen = now
@@ -322,14 +322,14 @@ class ControlHandler(Handler):
             return
 
     def _check_exits(self, now: float) -> None:
-        """Reports a rank that has left the job but still runs, since it can no longer report that itself."""
+        """Report a rank that has left the job but still runs, since it can no longer report that itself."""
         waited = 0.0 if self._all_ended_at is None else now - self._all_ended_at
         limits = self.deadlines
         for number, rank in list(self.ranks.present.items()):
             if not rank.left or number == self.ranks.own:
                 continue
             error = f"has left the job, but its process has not ended, {waited:.0f} s after its script did"
-            # The process has no thread left that could end it earlier.
+            # The process has no thread left that could end the job earlier.
             if limits.stall_shutdown and waited >= limits.stall_shutdown + limits.liveness:
                 self.ranks.end_with(CauseKind.STALLED, rank.member,
                                     f"{error} (HVKERAS_STALL_SHUTDOWN sets the limit)")
@@ -345,17 +345,17 @@ class ControlHandler(Handler):
 
 
 class ControlServer:
-    """Serves one job's control channel from a thread of its own.
+    """Server of one job's control channel, in its own thread.
 
     Args:
         size: The number of ranks to expect.
-        secret: The job's secret, which every rank must prove.
+        secret: The job's secret, with which every rank must authenticate.
         host: The address to listen on: the loopback or one chosen interface.
         port: The port, or 0 for a free one.
         deadlines: The time limits.
-        on_end: Called once, from the server's thread, with the cause when the job ends early.
-        on_warning: Called, from the server's thread, with one line about a long wait.
-        on_note: Called, from the server's thread, with one line about unauthenticated connections.
+        on_end: Called once from the server's thread with the cause when the job ends early.
+        on_warning: Called from the server's thread with one line about a long wait.
+        on_note: Called from the server's thread with one line about unauthenticated connections.
 
     Raises:
         MachineError: The server cannot listen on the address.
@@ -378,7 +378,7 @@ class ControlServer:
         self.address: tuple[str, int] = self._server.address
 
     def start(self) -> tuple[str, int]:
-        """Starts serving.
+        """Start serving.
 
         Returns:
             The host and port that ranks connect to.
@@ -386,12 +386,12 @@ class ControlServer:
         return self._server.start()
 
     def stop(self) -> None:
-        """Stops serving, closes the socket and ends the thread."""
+        """Stop serving, close the socket and end the thread."""
         self._server.stop()
 
     @property
     def cause(self) -> Cause | None:
-        """Why the job ends early; None as long as it does not."""
+        """The reason why the job ends early; None while it runs."""
         return self._handler.ranks.cause
 
     @property
@@ -410,36 +410,36 @@ class ControlServer:
         return self.connected | frozenset(list(self._handler.ranks.lost))
 
     def silent_for(self, seconds: float) -> frozenset[int]:
-        """Returns the connected ranks that have given no sign of life for so many seconds."""
+        """Return the connected ranks from which no message has arrived for this many seconds."""
         now = time.monotonic()
         present = list(self._handler.ranks.present.items())
         return frozenset(number for number, rank in present if now - rank.member.seen > seconds)
 
     def fail(self, cause: Cause) -> None:
-        """Ends the job from outside, for example when a launcher sees a process die."""
+        """End the job from outside, for example when a launcher detects that a process has died."""
         self._server.call(self._handler.ranks.end, cause)
 
     def terminate(self, cause: Cause) -> None:
-        """Lets the job end from outside, but gives ranks the time to save what they train.
+        """End the job on request, but give ranks the time to save their training state.
 
         Args:
-            cause: Why it ends.
+            cause: The reason.
         """
         self._server.call(self._handler.terminate, cause)
 
     def ask_locations(self) -> None:
-        """Makes every rank print its location and stack."""
+        """Request that every rank print its location and stack."""
         self._server.call(self._handler.ranks.broadcast, Locate())
 
     def wait_for_exits(self, rank: int, held: bool) -> None:
-        """Waits until every rank whose script has ended has exited, or the job ends because one does not.
+        """Wait until every rank whose script has ended has exited, or the job ends because one does not.
 
-        It stops waiting for ranks whose scripts continue on their own, once it is clear that they do, and soon for
-        ranks that have left: what ends their processes, such as MPI's own exit, may in turn wait for this one.
+        It stops waiting for ranks whose scripts clearly continue. It also stops soon for ranks that have left: what
+        ends their processes, such as MPI's own exit, may in turn wait for this one.
 
         Args:
             rank: The rank of this process.
-            held: Whether MPI's exit holds this process until the others end, so that nothing is waited for here.
+            held: True if MPI's exit holds this process until the others end, so that no wait is needed here.
         """
         self._handler.ranks.own = rank
         deadline, left = 0.0, -1

@@ -1,10 +1,10 @@
-"""How one rank's request to stop training takes effect after the same execution on all ranks.
+"""Agreement to stop training after the same execution on all ranks, at one rank's request.
 
 `model.stop_training = True` on one rank is such a request (`FitRun.stops_now`). An execution is one call of Keras's
-train function. A rank that wants to stop tells the server, which asks all ranks
-that train together which execution they have reached; their channel threads answer. All ranks stop after the latest
-of these executions: no rank has started a later one, and ranks that finish an execution in the meantime wait for the
-decision. Steps in which no rank wants to stop exchange nothing.
+train function. The rank notifies the server, which requests from all ranks that train together the execution they have
+reached; their channel threads answer. All ranks stop after the latest of these executions. No rank has started a later
+one, since ranks that finish an execution in the meantime wait for the decision. Steps in which no rank wants to stop
+exchange nothing.
 """
 
 from __future__ import annotations
@@ -18,48 +18,48 @@ from hvkeras.control.relayed import as_runs
 from hvkeras.errors import PeerError, explain
 
 Request = tuple[Sequence[int], Message]
-POLL_INTERVAL = 0.1  # seconds between two checks whether the job has ended
+POLL_INTERVAL = 0.1  # seconds between two checks for the end of the job
 
 
 class Stop:
-    """The agreement on when one `fit` stops early, on this rank.
+    """This rank's side of the agreement on when one `fit` stops early.
 
     Attributes:
-        wishes: The ranks that wanted to stop, once all ranks know.
+        wishes: The ranks that wanted to stop, once the decision has arrived.
     """
 
     def __init__(self) -> None:
         self.wishes: list[int] = []
         self._changed = threading.Condition()
-        self._begun = 0  # executions
-        self._committed = 0  # executions that this rank will reach in any case
+        self._begun = 0  # number of executions
+        self._committed = 0  # number of executions that this rank will certainly reach
         self._wanted = self._asked = False
         self._after: int | None = None
 
     def begin(self) -> None:
-        """Must be called before each execution."""
+        """Record the start of an execution; call this before each one."""
         with self._changed:
             self._begun += 1
             self._committed = max(self._committed, self._begun)
 
     def answer(self) -> int:
-        """Answers the server with the execution that this rank has reached; it then starts no later one on its own."""
+        """Return the execution that this rank has reached; it then starts no later one before the decision."""
         with self._changed:
             self._asked = True
             return self._committed
 
     def decide(self, after: int, wishes: Sequence[int]) -> None:
-        """Records after which execution all ranks stop."""
+        """Record the execution after which all ranks stop."""
         with self._changed:
             self._after, self.wishes = after, list(wishes)
             self._changed.notify_all()
 
     def now(self, wish: bool, ask: Callable[[], None], check: Callable[[], None], timeout: float) -> bool:
-        """Whether this rank stops after the execution that has just ended.
+        """Return whether this rank stops after the execution that has just ended.
 
         Args:
-            wish: Whether it wants to stop.
-            ask: Tells the server that it wants to.
+            wish: True if it wants to stop.
+            ask: Sends its request to the server.
             check: Raises if the job has ended.
             timeout: Seconds to wait for the server's decision.
 
@@ -85,7 +85,7 @@ class Stop:
 
 
 class Stops:
-    """The server side: asks the ranks, and sends them the highest answer."""
+    """The server side: requests the executions of all ranks, and sends them the highest."""
 
     def __init__(self) -> None:
         self._waited_for: dict[str, set[int]] = {}
@@ -94,11 +94,11 @@ class Stops:
         self._most: dict[str, int] = {}
 
     def ask(self, rank: int, fit: str, ranks: Sequence[int]) -> Iterator[Request]:
-        """Handles a rank's request to stop: asks all ranks that train with it, unless they were asked before.
+        """Handle a rank's request to stop: query all ranks that train with it, unless that was done before.
 
         Args:
             rank: The rank.
-            fit: Identifies the call of `fit`.
+            fit: The identifier of the call of `fit`.
             ranks: All ranks in it.
 
         Yields:
@@ -111,11 +111,11 @@ class Stops:
         yield ranks, StopQuestion(fit)
 
     def receive(self, rank: int, fit: str, executions: int) -> Iterator[Request]:
-        """Handles a rank's answer; after the last answer, all ranks receive the decision.
+        """Handle a rank's answer; after the last answer, all ranks receive the decision.
 
         Args:
             rank: The rank.
-            fit: Identifies the call of `fit`.
+            fit: The identifier of the call of `fit`.
             executions: The execution that it has reached.
 
         Yields:

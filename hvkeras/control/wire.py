@@ -1,10 +1,10 @@
-"""Frames on a channel: proof of the secret, then authenticated messages (`hvkeras.control.messages`).
+"""Frames on a channel: mutual authentication, then authenticated messages (`hvkeras.control.messages`).
 
-The handshake is a mutual challenge-response over HMAC-SHA256 (the construction of RFC 2104): each side sends a random
-nonce and proves that it knows the secret with a code over both nonces. The session key is derived from the same
-values. It authenticates every later frame together with its direction and sequence number, so that frames cannot be
-forged, replayed or reordered. Between processes of one user on a Unix socket the kernel sees to that, and frames have
-no code. A message that is larger than a frame takes several.
+The handshake is a mutual challenge-response over HMAC-SHA256 (the construction of RFC 2104). Each side sends a random
+nonce, and authenticates with a code over both nonces that is keyed with the secret. The session key is derived from the
+same values. It authenticates every later frame together with its direction and sequence number, so that frames cannot
+be forged, replayed or reordered. Between processes of one user on a Unix socket the kernel guarantees that, and frames
+have no code. A message that is larger than a frame takes several.
 """
 
 from __future__ import annotations
@@ -28,56 +28,56 @@ MAGIC = b"HVK3"
 NONCE_BYTES = 32
 CODE_BYTES = 32
 _NO_CODE = bytes(CODE_BYTES)
-HEADER = struct.Struct(">?I")  # whether more frames of the message follow; bytes of the payload
+HEADER = struct.Struct(">?I")  # more frames of the message follow; bytes of the payload
 MAX_PAYLOAD = 4 * 1024 * 1024  # bytes of a frame
 MAX_MESSAGE = 64 * MAX_PAYLOAD
-COPIED = 64 * 1024  # bytes of a message up to which it is put behind its header; two calls of the kernel cost more
-AUTHENTICATION_DEADLINE = 10.0  # seconds a new connection has to prove the secret
-MAX_UNPROVEN = 64  # connections that may try at the same time, where one is waited for
-_TICK = 0.1  # seconds between two looks at who has proved it
+COPIED = 64 * 1024  # bytes up to which a message is joined with its header, to save a system call
+AUTHENTICATION_DEADLINE = 10.0  # seconds for a new connection to authenticate
+MAX_UNAUTHENTICATED = 64  # concurrent connections in `accept_authenticated`
+_TICK = 0.1  # seconds between two checks for an authenticated connection
 
 
 class AuthenticationError(PeerError):
-    """A peer did not prove that it knows the job's secret, or a frame was tampered with."""
+    """A peer did not authenticate with the job's secret, or a frame was tampered with."""
 
 
 def nonce() -> bytes:
-    """Generates a fresh challenge."""
+    """Generate a fresh challenge."""
     return os.urandom(NONCE_BYTES)
 
 
-def proof(secret: bytes, role: bytes, server_nonce: bytes, client_nonce: bytes) -> bytes:
-    """Computes the code that `role` b"client" or b"server" presents as proof, or the session key for b"session"."""
+def authentication_code(secret: bytes, role: bytes, server_nonce: bytes, client_nonce: bytes) -> bytes:
+    """Compute the authentication code of `role` b"client" or b"server", or the session key for b"session"."""
     return hmac.digest(secret, role + server_nonce + client_nonce, "sha256")
 
 
 def session_key(connected: Any, secret: bytes, server_nonce: bytes, client_nonce: bytes) -> bytes:
-    """Returns the key of the frames on a connection; empty towards a process of the same user on this host.
+    """Return the key of the frames on a connection; empty for a connection to a process of the same user on this host.
 
-    Nobody else can write on such a connection, a Unix socket: the kernel has said who is at the other end.
+    Nobody else can write on such a connection, a Unix socket: the kernel has identified the peer.
     """
     peer = local_peer(connected)
     if peer is not None and peer[1] == os.geteuid():
         return b""
-    return proof(secret, b"session", server_nonce, client_nonce)
+    return authentication_code(secret, b"session", server_nonce, client_nonce)
 
 
-def verify_proof(shown: bytes, wanted: bytes) -> None:
-    """Compares two codes in constant time.
+def verify_code(received: bytes, expected: bytes) -> None:
+    """Compare two codes in constant time.
 
     Raises:
         AuthenticationError: They differ.
     """
-    if not hmac.compare_digest(shown, wanted):
-        raise AuthenticationError(explain("A peer on the control channel must prove the job's secret",
+    if not hmac.compare_digest(received, expected):
+        raise AuthenticationError(explain("A peer on the control channel must authenticate with the job's secret",
                                  "another job or program uses this address; restart this job"))
 
 
 class Seal:
-    """Seals messages into authenticated frames in one direction, and verifies frames in the other.
+    """Encoder of authenticated frames in one direction, and verifier of frames in the other.
 
     Args:
-        key: The session key; empty for frames without a code, where the kernel itself says who is at the other end.
+        key: The session key; empty for frames without a code, where the kernel identifies the peer.
         outgoing: This side's role, b"client" or b"server".
         incoming: The peer's role.
     """
@@ -87,7 +87,7 @@ class Seal:
         self._labels = (outgoing, incoming)
         self._sent = 0
         self._received = 0
-        self._parts: list[bytes | bytearray] = []  # of a message whose frames have not all arrived
+        self._parts: list[bytes | bytearray] = []  # frames of an incomplete message
 
     def _code(self, label: bytes, number: int, header: bytes, payload: bytes | bytearray | memoryview) -> bytes:
         if not self._key:
@@ -100,10 +100,10 @@ class Seal:
         return code.digest()
 
     def close_frames(self, payload: bytes | memoryview) -> list[bytes | memoryview]:
-        """Seals an encoded message; frames must be sent in the order in which they were sealed.
+        """Encode a message as authenticated frames, which must be sent in the order of encoding.
 
         Returns:
-            What must be sent, in pieces; those of a large message are views of it, which many connections can share.
+            The bytes to send, in pieces; those of a large message are views of it, which many connections can share.
 
         Raises:
             UsageError: The message is too large.
@@ -111,16 +111,16 @@ class Seal:
         if len(payload) > MAX_MESSAGE:
             raise UsageError(explain(f"A control message must be under {MAX_MESSAGE} bytes", "send tensors instead",
                                      begins=bytes(payload[:40]), bytes=len(payload)))
-        whole, pieces = memoryview(payload), list[bytes | memoryview]()
+        view, pieces = memoryview(payload), list[bytes | memoryview]()
         for start in range(0, len(payload), MAX_PAYLOAD):
-            part = whole[start : start + MAX_PAYLOAD]
+            part = view[start : start + MAX_PAYLOAD]
             header = HEADER.pack(start + MAX_PAYLOAD < len(payload), len(part))
             pieces += [header + self._code(self._labels[0], self._sent, header, part), part]
             self._sent += 1
         return pieces if len(payload) > COPIED else [b"".join(pieces)]
 
     def open_frame(self, header: bytes, code: bytes, payload: bytes | bytearray) -> bytes | bytearray | None:
-        """Verifies the peer's next frame.
+        """Verify the peer's next frame.
 
         Returns:
             The encoded message that it completes; None if more frames follow.
@@ -128,7 +128,7 @@ class Seal:
         Raises:
             AuthenticationError: The frame is not the peer's next one, or the message is too large.
         """
-        verify_proof(code, self._code(self._labels[1], self._received, header, payload))
+        verify_code(code, self._code(self._labels[1], self._received, header, payload))
         self._received += 1
         self._parts.append(payload)
         if sum(map(len, self._parts)) > MAX_MESSAGE:
@@ -140,7 +140,7 @@ class Seal:
 
 
 def payload_length(header: bytes) -> int:
-    """Reads a frame's length, and rejects one that is too large.
+    """Return a frame's length, and reject one that is too large.
 
     Raises:
         AuthenticationError: The length is over the limit.
@@ -152,19 +152,19 @@ def payload_length(header: bytes) -> int:
     return length
 
 
-def exactly(connected: socket.socket, count: int, until: float | None = None,
-            still: Callable[[], None] | None = None) -> bytearray:
-    """Reads so many bytes.
+def receive_exactly(connected: socket.socket, count: int, until: float | None = None,
+                    on_timeout: Callable[[], None] | None = None) -> bytearray:
+    """Receive exactly `count` bytes.
 
     Args:
         connected: A connected socket.
         count: The number of bytes.
-        until: The monotonic time by which they must be there; by default, the socket's own timeout counts.
-        still: Called whenever that timeout has passed, instead of giving up; raises if that is to be given up.
+        until: The monotonic time of the deadline; by default, the socket's own timeout applies.
+        on_timeout: Called on each timeout of the socket; raises to give up.
 
     Raises:
         ConnectionError: The other side has closed the connection.
-        TimeoutError: The bytes did not come in time.
+        TimeoutError: The bytes did not arrive in time.
     """
     data, got = bytearray(count), 0
     while got < count:
@@ -173,9 +173,9 @@ def exactly(connected: socket.socket, count: int, until: float | None = None,
         try:
             more = connected.recv_into(memoryview(data)[got:])
         except TimeoutError:
-            if still is None:
+            if on_timeout is None:
                 raise
-            still()
+            on_timeout()
             continue
         if not more:
             raise ConnectionError("the connection was closed by the other side")
@@ -183,45 +183,48 @@ def exactly(connected: socket.socket, count: int, until: float | None = None,
     return data
 
 
-def authenticate_to_server(connected: socket.socket, secret: bytes, still: Callable[[], None] | None = None) -> Seal:
-    """Proves the secret to the side that has accepted the connection.
+def authenticate_to_server(connected: socket.socket, secret: bytes,
+                           on_timeout: Callable[[], None] | None = None) -> Seal:
+    """Authenticate on a connection to a server, and verify the server.
 
     Args:
         connected: A connected socket.
         secret: The secret.
-        still: See `exactly`.
+        on_timeout: See `receive_exactly`.
 
     Raises:
-        AuthenticationError: The other side does not know the secret.
+        AuthenticationError: The other side fails to authenticate.
         OSError: The connection has ended, or the other side does not answer.
     """
-    challenge = bytes(exactly(connected, len(MAGIC) + NONCE_BYTES, still=still))
+    challenge = bytes(receive_exactly(connected, len(MAGIC) + NONCE_BYTES, on_timeout=on_timeout))
     if not challenge.startswith(MAGIC):
-        raise AuthenticationError(explain("The address must be hvkeras's own", "another program listens there",
+        raise AuthenticationError(explain("The address must be that of hvkeras's server",
+                                          "another program listens there",
                                       first_bytes=challenge[:8]))
     theirs, own = challenge[len(MAGIC) :], nonce()
-    connected.sendall(own + proof(secret, b"client", theirs, own))
-    verify_proof(bytes(exactly(connected, CODE_BYTES, still=still)), proof(secret, b"server", theirs, own))
+    connected.sendall(own + authentication_code(secret, b"client", theirs, own))
+    verify_code(bytes(receive_exactly(connected, CODE_BYTES, on_timeout=on_timeout)),
+                authentication_code(secret, b"server", theirs, own))
     return Seal(session_key(connected, secret, theirs, own), b"client", b"server")
 
 
 def authenticate_to_client(connected: socket.socket, secret: bytes) -> None:
-    """Proves the secret to the side that has connected, within `AUTHENTICATION_DEADLINE`.
+    """Authenticate on an accepted connection, and verify the client, within `AUTHENTICATION_DEADLINE`.
 
     Raises:
-        AuthenticationError: The other side does not know the secret.
+        AuthenticationError: The other side fails to authenticate.
         OSError: The connection has ended, or the other side does not answer.
     """
     until, own = time.monotonic() + AUTHENTICATION_DEADLINE, nonce()
     connected.sendall(MAGIC + own)
-    answer = bytes(exactly(connected, NONCE_BYTES + CODE_BYTES, until))
-    theirs, shown = answer[: NONCE_BYTES], answer[NONCE_BYTES :]
-    verify_proof(shown, proof(secret, b"client", own, theirs))
-    connected.sendall(proof(secret, b"server", own, theirs))
+    answer = bytes(receive_exactly(connected, NONCE_BYTES + CODE_BYTES, until))
+    theirs, code = answer[: NONCE_BYTES], answer[NONCE_BYTES :]
+    verify_code(code, authentication_code(secret, b"client", own, theirs))
+    connected.sendall(authentication_code(secret, b"server", own, theirs))
 
 
 def accept_authenticated(listening: socket.socket, secret: bytes, timeout: float) -> socket.socket:
-    """Accepts the first connection whose other side proves the secret; all others are closed.
+    """Accept the first connection whose peer authenticates; all others are closed.
 
     Args:
         listening: A listening socket.
@@ -229,30 +232,31 @@ def accept_authenticated(listening: socket.socket, secret: bytes, timeout: float
         timeout: Seconds to wait.
 
     Raises:
-        PeerError: Nobody has proved it in time.
+        PeerError: No peer has authenticated in time.
     """
-    proven: collections.deque[socket.socket] = collections.deque()
-    room = threading.BoundedSemaphore(MAX_UNPROVEN)
+    authenticated: collections.deque[socket.socket] = collections.deque()
+    slots = threading.BoundedSemaphore(MAX_UNAUTHENTICATED)
 
-    def prove(connected: socket.socket) -> None:
+    def authenticate(connected: socket.socket) -> None:
         try:
             authenticate_to_client(connected, secret)
-            proven.append(connected)
+            authenticated.append(connected)
         except (OSError, AuthenticationError):
             connected.close()
         finally:
-            room.release()
+            slots.release()
 
     listening.settimeout(_TICK)
     until = time.monotonic() + timeout
     while time.monotonic() < until:
-        if proven:
-            return proven.popleft()
+        if authenticated:
+            return authenticated.popleft()
         with contextlib.suppress(TimeoutError):
             connected, _ = listening.accept()
-            if room.acquire(blocking=False):
-                threading.Thread(target=prove, args=(connected,), name="hvkeras-proof", daemon=True).start()
+            if slots.acquire(blocking=False):
+                threading.Thread(target=authenticate, args=(connected,), name="hvkeras-authenticate",
+                                 daemon=True).start()
             else:
                 connected.close()
-    raise PeerError(explain(f"A peer must connect within {timeout:g} s, and prove the secret",
+    raise PeerError(explain(f"A peer must connect within {timeout:g} s, and authenticate",
                             "check the network between the hosts"))

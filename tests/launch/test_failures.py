@@ -65,8 +65,8 @@ def test_the_survivors_last_line_names_rank_host_and_reason(tmp_path, backend, h
                             last_line(outcome.stderr(1)))
         assert "Traceback" not in outcome.stderr(0)
     if how == "sleep":  # the late rank says where it is
-        assert re.search(r"rank 1 on \S+ \(pid \d+\) has not moved for \d+ s: outside of fit, at \S*misbehave.py:\d+ in"
-                         r" misbehave; the innermost call last:\n(  .*\n)*"
+        assert re.search(r"rank 1 on \S+ \(pid \d+\) has made no progress for \d+ s: outside of fit, at"
+                         r" \S*misbehave.py:\d+ in misbehave; the innermost call last:\n(  .*\n)*"
                          r"  \S*misbehave.py:\d+ in \w+: time.sleep\(", outcome.stderr(1))
 
 
@@ -108,10 +108,11 @@ def test_ranks_that_all_stand_still_say_where_and_end_the_job(launcher, backend,
         said = outcome.stderr(rank)
         for where in (r"callback Pauses.on_epoch_end, train step 5 of epoch 1, at \S*stuck.py:\d+ in on_epoch_end",
                       r"input, the batch of validation step 2 of epoch 2, at \S*stuck.py:\d+ in load_validation"):
-            assert re.search(rf"rank {rank} on \S+ \(pid \d+\) has not moved for \d+ s: {where}; the innermost", said)
+            assert re.search(rf"rank {rank} on \S+ \(pid \d+\) has made no progress for \d+ s: {where}; the innermost",
+                             said)
         assert len(re.findall(rf"rank {rank} on \S+ is making progress again, after \d+ s", said)) >= 2
-        told.append(re.search(r"rank (\d) on \S+ \(pid \d+\) has not moved for \d+ s: input, the batch of train step 4"
-                              r" of epoch 3, at \S*stuck.py:\d+ in load; rank (\d) has not moved either"
+        told.append(re.search(r"rank (\d) on \S+ \(pid \d+\) has made no progress for \d+ s: input, the batch of train"
+                              r" step 4 of epoch 3, at \S*stuck.py:\d+ in load; rank (\d) has made no progress either"
                               r" \(HVKERAS_STALL_SHUTDOWN",
                               last_line(said)))
     assert {told[0].groups(), told[1].groups()} < {("0", "1"), ("1", "0")}

@@ -69,4 +69,4 @@ def test_mpi_that_knows_one_process_only_is_named(launch, tmp_path, launcher):
     with start_job(launcher, WORKER, ("world",), np=2, folder=tmp_path, backend="native", cold=True, env=ALONE,
                    expect_failure=True) as job:
         outcome = job.wait()
-    assert re.search(r"comm must belong to the job, but .* started 2 ranks, of which MPI knows 1", outcome.stderr(1))
+    assert re.search(r"comm must belong to the job, but .* started 2 ranks, and MPI has 1", outcome.stderr(1))

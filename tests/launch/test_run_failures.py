@@ -358,7 +358,7 @@ hvd.barrier()
     assert started.process.stderr is not None
     hook = "on_train_batch_end"
     looking = f"callback LooksForTheSky.{hook}, train step 3 of epoch 1, at script.py:11 in {hook}"
-    says = r"\[{}\] hvkeras: rank {} on \S+ \(pid \d+\) (is here|has not moved for \d+ s): "
+    says = r"\[{}\] hvkeras: rank {} on \S+ \(pid \d+\) (is here|has made no progress for \d+ s): "
     missing = [rf"{says.format(0, 0)}outside of fit, at script.py:20 in <module>; the innermost call last:",
                rf"{says.format(1, 1)}{looking}; the innermost call last:",
                r"\[0\]   script.py:20 in <module>: ", r"\[1\]   script.py:11 in on_train_batch_end: time.sleep\(1000\)"]

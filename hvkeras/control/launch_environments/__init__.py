@@ -1,11 +1,11 @@
 """Detection of a process's rank and peers: one pure function per launcher, tried in a fixed order.
 
-The order is a contract: our own launcher, then launchers that start processes, then TF_CONFIG
-(which may be left over in a shell), then torchrun's variables (which some clusters set beside
-TF_CONFIG, for other frameworks), then a Kubernetes Indexed Job (in whose pods any of these may start
-ranks), then Slurm (whose variables are also set in batch scripts that start nothing). The first launcher
-whose variables are complete wins. An incomplete set of variables is an error, unless a launcher further
-down announces several ranks: then the variables are left over, or a script has set them for itself.
+The order is a contract. First comes our own launcher, then launchers that start processes, then TF_CONFIG (which may be
+left over in a shell). Then come torchrun's variables (which some clusters set alongside TF_CONFIG, for other
+frameworks), then a Kubernetes Indexed Job (in whose pods any of these may start ranks). Slurm is last, since its
+variables are also set in batch scripts that start nothing. The first launcher whose variables are complete wins. An
+incomplete set of variables is an error, unless a later launcher announces several ranks: then the variables are left
+over, or a script has set them for itself.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ LAUNCH_ENVIRONMENTS: tuple[Callable[[Mapping[str, str]], Launch | None], ...] = 
 
 
 def detect_launch(environ: Mapping[str, str] | None = None) -> Launch:
-    """Detects how this process was launched.
+    """Detect how this process was launched.
 
     Example:
         >>> detect_launch({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4"}).size
@@ -54,7 +54,7 @@ def detect_launch(environ: Mapping[str, str] | None = None) -> Launch:
         environ: The environment to read; this process's by default.
 
     Returns:
-        What the first detected launcher announces, else a job of one process.
+        The launch of the first detected launcher, else a job of one process.
 
     Raises:
         UsageError: A launcher's variables are set but cannot be read, or are incomplete while no other launcher
@@ -78,13 +78,13 @@ def detect_launch(environ: Mapping[str, str] | None = None) -> Launch:
 
 
 def parameter_server_launch(environ: Mapping[str, str] | None = None) -> Launch:
-    """Detects which task of a cluster with parameter servers this process is.
+    """Detect which task of a parameter server cluster this process is.
 
     Args:
         environ: The environment to read; this process's by default.
 
     Returns:
-        What TF_CONFIG says.
+        The launch from TF_CONFIG.
 
     Raises:
         UsageError: There is no TF_CONFIG, or it describes no such cluster.

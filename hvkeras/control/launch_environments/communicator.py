@@ -1,4 +1,4 @@
-"""The argument `comm` of `init()`: an MPI communicator, or a list of ranks, that says which ranks form the job."""
+"""The argument `comm` of `init()`: an MPI communicator, or a list of ranks, that selects the ranks of the job."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from hvkeras.host.mpi import is_communicator, ranks_within, world_size
 
 
 def launch_of(launch: Launch, comm: Any) -> Launch:
-    """Returns the launch of the ranks that a communicator consists of.
+    """Return the launch of the ranks in a communicator.
 
     Args:
         launch: The launch of all ranks.
         comm: An `mpi4py.MPI.Comm`, a list of ranks, or None for all.
 
     Returns:
-        `launch` if these are all ranks in their order; else that of a job of the communicator's ranks, beside those of
-        the others.
+        `launch` if these are all ranks in their order. Otherwise the launch of a separate job of the communicator's
+        ranks.
 
     Raises:
         UnsupportedError: `comm` is a list of some of the ranks.
-        UsageError: `comm` is none of these, or its MPI does not count the ranks that were launched.
+        UsageError: `comm` is none of these, or its MPI has another number of ranks than were launched.
     """
     if comm is None or isinstance(comm, (list, tuple, range)):
         if sorted(comm or ()) not in ([], list(range(launch.size))):
@@ -38,7 +38,7 @@ def launch_of(launch: Launch, comm: Any) -> Launch:
         return launch
     if (world := world_size()) != launch.size:
         raise UsageError(explain(
-            f"comm must belong to the job, but {launch.launcher} has started {launch.size} ranks, of which MPI knows"
-            f" {world}", "launch with mpirun, or leave comm out", comm_size=comm.Get_size()))
+            f"comm must belong to the job, but {launch.launcher} has started {launch.size} ranks, and MPI"
+            f" has {world}", "launch with mpirun, or leave comm out", comm_size=comm.Get_size()))
     return dataclasses.replace(launch, rank=comm.Get_rank(), size=comm.Get_size(), local_rank=None, local_size=None,
                                rendezvous=Rendezvous("mpi", communicator=comm))

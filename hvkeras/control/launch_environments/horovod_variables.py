@@ -1,6 +1,6 @@
 """A rank's numbers in horovodrun's environment variables, because scripts read them as soon as they start.
 
-An additional variable records who has set them, so that processes that a rank starts do not take them for horovodrun's.
+An additional variable records who has set them, so that a rank's child processes do not detect horovodrun.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ HOST_NAME = "HOROVOD_HOSTNAME"
 
 
 def with_launcher(launcher: str, values: dict[str, str]) -> dict[str, str]:
-    """Adds the variable that records who has set the numbers.
+    """Add the variable that records the launcher that has set the numbers.
 
     Args:
         launcher: The launcher's printed name.
@@ -29,14 +29,14 @@ def with_launcher(launcher: str, values: dict[str, str]) -> dict[str, str]:
 
 def rank_variables(rank: int, size: int, local_rank: int, local_size: int, cross_rank: int, cross_size: int,
                    host: str) -> dict[str, str]:
-    """Returns horovodrun's variables for a rank.
+    """Return horovodrun's variables for a rank.
 
     Args:
         rank: The rank.
         size: The number of ranks.
         local_rank: Its number on its host.
         local_size: The number of ranks on its host.
-        cross_rank: Its host's number among those that have a rank of this local rank.
+        cross_rank: Its host's index among the hosts that have a rank of this local rank.
         cross_size: The number of such hosts.
         host: Its host's name.
     """
@@ -45,23 +45,19 @@ def rank_variables(rank: int, size: int, local_rank: int, local_size: int, cross
 
 
 def topology_variables(topology: Topology) -> dict[str, str]:
-    """Returns horovodrun's variables for a rank whose topology is known.
-
-    Args:
-        topology: The rank's topology.
-    """
+    """Return horovodrun's variables for a rank whose topology is known."""
     return rank_variables(topology.rank, topology.size, topology.local_rank, topology.local_size, topology.cross_rank,
                           topology.cross_size, topology.host)
 
 
 def launch_variables(launch: Launch) -> dict[str, str]:
-    """Returns horovodrun's variables as far as a launch announces them; before the rendezvous, some may be unknown.
+    """Return the horovodrun variables that a launch determines; before the rendezvous, some may be unknown.
 
     Args:
-        launch: What the launcher has announced.
+        launch: The detected launch.
 
     Returns:
-        The variables; none for a process that no launcher, or horovodrun itself, has started.
+        The variables; empty for a process started by no launcher or by horovodrun itself.
     """
     if launch.rendezvous.kind == "none" or launch.launcher == horovodrun_gloo.LAUNCHER:
         return {}

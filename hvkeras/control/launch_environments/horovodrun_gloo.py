@@ -20,10 +20,10 @@ _ALL = (PROCESS_ID, PROCESS_COUNT, LOCAL_PROCESS_ID, LOCAL_PROCESS_COUNT, STORE_
 
 
 def detect(environ: Mapping[str, str]) -> Launch | None:
-    """Recognises a rank of `horovodrun --gloo` by the presence of all variables that are read here.
+    """Detect a rank of `horovodrun --gloo` by the presence of all variables that are read here.
 
-    Some of them that describe a single rank are not a launch: scripts of one process set them for themselves. Neither
-    are those that hvkeras has set for a rank of another launcher, and that a process started by that rank inherits.
+    A subset that describes a single rank is not a launch: scripts of one process set these for themselves. Neither are
+    variables that hvkeras has set for a rank of another launcher, and that child processes inherit.
     """
     has_store = any(environ.get(name, "").strip() for name in (STORE_HOST, STORE_PORT))
     if not has_store and (environ.get(PROCESS_COUNT, "").strip() == "1" or environ.get(SET_BY)):

@@ -16,18 +16,19 @@ STARTED_BY = "HVKERAS_RUN_LAUNCHER"
 MEMBERSHIP_ADDRESS = "HVKERAS_RUN_MEMBERSHIP"
 WORKER = "HVKERAS_RUN_WORKER"
 STANDBY = "HVKERAS_RUN_STANDBY"
-JOINS_AT_COMMIT, JOINS_AT_START = "commit", "start"  # its values: a worker waits for ranks in a function, or in init()
+# its values: a worker waits for its rank in a function, or in init()
+JOINS_AT_COMMIT, JOINS_AT_START = "commit", "start"
 HANDOVER = "HVKERAS_RUN_HANDOVER"
 
 
 def detect(environ: Mapping[str, str]) -> Launch | None:
-    """Recognises a rank of `hvkeras run`, or of another process that serves the channel, such as Ray's driver."""
+    """Detect a rank of `hvkeras run`, or of another process that serves the channel, such as Ray's driver."""
     names = Names(PROCESS_ID, PROCESS_COUNT, LOCAL_PROCESS_ID, LOCAL_PROCESS_COUNT)
     kind = "standby" if environ.get(STANDBY) else "run"
     return served_launch(environ.get(STARTED_BY) or LAUNCHER, kind, environ, names, CONTROL_ADDRESS)
 
 
 def slot_variables(rank: int, size: int, local_rank: int, local_size: int, control: str) -> dict[str, str]:
-    """Returns the variables that give a process its place among the ranks."""
+    """Return the variables that assign a rank to a process."""
     return {PROCESS_ID: str(rank), PROCESS_COUNT: str(size), LOCAL_PROCESS_ID: str(local_rank),
             LOCAL_PROCESS_COUNT: str(local_size), CONTROL_ADDRESS: control}

@@ -16,7 +16,7 @@ _INTEL = "I_MPI_HYDRA_UUID"
 
 
 def detect(environ: Mapping[str, str]) -> Launch | None:
-    """Recognises a process of Hydra, but not one of Slurm's own PMI, which also sets the first two variables."""
+    """Detect a process of Hydra, but not one of Slurm's own PMI, which also sets the first two variables."""
     if LOCAL_PROCESS_ID not in environ and slurm.PROCESS_ID in environ:
         return None
     launcher = f"mpiexec ({'Intel MPI' if _INTEL in environ else 'MPICH'})"

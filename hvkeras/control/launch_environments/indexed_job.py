@@ -1,7 +1,7 @@
 """A Kubernetes Indexed Job: one rank per pod, and a headless service that gives each pod a name.
 
-Kubernetes tells a pod its index, but neither how many pods there are nor how the others are called, so the manifest
-says both (examples/kubernetes/indexed-job.yaml).
+Kubernetes gives a pod its index, but neither the number of pods nor their names, so the manifest sets both
+(examples/kubernetes/indexed-job.yaml).
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _SERVICE = re.compile(r"(?P<name>[a-z0-9]([-a-z0-9.]*[a-z0-9])?)(?::(?P<port>\d{
 
 
 def detect(environ: Mapping[str, str]) -> Launch | None:
-    """Recognises a pod by its index, where the manifest says how many pods train together.
+    """Detect a pod by its index, where the manifest sets the number of pods that train together.
 
-    The index alone is no launch: most Indexed Jobs run processes that have nothing to do with each other.
+    The index alone is no launch: most Indexed Jobs run unrelated processes.
     """
     if not is_launched_by(LAUNCHER, environ, _ALL, _ALL[1:]):
         return None

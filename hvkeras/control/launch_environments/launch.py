@@ -1,6 +1,6 @@
 """Launch of this process (rank, size, rendezvous), read from the variables of its launcher.
 
-Impossible values are errors: text instead of a number, or a rank beyond the size.
+Impossible values are errors: text instead of a number, or a rank not below the size.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from hvkeras.errors import UsageError, explain
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Where the ranks of one launch can find each other.
+    """Meeting point of the ranks of one launch.
 
     Attributes:
         kind: `none` (one process), `run` (our launcher serves the control channel at `address`), `standby` (the
@@ -24,7 +24,7 @@ class Rendezvous:
             `address`, which all ranks were given), `folder` (rank 0 writes address and secret to a
             private shared folder, under `job`).
         address: `host:port`, or "".
-        job: A text that distinguishes this job from others of the same user; "" where not needed.
+        job: A text that distinguishes this job from others of the same user; "" if not needed.
         communicator: With `mpi`, the `mpi4py.MPI.Comm` of the ranks that form the job; None for all.
     """
 
@@ -36,19 +36,19 @@ class Rendezvous:
 
 @dataclass(frozen=True)
 class Launch:
-    """What a launcher announced to this process.
+    """A launcher's description of this process and its job.
 
     Attributes:
         launcher: The launcher's name, as printed: `mpirun (Open MPI)`, `TF_CONFIG`, ...
         rank: The announced rank.
         size: The announced number of ranks.
-        rendezvous: Where the ranks find each other.
+        rendezvous: The meeting point of the ranks.
         local_rank: The announced local rank, if the launcher announces one.
         local_size: The announced local size, if the launcher announces one.
         cluster: With TF_CONFIG, `host:port` of every rank, in rank order.
-        tasks: What users call each rank, in rank order: with TF_CONFIG its task (`chief 0`, `worker 0`, ...), in a
-            Kubernetes Job its pod; empty where ranks are known by their numbers.
-        mpi: Whether the process was started by an MPI launcher.
+        tasks: The users' names of the ranks, in rank order: with TF_CONFIG the task (`chief 0`, `worker 0`, ...), in a
+            Kubernetes Job the pod; empty where ranks have only numbers.
+        mpi: True if an MPI launcher started the process.
     """
 
     launcher: str
@@ -62,7 +62,7 @@ class Launch:
     mpi: bool = False
 
     def task_name(self, rank: int) -> str:
-        """The name by which users know a rank: `worker 1 (10.0.0.2:2222)` under TF_CONFIG, a pod, or `rank 1`."""
+        """Return the user's name of a rank: `worker 1 (10.0.0.2:2222)` under TF_CONFIG, a pod, or `rank 1`."""
         if rank >= len(self.tasks):
             return f"rank {rank}"
         return self.tasks[rank] + (f" ({self.cluster[rank]})" if self.cluster else f" (rank {rank})")
@@ -79,8 +79,8 @@ class Names:
     Attributes:
         rank: The variable of the rank.
         size: The variable of the number of ranks.
-        local_rank: The variable of the rank within the host; "" where the launcher has none.
-        local_size: The variable of the number of ranks on the host; "" where the launcher has none.
+        local_rank: The variable of the rank within the host; "" if the launcher has none.
+        local_size: The variable of the number of ranks on the host; "" if the launcher has none.
     """
 
     rank: str
@@ -91,7 +91,7 @@ class Names:
 
 def is_launched_by(launcher: str, environ: Mapping[str, str], needed: Sequence[str],
                    distinctive: Sequence[str]) -> bool:
-    """Returns whether a launcher started this process: whether all of the needed variables are set.
+    """Return whether a launcher started this process, that is, whether all needed variables are set.
 
     Args:
         launcher: The launcher's printed name.
@@ -100,8 +100,7 @@ def is_launched_by(launcher: str, environ: Mapping[str, str], needed: Sequence[s
         distinctive: The variables that nothing else sets, so that a single one identifies the launcher.
 
     Raises:
-        IncompleteLaunchError: Some are set, but not all that are needed: treating this as a job of one process would be
-            wrong.
+        IncompleteLaunchError: Some are set, but not all that are needed: assuming a job of one process would be wrong.
     """
     missing = [name for name in needed if not _is_set(environ, name)]
     present = {name: environ[name] for name in distinctive if _is_set(environ, name)}
@@ -119,7 +118,7 @@ def _is_set(environ: Mapping[str, str], name: str) -> bool:
 
 
 def number(environ: Mapping[str, str], name: str, launcher: str, least: int = 0) -> int:
-    """Reads one variable as a whole number.
+    """Read one variable as an integer.
 
     Args:
         environ: The environment.
@@ -133,21 +132,21 @@ def number(environ: Mapping[str, str], name: str, launcher: str, least: int = 0)
     text = environ[name].strip()
     if text.isascii() and text.isdigit() and int(text) >= least:
         return int(text)
-    raise UsageError(explain(f"{name} must be a whole number of at least {least}, as {launcher} sets it",
+    raise UsageError(explain(f"{name} must be an integer of at least {least}, as {launcher} sets it",
                              f"let the launcher set {name}, or unset it to run a single process",
                              **{name: environ[name]}))
 
 
 def launch_from(launcher: str, environ: Mapping[str, str], names: Names, rendezvous: Rendezvous,
                 mpi: bool = False) -> Launch:
-    """Builds the `Launch` of a launcher that announces its ranks' numbers.
+    """Build the `Launch` of a launcher that sets numeric ranks and sizes.
 
     Args:
         launcher: The launcher's printed name.
         environ: The environment, which contains rank and size.
         names: The launcher's variable names.
-        rendezvous: Where the ranks find each other.
-        mpi: Whether it is an MPI launcher.
+        rendezvous: The meeting point of the ranks.
+        mpi: True for an MPI launcher.
 
     Raises:
         UsageError: A number cannot be read, or a rank is not below its size.
@@ -162,7 +161,7 @@ def launch_from(launcher: str, environ: Mapping[str, str], names: Names, rendezv
 
 
 def served_launch(launcher: str, kind: str, environ: Mapping[str, str], names: Names, control: str) -> Launch | None:
-    """Recognises a rank of a launcher of our own, which serves the control channel and says where.
+    """Detect a rank of one of our own launchers, which serves the control channel and sets its address.
 
     Args:
         launcher: The launcher's printed name.

@@ -12,8 +12,8 @@ PROCESS_COUNT = "OMPI_COMM_WORLD_SIZE"
 LOCAL_PROCESS_ID = "OMPI_COMM_WORLD_LOCAL_RANK"
 LOCAL_PROCESS_COUNT = "OMPI_COMM_WORLD_LOCAL_SIZE"
 JOB_ID = "PMIX_NAMESPACE"
-# With MPI, horovodrun sets no variable of its own. It is recognised by what it always passes to mpirun: tagged
-# output, this choice of transports, and NCCL's interface. Only the printed name depends on it.
+# With MPI, horovodrun itself sets no variable. It is detected by the options that it always passes to mpirun: tagged
+# output, these transports, and NCCL's interface. Only the printed name depends on it.
 _HOROVODRUN = {"OMPI_MCA_orte_tag_output": "1", "OMPI_MCA_btl": "^openib"}
 _NCCL_INTERFACE = "NCCL_SOCKET_IFNAME"
 _MPIRUN, _HOROVODRUN_MPI = "mpirun (Open MPI)", "horovodrun (MPI)"
@@ -21,7 +21,7 @@ LAUNCHERS = (_MPIRUN, _HOROVODRUN_MPI)
 
 
 def detect(environ: Mapping[str, str]) -> Launch | None:
-    """Recognises a process of Open MPI's `mpirun`."""
+    """Detect a process of Open MPI's `mpirun`."""
     by_horovodrun = _NCCL_INTERFACE in environ and all(environ.get(name) == value
                                                        for name, value in _HOROVODRUN.items())
     launcher = _HOROVODRUN_MPI if by_horovodrun else _MPIRUN

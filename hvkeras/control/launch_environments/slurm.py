@@ -20,7 +20,7 @@ _ALL = (PROCESS_ID, PROCESS_COUNT, LOCAL_PROCESS_ID, HOST_COUNT, JOB, STEP)
 
 
 def detect(environ: Mapping[str, str]) -> Launch | None:
-    """Recognises a task of a job step by the presence of all variables that are read here.
+    """Detect a task of a job step by the presence of all variables that are read here.
 
     Only steps have all of them. Batch scripts, which start nothing, have some: those of task 0, and none of a step.
     """

@@ -15,6 +15,6 @@ CONTROL_ADDRESS = "HVKERAS_SPARK_CONTROL"
 
 
 def detect(environ: Mapping[str, str]) -> Launch | None:
-    """Recognises a rank in a task of Spark's."""
+    """Detect a rank in a Spark task."""
     names = Names(PROCESS_ID, PROCESS_COUNT, LOCAL_PROCESS_ID, LOCAL_PROCESS_COUNT)
     return served_launch(LAUNCHER, "spark", environ, names, CONTROL_ADDRESS)

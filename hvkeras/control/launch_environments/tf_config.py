@@ -1,4 +1,4 @@
-"""TF_CONFIG: JSON that gives every process the whole cluster and its own place in it.
+"""TF_CONFIG: JSON that gives every process the whole cluster and its own task.
 
 All errors in it are detected here, before anything connects.
 """
@@ -34,10 +34,10 @@ _SHOWN = 16  # ranks that describe_cluster lists
 
 
 def detect(environ: Mapping[str, str]) -> Launch | None:
-    """Reads TF_CONFIG; the chief is rank 0, and worker i follows it.
+    """Read TF_CONFIG; the chief is rank 0, and the workers follow in order.
 
     Raises:
-        UsageError: It is not in the form that TensorFlow documents, or describes a job that hvkeras does not run.
+        UsageError: It does not have the form that TensorFlow documents, or describes a job that hvkeras does not run.
     """
     text = environ.get(CLUSTER, "")
     if not text.strip():
@@ -60,21 +60,21 @@ def detect(environ: Mapping[str, str]) -> Launch | None:
 
 
 def detect_parameter_servers(environ: Mapping[str, str]) -> Launch:
-    """Reads TF_CONFIG as a cluster of a chief, workers, parameter servers and optional evaluators.
+    """Read TF_CONFIG as a cluster of a chief, workers, parameter servers and optional evaluators.
 
     Args:
         environ: The environment to read.
 
     Returns:
         The launch. The chief is rank 0; workers, parameter servers and evaluators follow. The size excludes evaluators,
-        which may come and go at any time, and which TF_CONFIG need not list.
+        which may join and leave at any time, and which TF_CONFIG need not list.
 
     Raises:
         UsageError: There is no TF_CONFIG, or it describes no such cluster.
     """
     text = environ.get(CLUSTER, "")
     if not text.strip():
-        raise UsageError(explain("Training with parameter servers needs TF_CONFIG, which tells each process the whole"
+        raise UsageError(explain("Training with parameter servers needs TF_CONFIG, which gives each process the whole"
                                  " cluster and its own task", f"start each task with a TF_CONFIG like {_PS_EXAMPLE}",
                                  TF_CONFIG=text))
     config = _parsed(text)
@@ -90,7 +90,7 @@ def detect_parameter_servers(environ: Mapping[str, str]) -> Launch:
 
 def _launch(cluster: Mapping[str, list[str]], roles: tuple[str, ...], kind: str, index: int) -> Launch:
     entries = [(f"{role} {number}", address) for role in roles for number, address in enumerate(cluster.get(role, []))]
-    if f"{kind} {index}" not in dict(entries):  # an evaluator that is not listed
+    if f"{kind} {index}" not in dict(entries):  # an unlisted evaluator
         entries.append((f"{kind} {index}", ""))
     rank = [name for name, _ in entries].index(f"{kind} {index}")
     members = [address for name, address in entries if not name.startswith("evaluator ")]
@@ -101,10 +101,10 @@ def _launch(cluster: Mapping[str, list[str]], roles: tuple[str, ...], kind: str,
 
 
 def describe_cluster(launch: Launch) -> str:
-    """Describes a TF_CONFIG cluster in one line.
+    """Describe a TF_CONFIG cluster in one line.
 
     Args:
-        launch: What `detect` found.
+        launch: The launch from `detect`.
 
     Returns:
         `TF_CONFIG names 2 ranks: 0 is chief 0 (host1:2222), 1 is worker 0 (host2:2222)`.
@@ -117,16 +117,16 @@ def describe_cluster(launch: Launch) -> str:
 
 
 def worker_variables(workers: Sequence[str], index: int, environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables that make a process one worker of a TensorFlow cluster.
+    """Return the variables that make a process one worker of a TensorFlow cluster.
 
     Args:
         workers: `host:port` of all workers.
-        index: The index of this process among them.
-        environ: Its environment so far.
+        index: The index of this process among the workers.
+        environ: Its current environment.
 
     Returns:
-        TF_CONFIG, and variables that let TensorFlow's server share the port with the socket that reserves it, and that
-        keep connections to the workers from using a proxy.
+        TF_CONFIG, and variables for TensorFlow's server: it shares the port with the socket that reserves it, and
+        connects to the workers without a proxy.
     """
     config = {"cluster": {_WORKER: list(workers)}, "task": {"type": _WORKER, "index": index}}
     direct = [environ.get(_NO_PROXY) or environ.get("no_proxy") or "", *_hosts_of(tuple(workers))]
@@ -136,7 +136,7 @@ def worker_variables(workers: Sequence[str], index: int, environ: Mapping[str, s
 
 @functools.lru_cache(maxsize=1)
 def _hosts_of(workers: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns the hosts of `host:port`, each once; a launcher asks for the same ones on behalf of each rank."""
+    """Return the distinct hosts of `host:port`; cached, since a launcher needs the same ones for each rank."""
     return tuple(dict.fromkeys(split_address(worker)[0] for worker in workers))
 
 
@@ -157,7 +157,7 @@ def _cluster(cluster: Any) -> dict[str, list[str]]:
                                  f"write it like {EXAMPLE}, or unset TF_CONFIG for a single process", cluster=cluster))
     for role, addresses in cluster.items():
         if role not in (*_TRAINING, *_OTHERS):
-            raise UsageError(explain("Roles in TF_CONFIG must be chief or worker, or ps and evaluator beside them",
+            raise UsageError(explain("Roles in TF_CONFIG must be chief, worker, ps or evaluator",
                                      f'rename "{role}" to "worker" in every TF_CONFIG', role=role))
         if not isinstance(addresses, list):
             raise UsageError(explain(f'The role "{role}" in TF_CONFIG must list its addresses',
@@ -186,7 +186,7 @@ def _check_unique(cluster: Mapping[str, list[str]]) -> None:
         for number, address in enumerate(addresses):
             task = f"{role} {number}"
             if address in seen:
-                raise UsageError(explain("Every task in TF_CONFIG must have an address of its own, but"
+                raise UsageError(explain("Every task in TF_CONFIG must have its own address, but"
                                          f" {seen[address]} and {task} share one",
                                          f"give {task} another host or port in every TF_CONFIG", address=address))
             seen[address] = task
@@ -194,7 +194,7 @@ def _check_unique(cluster: Mapping[str, list[str]]) -> None:
 
 def _role(task: Any) -> str:
     if not isinstance(task, dict) or "type" not in task or "index" not in task:
-        raise UsageError(explain('TF_CONFIG must have a "task" with "type" and "index", this process\'s own place',
+        raise UsageError(explain('TF_CONFIG must have a "task" with "type" and "index", this process\'s own task',
                                  'add "task": {"type": "worker", "index": 0}, and give each process its own index',
                                  task=task))
     kind = task["type"]
@@ -207,10 +207,10 @@ def _role(task: Any) -> str:
 def _index(task: Any, kind: str, cluster: Mapping[str, list[str]]) -> int:
     index = task["index"]
     number = int(index) if isinstance(index, str) and index.isascii() and index.isdigit() else index
-    count = len(cluster.get(kind, [])) or kind == "evaluator"  # TensorFlow does not require it to be listed
+    count = len(cluster.get(kind, [])) or kind == "evaluator"  # TensorFlow does not require evaluators to be listed
     if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < count:
         valid = f'set "index" to one of 0 to {count - 1}' if count else f'the cluster has no "{kind}"'
-        raise UsageError(explain(f"The task index in TF_CONFIG must be the place of this process's own address under"
+        raise UsageError(explain(f"The task index in TF_CONFIG must be the index of this process's own address under"
                                  f' "{kind}" in the cluster', f"{valid}, or add this process's address to the"
                                  " cluster in every TF_CONFIG", index=index, **{kind: cluster.get(kind, [])}))
     return number

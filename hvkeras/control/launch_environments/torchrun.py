@@ -15,7 +15,7 @@ LOCAL_PROCESS_ID = "LOCAL_RANK"
 LOCAL_PROCESS_COUNT = "LOCAL_WORLD_SIZE"
 FIRST_HOST = "MASTER_ADDR"
 FIRST_PORT = "MASTER_PORT"
-# What only torchrun itself sets.
+# Variables that only torchrun itself sets.
 RUN = "TORCHELASTIC_RUN_ID"
 _ATTEMPT = "TORCHELASTIC_RESTART_COUNT"
 _STORE_AT_PORT = "TORCHELASTIC_USE_AGENT_STORE"
@@ -23,17 +23,17 @@ _ALL = (PROCESS_ID, PROCESS_COUNT, FIRST_HOST, FIRST_PORT)
 
 
 def detect(environ: Mapping[str, str]) -> Launch | None:
-    """Recognises a rank by the presence of rank, size, and the first rank's address and port.
+    """Detect a rank by the presence of rank, size, and the first rank's address and port.
 
-    These names are common, so one of them by itself is no launch. With a size of several ranks, though, or with all but
-    one of them, treating this process as a job of its own would be wrong.
+    These names are common, so one of them alone is no launch. With a size of several ranks, though, or with all but one
+    of them, assuming a job of one process would be wrong.
     """
     if not _announces_ranks(environ):
         return None
     launcher = TORCHRUN if environ.get(RUN) else LAUNCHER
     is_launched_by(launcher, environ, _ALL, _ALL)
     host = environ[FIRST_HOST].strip()
-    # torchrun keeps a store of its own at the port.
+    # torchrun's own store listens at the port.
     port = number(environ, FIRST_PORT, launcher, least=1) + (environ.get(_STORE_AT_PORT) == "True")
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     attempt = "\n".join([address, environ.get(RUN, ""), environ.get(_ATTEMPT, "")])

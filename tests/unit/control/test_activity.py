@@ -220,7 +220,7 @@ def test_what_was_said_of_a_late_rank_is_recorded(
     asker.join(10)
     said = capsys.readouterr().err
     assert "hvkeras: rank 1 on node (pid " in said
-    assert "has not moved for 61 s: outside of fit, at " in said
+    assert "has made no progress for 61 s: outside of fit, at " in said
     assert "; the innermost call last:\n  " in said
     kept_by.finish("well")
     (kept,) = Record.read(tmp_path, 1).stalls

@@ -152,7 +152,7 @@ def test_ranks_that_wait_in_a_circle_are_a_mismatch():
 def test_an_exchange_over_the_channel_is_a_wait_as_well():
     waits = make(a=plan(label="a", ranks=range(8)))
     waits.update([0], {"a": 1})
-    waits.come(1, "facts")
+    waits.enter_exchange(1, "facts")
     waits.check(0.0)
     assert waits.check(20.0)[0].kind is None  # rank 1 may be reading ahead
     waits.set_waiting([1], ["facts"])
@@ -160,7 +160,7 @@ def test_an_exchange_over_the_channel_is_a_wait_as_well():
     (finding,) = waits.check(33.0)
     assert (finding.kind, finding.keys) == (CauseKind.MISMATCH, ())
     assert finding.text.endswith('each other: rank 0 in a for rank 1, rank 1 in the exchange "facts" for rank 0')
-    waits.finish("facts")
+    waits.finish_exchange("facts")
     assert {finding.kind for finding in waits.check(34.0)} <= {None}
 
 
@@ -290,9 +290,9 @@ def test_of_very_many_late_ranks_a_few_say_where_they_are_and_one_warning_names_
     waits.update(range(0, MANY, 2), {"a": 2})
     (finding,) = waits.check(60.0)
     assert (finding.kind, finding.rank) == (CauseKind.STALLED, MANY // 2 + 1)
-    assert waits.concerned() == set(range(MANY))
+    assert waits.involved() == set(range(MANY))
     waits.update(range(MANY), {"a": 2})
-    assert waits.check(120.0) == [] and waits.concerned() == set()
+    assert waits.check(120.0) == [] and waits.involved() == set()
 
 
 def test_late_ranks_that_come_in_part_change_who_is_asked_but_not_when():
@@ -451,13 +451,13 @@ def change(chance, waits, pairs, size):
         waits.set_left(rank, rank in pairs.left)
     if chance.random() < 0.1:
         pairs.there.add(rank)
-        waits.come(rank, "x")
+        waits.enter_exchange(rank, "x")
         if chance.random() < 0.5:
             pairs.waiting.add(rank)
             waits.set_waiting([rank], ["x"])
     if len(pairs.there) == size or chance.random() < 0.05:
         pairs.there, pairs.waiting = set(), set()
-        waits.finish("x")
+        waits.finish_exchange("x")
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -479,7 +479,7 @@ def test_groups_of_ranks_are_found_to_wait_as_each_pair_of_them_does(seed):
         expected, circle = pairs.check(now, size)
         findings = waits.check(now)
         assert [(found.kind, found.rank, found.keys) for found in findings] == expected
-        assert waits.concerned() == {rank for waiter, missing, *_ in pairs.pairs(size) for rank in (waiter, missing)}
+        assert waits.involved() == {rank for waiter, missing, *_ in pairs.pairs(size) for rank in (waiter, missing)}
         if len(circle) > 2:
             indices = ", ".join(f"rank {waiter} in {key} for rank {missing}" for waiter, missing, key in circle)
             assert indices.replace(" in x ", ' in the exchange "x" ') in findings[0].text

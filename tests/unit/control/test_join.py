@@ -32,7 +32,7 @@ def test_joined_ranks_are_asked_once_for_each_entry_of_the_others() -> None:
     assert asked(participation, waits) == []
     participation.join(2)
     assert asked(participation, waits) == [], "nobody has told yet what the plan consists of"
-    participation.learn({"a": [], "b": []})
+    participation.add_calls({"a": [], "b": []})
     assert asked(participation, waits) == [(2, "a", 2)]
     assert asked(participation, waits) == []
     participation.join(3)
@@ -54,7 +54,7 @@ def test_refused_plans_end_once_all_that_wait_know_and_the_others_have_participa
     finding = Problem(CauseKind.MISMATCH, None, "unlike", ("a", "b"))
     assert participation.refuse(finding, 0.0) and participation.is_busy
     assert list(participation.requests(waits)) == [], "nobody has told yet what the plans consist of"
-    participation.learn({"a": [], "b": []})
+    participation.add_calls({"a": [], "b": []})
     assert list(participation.requests(waits)) == [
         (0, PlanRefused("a", "unlike", ["b"])), (1, PlanRefused("a", "unlike", ["b"])),
         (2, PlanRefused("b", "unlike", ["a"]))]

@@ -117,7 +117,7 @@ def test_calls_from_other_threads_run_in_the_servers_own(serve):
         server.call(server.call_later, 0.01, handler.members.broadcast, StopQuestion("later"))
         assert [peer.read(), peer.read()] == [StopQuestion("now"), StopQuestion("later")]
         server.call(lambda: {}["absent"])
-        assert handler.faults.get(timeout=5.0) == "beside its connections: KeyError"
+        assert handler.faults.get(timeout=5.0) == "in a callback: KeyError"
 
 
 def test_a_wrong_secret_is_refused_and_says_so(serve):
@@ -149,7 +149,7 @@ def test_unauthenticated_clients_are_counted_in_one_line_and_limited(serve, monk
             waiting.append(socket.create_connection(address, timeout=5.0))
             assert waiting[-1].recv(100)
             assert oldest.recv(100) == b""
-        assert re.fullmatch(r"[1-4] connections? to the control channel did not prove knowledge of the job's secret,"
+        assert re.fullmatch(r"[1-4] connections? to the control channel did not authenticate with the job's secret,"
                             r" the last one from 127\.0\.0\.1; they were refused", lines.get(timeout=10.0))
     finally:
         for each in waiting:
@@ -162,7 +162,7 @@ def test_unauthenticated_clients_are_counted_in_one_line_and_limited(serve, monk
     assert lines.empty()  # the next one comes a minute later
     server._on_loop_error(server._loop, {"message": "accept", "exception": OSError(errno.EMFILE, "full")})
     assert not caplog.records
-    assert "10 connections" in server._unproven.report(time.monotonic() + message_server.REPORT_EVERY)
+    assert "10 connections" in server._unauthenticated.report(time.monotonic() + message_server.REPORT_EVERY)
 
 
 def test_strangers_cannot_keep_members_out(serve, monkeypatch):

@@ -22,7 +22,7 @@ from hvkeras.control.messages import (
     encode,
 )
 
-CAUSE = Cause(CauseKind.STALLED, 1, "host1", 42, "has not moved", "Traceback ...", 3)
+CAUSE = Cause(CauseKind.STALLED, 1, "host1", 42, "has made no progress", "Traceback ...", 3)
 ALL = [each for each in vars(messages).values()
        if isinstance(each, type) and issubclass(each, Message) and each is not Message]
 

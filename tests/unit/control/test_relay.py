@@ -193,7 +193,7 @@ def test_one_rank_at_a_time_starts_the_relay_and_a_failed_start_is_said(job, cap
     monkeypatch.setattr("hvkeras.control.relay.sys.executable", "/nowhere/python")
     client = job.connect(0)
     assert client._relay is None
-    assert "no relay on" in (said := capsys.readouterr().err) and "rank 0 connects by itself" in said
+    assert "no relay on" in (said := capsys.readouterr().err) and "rank 0 connects directly" in said
     job.clients.clear()
     client.leave()
     client.close()

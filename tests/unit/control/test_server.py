@@ -145,7 +145,7 @@ def test_a_rank_may_come_again_that_did_not_know_that_it_was_admitted():
         channel = Channel(ControlHandler(2, Deadlines()))
         channel.join(0)
         channel.leave(channel.join(1, arrives=False))
-        for number in range(int(server_module.BACK_WITHIN / TICK)):
+        for number in range(int(server_module.RECONNECT_WITHIN / TICK)):
             assert channel.handler.ranks.cause is None
             if comes and number == 5:
                 channel.join(1)

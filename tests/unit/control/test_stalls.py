@@ -31,7 +31,8 @@ def test_a_stall_is_reported_ever_more_rarely_and_then_ends_the_job() -> None:
     stalls.update(1, still(60.0))
     (finding,) = stalls.check(())
     assert (finding.kind, finding.rank) == (STALLED, 1)
-    assert finding.text == "has not moved for 60 s: train step 3 of epoch 1 (HVKERAS_STALL_SHUTDOWN sets the limit)"
+    assert finding.text == ("has made no progress for 60 s: train step 3 of epoch 1"
+                            " (HVKERAS_STALL_SHUTDOWN sets the limit)")
 
 
 def test_a_rank_that_moves_again_is_reported_again() -> None:
@@ -73,7 +74,7 @@ def test_the_rank_that_is_named_is_not_in_a_step_that_may_wait_for_it() -> None:
     stalls.update(2, still(61.0))
     (finding,) = stalls.check(())
     assert finding.rank == 1
-    assert "input, the batch of train step 3 of epoch 1; ranks 0, 2 have not moved either (" in finding.text
+    assert "input, the batch of train step 3 of epoch 1; ranks 0, 2 have made no progress either (" in finding.text
 
 
 def test_of_very_many_ranks_some_say_where_they_are_and_the_others_are_named() -> None:
@@ -87,13 +88,13 @@ def test_of_very_many_ranks_some_say_where_they_are_and_the_others_are_named() -
 
 def test_a_thousand_ranks_that_stand_still_make_short_texts() -> None:
     stalls = Stalls(10.0, 60.0)
-    assert not stalls.any_stands_still
+    assert not stalls.any_stalled
     for rank in range(1000):
         stalls.update(rank, still(10.0))
-    assert stalls.any_stands_still
+    assert stalls.any_stalled
     findings = stalls.check(())
     assert findings[0].text == "992 more ranks are not moving either: 8 to 999"
     assert {finding.text for finding in findings[1:]} == {""} and len(findings) == MAX_WARNINGS
     stalls.update(0, still(60.0))
     (finding,) = stalls.check({3})
-    assert "; ranks 1, 2, 4 to 999 have not moved either (HVKERAS_STALL_SHUTDOWN" in finding.text
+    assert "; ranks 1, 2, 4 to 999 have made no progress either (HVKERAS_STALL_SHUTDOWN" in finding.text
