@@ -129,7 +129,7 @@ def test_a_fault_of_the_server_or_of_a_client_ends_the_job_under_its_own_name(ch
         pair = channel()
         first, _ = pair.join(0), pair.join(1)
         if fails == "server":
-            monkeypatch.setattr(pair.waits, "come", lambda *_: {}["absent"])
+            monkeypatch.setattr(pair.waits, "enter_exchange", lambda *_: {}["absent"])
             with pytest.raises(PeerError, match=r"channel's server failed .*\(Value\) of rank 0.* KeyError: 'absent'"):
                 first.gather("k", 1, 5.0)
         if fails == "client":
