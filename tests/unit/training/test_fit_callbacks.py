@@ -37,10 +37,10 @@ def names(callbacks: Any) -> list[str]:
 
 def test_ours_are_around_those_of_the_user(made: Any) -> None:
     own = made.keras.callbacks.EarlyStopping()
-    assert names(followed(made.model, None)) == ["Follower"]
+    assert names(followed(made.model, None)) == ["ActivityCallback"]
     for given in (own, [own], (own,)):
-        assert names(followed(made.model, given, made.run)) == ["Follower", "EarlyStopping", "Watch"]
-    assert names(followed(made.model, [], None, SimpleNamespace())) == ["Follower", "Watch"]
+        assert names(followed(made.model, given, made.run)) == ["ActivityCallback", "EarlyStopping", "FitCallback"]
+    assert names(followed(made.model, [], None, SimpleNamespace())) == ["ActivityCallback", "FitCallback"]
 
 
 def test_a_list_of_keras_has_ours_once(made: Any) -> None:
@@ -48,7 +48,7 @@ def test_a_list_of_keras_has_ours_once(made: Any) -> None:
     given = made.keras.callbacks.CallbackList([own], add_history=True, model=made.model)
     for run in (made.run, Run(made.model)):
         assert followed(made.model, given, run) is given
-        assert names(given.callbacks) == ["Follower", "EarlyStopping", "History", "Watch"]
+        assert names(given.callbacks) == ["ActivityCallback", "EarlyStopping", "History", "FitCallback"]
     before = list(given.callbacks)
     followed(made.model, given)  # the validation of fit
     assert given.callbacks == before
