@@ -183,7 +183,7 @@ class LearningRateScheduleCallback(KerasCallback):
         return number ** (epoch - self.start_epoch) if as_horovod.is_installed() else number
 
     def _set(self, rate: float) -> None:
-        """Set the learning rate, and corrects the momentum if the rate changes."""
+        """Set the learning rate, and correct the momentum if the rate changes."""
         optimizer = self.model.optimizer
         old = compat.learning_rate(optimizer) if self._rate is None else self._rate
         self._rate = compat.as_learning_rate(optimizer, rate)

@@ -150,7 +150,7 @@ class TensorBoard(_TensorBoard):
         return tf.summary if has_tensorboard else Summaries()
 
     def set_model(self, model: ModelLike) -> None:
-        """Determine the rank of this process, and starts writing on the chief."""
+        """Determine the rank of this process, and start writing on the chief."""
         self._rank, size, self._chief = _rank_size_and_chief(model)
         if self._profiles and self.profile_rank >= size:
             raise UsageError(explain(f"profile_rank must be one of the {size} ranks", f"pass one of 0 to {size - 1}",

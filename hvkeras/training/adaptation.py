@@ -86,10 +86,11 @@ def _require_learning(layer: Any, kind: str) -> None:
     """Raise if the layer was created with its state, such as a vocabulary."""
     given = {compat.MOMENTS: ("mean", getattr(layer, "input_mean", None) is not None),
              compat.QUANTILES: ("bin_boundaries", getattr(layer, "num_bins", 0) is None)}
-    what, is_given = given.get(kind, ("vocabulary", getattr(learned.lookup_of(layer), "_has_input_vocabulary", False)))
+    argument, is_given = given.get(
+        kind, ("vocabulary", getattr(learned.lookup_of(layer), "_has_input_vocabulary", False)))
     if is_given:
         raise UsageError(explain("A layer to adapt must not have a given state",
-                                 f"create it without {what}", layer=layer.name))
+                                 f"create it without {argument}", layer=layer.name))
 
 
 def _gather_results(layer: Any, mine: Any, process_set: ProcessSet) -> list[Any]:

@@ -241,7 +241,7 @@ def _hooked_evaluate(original: Callable[..., Any], model: Any, *args: Any, **kwa
     if not running_calls().alone:
         changed |= present_share({name: given[name] for name in ("x", "y") if given[name] is not None})
     args, kwargs = compat.with_arguments(args, kwargs, changed, _EVALUATE)
-    # For its own validation within fit, Keras asks to cache the dataset.
+    # For its own validation within fit, Keras requests a cached dataset.
     kind = "validation" if "_use_cached_eval_dataset" in kwargs else "evaluate"
     if run is not None:
         run.average_statistics(kind)
@@ -321,7 +321,7 @@ def _hooked_logs(original: Callable[..., Any], model: Any, logs: Any) -> Any:
         return original(model, logs)
     activity.end_steps()
     kind, run, outer = call.kind, call.run, running_calls().run_of(model)
-    what = "fit" if kind == "fit" else "evaluate" if outer is None else "validation"
+    name_of_call = "fit" if kind == "fit" else "evaluate" if outer is None else "validation"
     process_set = shared_by(model)
     if process_set is None:
         result = original(model, logs)
@@ -330,10 +330,10 @@ def _hooked_logs(original: Callable[..., Any], model: Any, logs: Any) -> Any:
             run.average_statistics("fit")  # before validation, and before callbacks that save
         result = _shared_logs(lambda: original(model, logs), logs, model, process_set, kind, run)
         if outer is not None and isinstance(result, dict):
-            outer.exact |= {f"val_{name}" if what == "validation" else name for name in result}
-    if what == "evaluate" and not running_calls().alone and isinstance(result, dict):
-        recording().note_logs(what, result)
-    if what == "fit":
+            outer.exact |= {f"val_{name}" if name_of_call == "validation" else name for name in result}
+    if name_of_call == "evaluate" and not running_calls().alone and isinstance(result, dict):
+        recording().note_logs(name_of_call, result)
+    if name_of_call == "fit":
         recording().note_epoch(result)
     return result
 

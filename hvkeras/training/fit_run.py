@@ -211,18 +211,18 @@ class FitRun:
         if step and (self._checked == 0 or self._steps + step - self._checked >= self._every):
             self._check(self._steps + step)
 
-    def stops_now(self, wish: bool) -> bool:
+    def stops_now(self, stop_requested: bool) -> bool:
         """Return whether all ranks stop after the current step of this rank; Keras calls this after each step.
 
         Args:
-            wish: Whether `stop_training` is set on this rank.
+            stop_requested: Whether `stop_training` is set on this rank.
         """
         session = current_session()
         if self.stops or not self._fit or session.control is None:
             return self.stops
         control, fit, ranks = session.control, self._fit, self.process_set.ranks
         stop = control.stop_of(fit)
-        self.stops = stop.now(wish, lambda: control.ask_to_stop(fit, ranks), control.raise_if_ended,
+        self.stops = stop.now(stop_requested, lambda: control.ask_to_stop(fit, ranks), control.raise_if_ended,
                               gather_timeout(session.settings.stall_shutdown))
         if self.stops:
             self._report_stopping_ranks(stop.wishes, self._steps + self._step + compat.steps_per_execution(self.model))
@@ -290,15 +290,16 @@ class FitRun:
         """Compare the weights, and stop all ranks if any rank requests it; the first call also checks the metrics."""
         if self._checked == 0:
             metrics.check(self.model)
-        wish = bool(self.model.__dict__.get("stop_training", False))
+        stop_requested = bool(self.model.__dict__.get("stop_training", False))
         self._checked = steps
         if self._divergence_check is not None:
-            stops = self._divergence_check.check(steps, wish, at_end)
+            stops = self._divergence_check.check(steps, stop_requested, at_end)
         else:
-            stops = any(allgather_object(wish, name="stop_training", process_set=self.process_set))
+            stops = any(allgather_object(stop_requested, name="stop_training", process_set=self.process_set))
         if stops and not self.stops:
             self.stops = True
-            everyone = allgather_object(wish, name="the ranks that set stop_training", process_set=self.process_set)
+            everyone = allgather_object(stop_requested, name="the ranks that set stop_training",
+                                        process_set=self.process_set)
             stopping = [rank for rank, stop in zip(self.process_set.ranks, everyone, strict=True) if stop]
             self._report_stopping_ranks(stopping, steps)
 

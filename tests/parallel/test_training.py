@@ -238,8 +238,8 @@ def test_moving_statistics_are_averaged_where_all_ranks_are(outcome: Outcome) ->
 def test_state_that_layers_keep_is_that_of_all_ranks(outcome: Outcome) -> None:
     results = outcome.results("kept_state")
     for rank, found in enumerate(results):
-        for said in ("DivergenceError", "which the layer center (Center) updates outside the optimizer", "differs between ranks 0",
-                     "hvd.register_statistic", "register_local_var", "hvd.allreduce"):
+        for said in ("DivergenceError", "which the layer center (Center) updates outside the optimizer",
+                     "differs between ranks 0", "hvd.register_statistic", "register_local_var", "hvd.allreduce"):
             assert said in found["own"]
         mean = np.mean(found["truth"], 0).tolist()
         for case in ("over ranks", "registered", "registered variable"):
