@@ -88,7 +88,7 @@ class Account:
                                        if self.done else 0)
         return self._skipped
 
-    def note(self, steps: int) -> None:
+    def record_steps(self, steps: int) -> None:
         """Record the number of completed steps of this pass, including the skipped ones."""
         self._steps = steps
 
@@ -154,8 +154,8 @@ def keeps_accounts() -> bool:
     return is_initialized() and bool(current_session().settings.run_membership)
 
 
-def rough(marks: Any) -> Any:
+def rounded_marks(marks: Any) -> Any:
     """Return fingerprints without the last digits of their numbers, which differ between processors."""
     if isinstance(marks, list):
-        return [rough(mark) for mark in marks]
+        return [rounded_marks(mark) for mark in marks]
     return f"{marks:.1e}" if isinstance(marks, float) else marks

@@ -56,7 +56,7 @@ def shard_dataset(
         share, coverage = split_samples(dataset, partition, "element")
         share = _shuffled(share, shuffle, seed + partition.rank)
         shares().of_whole_elements[share] = True
-        return share, coverage if comparable else coverage.doubtful()
+        return share, coverage if comparable else coverage.unverified()
     batched = is_batched(dataset) if batched is None else batched
     if batched is None:
         raise UsageError(explain(
@@ -72,9 +72,9 @@ def shard_dataset(
     if keeps_accounts() and not batched and partition.training and int(dataset.cardinality()) > 0:
         _, coverage = split_samples(dataset, partition)
         share = resharded_dataset(dataset, fingerprint(first), int(dataset.cardinality()), shuffle, seed)
-        return share, coverage if comparable else coverage.doubtful()
+        return share, coverage if comparable else coverage.unverified()
     share, coverage = split_batches(dataset, partition, first) if batched else split_samples(dataset, partition)
-    return _shuffled(share, shuffle, seed + partition.rank), coverage if comparable else coverage.doubtful()
+    return _shuffled(share, shuffle, seed + partition.rank), coverage if comparable else coverage.unverified()
 
 
 def require_same_dataset(name: str, dataset: Any, call: str, process_set: ProcessSet) -> tuple[bool, list[Any]]:

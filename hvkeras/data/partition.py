@@ -95,7 +95,7 @@ class Coverage:
         line = f"rank {rank}: {self.mine:,} of {of}, overlap 0, dropped {self.dropped:,}"
         return f"{line} ({self.note})" if self.note else line
 
-    def doubtful(self) -> Coverage:
+    def unverified(self) -> Coverage:
         """Return the same coverage with a note that the ranks could not compare their data."""
         doubt = "contents are random each time they are read, so the ranks could not compare them"
         return replace(self, note=f"{self.note}; {doubt}" if self.note else doubt)

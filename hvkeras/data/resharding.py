@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from hvkeras import compat
-from hvkeras.data.accounts import Account, accounts, rough
+from hvkeras.data.accounts import Account, accounts, rounded_marks
 from hvkeras.data.partition import Batches, Partition, split_arrays
 from hvkeras.data.pipeline import batching_to
 from hvkeras.data.proof import fingerprint
@@ -33,7 +33,7 @@ class Arrays:
         self.whole: list[Any] = leaves(data)
         self._data, self._shuffle, self._seed = data, shuffle, seed
         count = count_rows(data)
-        self.account: Account = accounts().account(("arrays", rough(fingerprint(data)), shuffle), count, seed)
+        self.account: Account = accounts().account(("arrays", rounded_marks(fingerprint(data)), shuffle), count, seed)
         self._base = np.random.default_rng(seed).permutation(count) if shuffle else None
         self._current_share: tuple[tuple[int, int], list[Any]] | None = None
 
@@ -202,7 +202,7 @@ def resharded_dataset(dataset: Any, marks: Any, count: int, buffer_size: int, se
         buffer_size: The buffer size of the shuffle of all samples; 0 for none.
         seed: The seed of shuffling.
     """
-    account = accounts().account(("dataset", rough(marks), buffer_size), count, seed)
+    account = accounts().account(("dataset", rounded_marks(marks), buffer_size), count, seed)
 
     def numbers() -> Any:
         return np.asarray([*account.share(), seed + account.passes], np.int64)
@@ -259,7 +259,7 @@ class ReshardedBatches:
         self.training = training
         self.batches: Batches = share.batches
         self.account: Account = accounts().account(
-            ("batches", type(data).__name__, rough(share.marks)), self.batches.total, seed)
+            ("batches", type(data).__name__, rounded_marks(share.marks)), self.batches.total, seed)
         self._data, self._seed, self._end = data, seed, end
         self._ended = 0  # calls of the data's on_epoch_end
         self._first = data[0]

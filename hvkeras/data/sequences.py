@@ -69,7 +69,7 @@ def shard_sequence(
     else:
         share, coverage = split_sequence(data, partition, None if count is None else found[0], found[0].rows, seed, end)
     share.marks = marks
-    return share, coverage if comparable else coverage.doubtful()
+    return share, coverage if comparable else coverage.unverified()
 
 
 def _batches_from(first: int, last: int, count: int) -> Batches:

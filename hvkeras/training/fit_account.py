@@ -51,7 +51,7 @@ class FitAccount:
 
     def begin_step(self, step: int) -> None:
         """Count a step, given by its index within the epoch."""
-        self.account.note(step + compat.steps_per_execution(self.model))
+        self.account.record_steps(step + compat.steps_per_execution(self.model))
 
     def end_epoch(self) -> None:
         """End an epoch and the pass over the data."""
@@ -81,7 +81,7 @@ def account_for(model: Any, given: dict[str, Any]) -> FitAccount | None:
     return FitAccount(model, data)
 
 
-def present_share(given: dict[str, Any]) -> dict[str, Any]:
+def current_share(given: dict[str, Any]) -> dict[str, Any]:
     """Return those arguments of `fit` or `evaluate` that are evaluation data, as assigned to the current ranks.
 
     Args:

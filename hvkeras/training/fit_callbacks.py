@@ -89,11 +89,11 @@ class _FitCallback(_AddedCallback):
 
     def on_train_end(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
         if self._run is not None:
-            self._run.average_renewed_statistics("the end of fit")
+            self._run.average_recomputed_statistics("the end of fit")
             self._run.end()
 
 
-def followed(model: Any, given: Any, run: FitRun | None = None, account: FitAccount | None = None) -> Any:
+def with_hook_callbacks(model: Any, given: Any, run: FitRun | None = None, account: FitAccount | None = None) -> Any:
     """Return callbacks as `fit` takes them, with those of this module before and after them.
 
     Args:

@@ -28,8 +28,8 @@ from hvkeras.host.forks import detach_in_children
 from hvkeras.job.process_sets import ProcessSet, global_process_set
 from hvkeras.job.session import current_session, is_initialized, this_process
 from hvkeras.training import losses, metrics, moving_statistics
-from hvkeras.training.fit_account import FitAccount, account_for, present_share
-from hvkeras.training.fit_callbacks import followed
+from hvkeras.training.fit_account import FitAccount, account_for, current_share
+from hvkeras.training.fit_callbacks import with_hook_callbacks
 from hvkeras.training.fit_run import FitRun, flat
 from hvkeras.training.sync_batch_norm import moments_over_ranks
 
@@ -64,7 +64,7 @@ class RunningCalls:
         return self._alone > 0
 
     @contextlib.contextmanager
-    def made_alone(self) -> Iterator[None]:
+    def local_calls(self) -> Iterator[None]:
         """Enter a scope in which calls of this rank are local."""
         self._alone += 1
         try:
@@ -158,7 +158,7 @@ def alone() -> Iterator[None]:
             with hvd.alone():
                 print(model.evaluate(x_test, y_test))
     """
-    with running_calls().made_alone():
+    with running_calls().local_calls():
         yield
 
 
@@ -208,7 +208,7 @@ def _fit(original: Callable[..., Any], model: Any, given: dict[str, Any], *args:
     process_set = shared_by(model)
     running_calls().forget_other_ranks(model, process_set)
     account = account_for(model, given) if _has_ranks() and not running_calls().alone else None
-    changed = present_share({"validation_data": given["validation_data"]})
+    changed = current_share({"validation_data": given["validation_data"]})
     if account is not None:
         changed |= account.arguments()
     run = None
@@ -217,7 +217,7 @@ def _fit(original: Callable[..., Any], model: Any, given: dict[str, Any], *args:
             strategies.require_scaled_loss()
         run = FitRun(model, process_set, given | changed)
     args, kwargs = compat.with_arguments(
-        args, kwargs, {**changed, "callbacks": followed(model, given["callbacks"], run, account)})
+        args, kwargs, {**changed, "callbacks": with_hook_callbacks(model, given["callbacks"], run, account)})
     timed = timeline.is_on()
     if timed:
         compat.forget_train_function(model)
@@ -237,9 +237,9 @@ def _fit(original: Callable[..., Any], model: Any, given: dict[str, Any], *args:
 def _hooked_evaluate(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
     run = None if running_calls().alone else running_calls().run_of(model)
     given = {**dict.fromkeys(_EVALUATE), **dict(zip(_EVALUATE, args, strict=False)), **kwargs}
-    changed = {"callbacks": followed(model, given["callbacks"])}
+    changed = {"callbacks": with_hook_callbacks(model, given["callbacks"])}
     if not running_calls().alone:
-        changed |= present_share({name: given[name] for name in ("x", "y") if given[name] is not None})
+        changed |= current_share({name: given[name] for name in ("x", "y") if given[name] is not None})
     args, kwargs = compat.with_arguments(args, kwargs, changed, _EVALUATE)
     # For its own validation within fit, Keras requests a cached dataset.
     kind = "validation" if "_use_cached_eval_dataset" in kwargs else "evaluate"
@@ -249,8 +249,8 @@ def _hooked_evaluate(original: Callable[..., Any], model: Any, *args: Any, **kwa
         _average_recomputed_statistics(model, process_set)
     # A local evaluation during a shared fit must not change the metrics of that fit.
     is_local = running_calls().alone and running_calls().run_of(model) is not None
-    untouched_metrics = metrics.untouched(model) if is_local else contextlib.nullcontext()
-    with (running_calls().running(_FitCall(kind)), untouched_metrics, recording().evaluating(),
+    preserved_metrics = metrics.preserved(model) if is_local else contextlib.nullcontext()
+    with (running_calls().running(_FitCall(kind)), preserved_metrics, recording().evaluating(),
           activity.running(activity.TEST, model)):
         return original(model, *args, **kwargs)
 
@@ -258,12 +258,13 @@ def _hooked_evaluate(original: Callable[..., Any], model: Any, *args: Any, **kwa
 def _average_recomputed_statistics(model: Any, process_set: ProcessSet) -> None:
     part, settings = distributed_part(getattr(model, "optimizer", None)), current_session().settings
     if part is not None and settings.guard and settings.average_statistics and compat.step_counter(part.optimizer) > 0:
-        moving_statistics.average_if_renewed(model, process_set, part.local_keys(), "evaluate")
+        moving_statistics.average_if_recomputed(model, process_set, part.local_keys(), "evaluate")
 
 
 def _hooked_predict(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
     given = {"callbacks": None, **dict(zip(_PREDICT, args, strict=False)), **kwargs}
-    args, kwargs = compat.with_arguments(args, kwargs, {"callbacks": followed(model, given["callbacks"])}, _PREDICT)
+    changed = {"callbacks": with_hook_callbacks(model, given["callbacks"])}
+    args, kwargs = compat.with_arguments(args, kwargs, changed, _PREDICT)
     with recording().evaluating(), activity.running(activity.PREDICT, model):
         return original(model, *args, **kwargs)
 

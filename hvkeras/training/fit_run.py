@@ -96,7 +96,7 @@ class FitRun:
                       len(self._local_timers()), FitRun._count, unbuilt, model_description.arguments_of(self.model),
                       model_description.digest_of(layers), any(map(self._may_save, flat(given["callbacks"]))),
                       keeps_elements_whole(given["x"]), data.source is not None)
-        everyone = gather_objects(facts, self.process_set, "the start of fit", metrics.must_call("fit"))
+        everyone = gather_objects(facts, self.process_set, "the start of fit", metrics.missing_call_hint("fit"))
         self._number = everyone[0].number
         self._fit = f"fit {everyone[0].number} of ranks {list(self.process_set.ranks)}"
         if len({fact.model for fact in everyone}) > 1:
@@ -182,7 +182,7 @@ class FitRun:
     def begin(self) -> None:
         """Start the run; called before the first step."""
         if self._divergence_check is not None and self._divergence_check.start():
-            self.average_renewed_statistics("the start of fit")
+            self.average_recomputed_statistics("the start of fit")
         self._begun = True
         if self._common_end is not None:
             self._common_end.armed = True
@@ -234,10 +234,10 @@ class FitRun:
             moving_statistics.average(self.model, self.process_set, self._local(), what)
         self._has_new_steps = False
 
-    def average_renewed_statistics(self, what: str) -> None:
+    def average_recomputed_statistics(self, what: str) -> None:
         """Average moving statistics that callbacks, or the program since the last `fit`, have recomputed."""
         if self._averages_statistics and self._divergence_check is not None:
-            moving_statistics.average_if_renewed(self.model, self.process_set, self._local(), what)
+            moving_statistics.average_if_recomputed(self.model, self.process_set, self._local(), what)
 
     def epoch_end(self, epoch: int, steps: int) -> None:
         """End an epoch; called after all other callbacks."""

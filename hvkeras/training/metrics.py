@@ -72,7 +72,7 @@ def own_states(model: Any) -> list[list[MetricState]]:
              for metric in group] for group in compat.metric_groups(model)]
 
 
-def must_call(function: str) -> str:
+def missing_call_hint(function: str) -> str:
     """Return the hint for messages about a rank that waits alone in a function of Keras."""
     return f"all ranks must call {function}; put what only one rank does into `with hvd.alone():`"
 
@@ -95,7 +95,7 @@ def merge(model: Any, process_set: ProcessSet, what: str, own: list[list[MetricS
     check(model)
     everyone = [None if states is None else _flat(states)
                 for states in gather_objects(own, process_set, f"the metrics of {what}",
-                                             must_call(what) if what == "evaluate" else "")]
+                                             missing_call_hint(what) if what == "evaluate" else "")]
     present = [(rank, states) for rank, states in zip(process_set.ranks, everyone, strict=True) if states is not None]
     _require_same_metrics(present, what)
     restorable = _merged[model] = []
@@ -143,7 +143,7 @@ def forget_merged(model: Any) -> None:
 
 
 @contextlib.contextmanager
-def untouched(model: Any) -> Iterator[None]:
+def preserved(model: Any) -> Iterator[None]:
     """Enter a scope that restores the model's metrics at its end."""
     merged = _merged.pop(model, None)
     before = [(variable, np.asarray(variable)) for metric in _flat(compat.metric_groups(model))

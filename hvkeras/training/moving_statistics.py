@@ -102,7 +102,7 @@ def average(model: Any, process_set: ProcessSet, local: Collection[Any], what: s
     compat.derive_statistics(model, local)
 
 
-def average_if_renewed(model: Any, process_set: ProcessSet, local: Collection[Any], what: str) -> None:
+def average_if_recomputed(model: Any, process_set: ProcessSet, local: Collection[Any], what: str) -> None:
     """Average moving statistics that each rank recomputed outside of the steps of `fit`.
 
     Do nothing if the ranks hold different weights, for example after one rank has loaded its best ones: the mean would
