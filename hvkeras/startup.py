@@ -1,4 +1,4 @@
-"""`init()` and `shutdown()` join and leave the job of this process; `strategy()` builds a strategy for it.
+"""`init()` and `shutdown()`, to join and leave the job of this process, and `strategy()`, to build its strategy.
 
 `job.session_start` opens the session.
 """
@@ -30,10 +30,10 @@ def init(
     backend: str | None = None, process_sets: str | Sequence[ProcessSet | Sequence[int]] | None = None,
     comm: object = None,
 ) -> None:
-    """Joins the job that launched this process, and starts its collective engine.
+    """Join the job that launched this process, and start its collective engine.
 
     All ranks first connect to a small control channel, so that a missing or misconfigured rank is named before any
-    engine can hang. Rank 0 prints one line with the backend, engine, size and launcher. Calling `init()` again
+    engine can hang. Rank 0 prints one line with the backend, engine, size and launcher. Another call of `init()`
     registers new process sets and does nothing else.
 
     Example:
@@ -42,16 +42,16 @@ def init(
         print(hvd.rank(), hvd.size())
 
     Args:
-        backend: The engine: `auto`, one of the built-in `native`, `horovod`, `tfdist`, `local`, or a plug-in's name.
-            By default, the environment variable HVKERAS_BACKEND decides, then what works here.
+        backend: The engine: `auto`, one of the built-in `native`, `horovod`, `tfdist`, `local`, or the name of a
+            plug-in. By default, the environment variable HVKERAS_BACKEND, then the first engine that works here.
         process_sets: `ProcessSet`s to register on all ranks; "dynamic" is accepted and has no effect.
-        comm: The ranks that form the job: None for all that were launched, or a communicator of mpi4py, under an MPI
-            launcher. With a part of the ranks, such as `MPI.COMM_WORLD.Split(color)`, each part is a job of its own.
+        comm: The ranks of the job: None for all launched ranks, or an mpi4py communicator under an MPI launcher. With a
+            subset of the ranks, such as `MPI.COMM_WORLD.Split(color)`, each subset is a separate job.
 
     Raises:
-        UsageError: The backend does not exist or cannot serve this launch, the launcher's environment variables cannot
-            be read, or `comm` does not belong to what was launched.
-        MachineError: A package, port or launcher does not meet the job's needs.
+        UsageError: The backend does not exist or does not support this launch, the launcher's environment variables
+            cannot be read, or `comm` does not belong to the launched ranks.
+        MachineError: A package, port or launcher does not meet the requirements of the job.
         PeerError: A rank is missing or failed.
     """
     if backend is not None and not isinstance(backend, str):
@@ -65,20 +65,20 @@ def init(
                                      running=running, backend=backend))
         add_process_sets(process_sets)
         return
-    settings = _prepared()
+    settings = _prepare()
     if (requested := backend or settings.backend) != "auto":
         backend_class(requested)
-    launch = _launch(settings, comm)
+    launch = _current_launch(settings, comm)
     if launch.rendezvous.kind == "standby":
         from hvkeras.elastic.worker_membership import join_running_job  # noqa: PLC0415 - imports TensorFlow
 
         join_running_job(launch, settings, backend, process_sets)
         return
-    _begin(open_session(launch, settings, backend), process_sets)
+    _start_services(open_session(launch, settings, backend), process_sets)
 
 
-def _prepared() -> Settings:
-    """Prepares this process for a session, and returns its settings."""
+def _prepare() -> Settings:
+    """Prepare this process for a session, and return its settings."""
     process = this_process()
     process.require_rank()
     open_closed_streams()
@@ -89,24 +89,24 @@ def _prepared() -> Settings:
     return settings
 
 
-def _launch(settings: Settings, comm: object = None) -> Launch:
-    """Returns how this process was launched; a generation of an elastic job is that which it has joined last."""
+def _current_launch(settings: Settings, comm: object = None) -> Launch:
+    """Return how this process was launched; in an elastic job, the launch of its last generation."""
     link = this_process().link
     if link is not None and settings.run_membership:
         return link.launch
     return detect_launch() if comm is None else launch_of(detect_launch(), comm)
 
 
-def _begin(session: Session, process_sets: str | Sequence[ProcessSet | Sequence[int]] | None = None) -> None:
+def _start_services(session: Session, process_sets: str | Sequence[ProcessSet | Sequence[int]] | None = None) -> None:
     from hvkeras.training.session_services import start_services  # noqa: PLC0415 - imports TensorFlow
 
     start_services(session, process_sets)
 
 
 def init_for_strategy() -> Backend:
-    """Joins the job as `init()` does, unless that was called before, with an engine that hosts strategies.
+    """Join the job like `init()`, if not yet done, with an engine that hosts strategies.
 
-    A job that has another engine keeps it and runs this one beside it.
+    A job with another engine runs this one beside it.
 
     Returns:
         An engine that hosts strategies, or the job's own engine if there is only one process.
@@ -116,9 +116,9 @@ def init_for_strategy() -> Backend:
     """
     name = backend_for_strategies()
     if not is_initialized():
-        settings = _prepared()
-        launch = _launch(settings)
-        _begin(open_session(launch, settings, name if launch.size > 1 else None))
+        settings = _prepare()
+        launch = _current_launch(settings)
+        _start_services(open_session(launch, settings, name if launch.size > 1 else None))
     session, process = current_session(), this_process()
     if (session.topology.size == 1 or isinstance(session.backend, HostsStrategies) or session.control is None
             or session.hooks is None):
@@ -130,16 +130,16 @@ def init_for_strategy() -> Backend:
 
 
 def init_without_engine() -> Session:
-    """Joins a job of several ranks as `init()` does, but starts no engine.
+    """Join a job of several ranks like `init()`, but start no engine.
 
-    `hvkeras bench` uses this to measure MPI by itself, and training without communication.
+    `hvkeras bench` uses this to measure MPI alone, and training without communication.
 
     Returns:
-        The session, whose backend communicates nothing.
+        The session, whose backend does not communicate.
 
     Raises:
         UsageError: The launcher's environment variables cannot be read.
-        MachineError: A port or launcher does not meet the job's needs.
+        MachineError: A port or launcher does not meet the requirements of the job.
         PeerError: A rank is missing or failed.
     """
     settings = Settings()
@@ -148,10 +148,10 @@ def init_without_engine() -> Session:
 
 
 def shutdown() -> None:
-    """Leaves the job in good order; all ranks may then call `init()` again.
+    """Leave the job; all ranks may then call `init()` again.
 
-    The record is written and Keras restored first (`stop_services`), then the session closes: what it holds, the latest
-    first, then its engine and its hooks (`Session.close`). The control channel stays open until the process exits.
+    First the record is written and Keras restored (`stop_services`). Then the session closes its resources in reverse
+    order, and finally its engine and hooks (`Session.close`). The control channel stays open until the process exits.
     """
     if not is_initialized():
         return
@@ -164,18 +164,18 @@ def shutdown() -> None:
 exclude_from_autograph(__name__)
 
 
-UNCOUNTED = 10  # seconds from the deadline of the control channel, which names ranks, to TensorFlow's own
+STRATEGY_TIMEOUT_MARGIN = 10  # seconds after the deadline of the control channel, which names ranks
 
 
 def strategy(name: str, **options: Any) -> Strategy:
-    """Builds a `tf.distribute` strategy for the job that this process belongs to.
+    """Build a `tf.distribute` strategy for the job of this process.
 
     Call it right after the imports, before TensorFlow creates its first tensor, variable or dataset.
 
-    `multi_worker_mirrored` works under every launcher. All ranks connect as in `hvd.init()`, which it calls if you have
-    not. If a rank is missing, dies, is stopped or raises, all other ranks name it, and the job ends. The addresses come
-    from TF_CONFIG if that launched the job; otherwise the ranks exchange them. Afterwards, all of hvkeras works
-    alongside the strategy: `hvd.rank()`, `hvd.allreduce`, ...
+    `multi_worker_mirrored` works under every launcher. All ranks connect as in `hvd.init()`, which is called if
+    necessary. If a rank is missing, dies, is stopped or raises, all other ranks name it, and the job ends. The
+    addresses come from TF_CONFIG if that launched the job; otherwise the ranks exchange them. Afterwards, all of
+    hvkeras works alongside the strategy: `hvd.rank()`, `hvd.allreduce`, ...
 
     Example:
         strategy = hvd.strategy("multi_worker_mirrored")
@@ -196,8 +196,9 @@ def strategy(name: str, **options: Any) -> Strategy:
         The strategy.
 
     Raises:
-        UsageError: There is no such strategy or option, TensorFlow was used before, or the launcher does not suit it.
-        MachineError: There is no TPU, or the job lacks something else that it needs.
+        UsageError: There is no such strategy or option, TensorFlow was used before, or the launcher does not support
+            it.
+        MachineError: There is no TPU, or another requirement of the job is not met.
         PeerError: A rank is missing or failed.
     """
     build = _BUILDERS.get(name)
@@ -220,20 +221,20 @@ def _multi_worker_mirrored(communication_options: Any = None) -> Any:
     if session.topology.size > 1:
         from hvkeras.compat import patches  # noqa: PLC0415 - imports TensorFlow
 
-        patches.install(patches.STEPS, _counted)
-        # Custom training loops are not counted, so nobody knows which rank a collective waits for. The timeout keeps
-        # it from waiting forever.
+        patches.install(patches.STEPS, _reported_step)
+        # Steps of custom training loops are not reported, so the late rank of a collective is unknown. The timeout
+        # prevents an endless wait.
         stalled = session.settings.stall_shutdown
         options = communication_options or tf.distribute.experimental.CommunicationOptions(
-            timeout_seconds=stalled + UNCOUNTED if stalled else None)
+            timeout_seconds=stalled + STRATEGY_TIMEOUT_MARGIN if stalled else None)
         assert isinstance(engine, HostsStrategies)
         return engine.strategy(communication_options=options)
     return tf.distribute.MultiWorkerMirroredStrategy(communication_options=communication_options)
 
 
 @contextlib.contextmanager
-def _counted(step: str) -> Iterator[None]:
-    """Reports a Keras step of this rank to the control channel, so that it can name a rank that does not reach it."""
+def _reported_step(step: str) -> Iterator[None]:
+    """Report a Keras step of this rank to the control channel, which names a rank that does not reach it."""
     from hvkeras.job.plans import Plan  # noqa: PLC0415 - imports TensorFlow
 
     session = current_session() if is_initialized() else None
@@ -271,7 +272,7 @@ def _parameter_server(variable_partitioner: Any = None) -> Any:
                 "call hvd.parameter_server.train on every task; or, for a loop of your own, run there"
                 " tf.distribute.Server(resolver.cluster_spec(), job_name=resolver.task_type,"
                 " task_index=resolver.task_id).join()")
-        raise UsageError(explain("The chief alone builds a ParameterServerStrategy; workers and ps serve it", hint,
+        raise UsageError(explain("Only the chief builds a ParameterServerStrategy; workers and ps serve it", hint,
                                  task=role))
     return tf.distribute.ParameterServerStrategy(resolver, variable_partitioner)
 
@@ -285,8 +286,8 @@ def _tpu(tpu: Any = "", zone: Any = None, project: Any = None, device_assignment
             tf.config.experimental_connect_to_cluster(resolver)
         tf.tpu.experimental.initialize_tpu_system(resolver)
     except (ValueError, RuntimeError, OSError, tf.errors.OpError) as error:
-        why = (str(error).strip() or type(error).__name__).splitlines()[0].split(". ")[0].rstrip(".")
-        raise MachineError(explain(f"A TPU must be available for the strategy tpu ({why})", 'on a TPU machine, pass'
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].split(". ")[0].rstrip(".")
+        raise MachineError(explain(f"A TPU must be available for the strategy tpu ({reason})", 'on a TPU machine, pass'
                                    ' tpu="local"; else the TPU\'s name; without a TPU, use "mirrored" or'
                                    ' "multi_worker_mirrored"', tpu=tpu)) from error
     return tf.distribute.TPUStrategy(resolver, device_assignment)

@@ -85,7 +85,7 @@ class Probe(keras.callbacks.Callback):  # type: ignore[misc]
         self.step = 1e6 * seconds / STEPS
         run = fit_hooks.running_calls().run_of(self.model)
         assert isinstance(run, FitRun)
-        (follower,) = fit_callbacks.followed(self.model, None)
+        (follower,) = fit_callbacks.with_hook_callbacks(self.model, None)
         self.costs["progress, by a callback"] = microseconds(lambda: follower.on_train_batch_begin(0, logs={}))
         self.costs["agreement on stop_training"] = (
             microseconds(lambda: run.before_step(0)) + microseconds(lambda: self.model.stop_training))

@@ -1,7 +1,7 @@
-"""The file of `BackupAndRestore`: Keras's weights and optimizer, plus the other state needed to resume training.
+"""The file of `BackupAndRestore`: weights and optimizer as Keras saves them, and the other state for resuming.
 
-It is a `.weights.h5` file that Keras's `model.load_weights` reads. State that has no place in Keras's format is in the
-group `hvkeras`: one JSON text, and the arrays that it refers to by number. Thus model and position are replaced
+The file is a `.weights.h5` file that Keras's `model.load_weights` reads. State that Keras's format cannot hold is in
+the group `hvkeras`: one JSON text, and the arrays that it refers to by index. Thus model and position are replaced
 atomically.
 """
 
@@ -24,10 +24,10 @@ _GROUP, _FORMAT, _ARRAY = "hvkeras", 1, "array of this file"
 
 @dataclass(frozen=True)
 class Position:
-    """The position of training, in a form that works for any number of workers.
+    """Position of training, valid for any number of workers.
 
     Attributes:
-        epoch: The epoch, counted from 0.
+        epoch: The epoch, from 0.
         step: The number of completed steps in that epoch.
         steps: The number of steps per epoch; None if unknown.
         rows: The number of samples per step, over all workers; None if unknown.
@@ -41,39 +41,38 @@ class Position:
     workers: int = 1
 
     def step_for(self, steps: int | None, rows: int | None, workers: int) -> int | None:
-        """Returns the step at which the epoch resumes if its steps have changed; None if that cannot be determined.
+        """Return the step at which the epoch resumes under the current sizes; None if it cannot be determined.
 
         Samples that do not fill a whole step are trained on again.
 
         Args:
-            steps: The number of steps per epoch now; None if unknown.
-            rows: The number of samples per step now, over all workers; None if unknown.
-            workers: The number of processes that train now.
+            steps: The current number of steps per epoch; None if unknown.
+            rows: The current number of samples per step, over all workers; None if unknown.
+            workers: The current number of processes.
         """
         same_sizes = (self.steps, self.rows, self.workers) == (steps, rows, workers)
         if not self.step or same_sizes:
             return self.step
         if self.rows and rows:
-            here = self.step * self.rows // rows
+            step = self.step * self.rows // rows
         elif self.steps and steps:
-            here = self.step * steps // self.steps
-        elif self.workers == workers:  # the data is known now but was not then, or the reverse
-            here = self.step
+            step = self.step * steps // self.steps
+        elif self.workers == workers:  # the size of the data was known in only one of the runs
+            step = self.step
         else:
             return None
-        return here if steps is None else min(here, steps - 1)
+        return step if steps is None else min(step, steps - 1)
 
 
 @dataclass(frozen=True)
 class Backup:
-    """The content of the file besides the model.
+    """State in the file besides the model.
 
     Attributes:
-        position: The position of training.
         optimizer: The class name of the optimizer.
         seeds: The states of the layers' seeds.
         random: The states of the global random generators.
-        random_at_epoch: The same states when the data of the epoch began; None between two epochs.
+        random_at_epoch: The same states when the data of the epoch began; None between epochs.
         callbacks: The states of callbacks, by name.
     """
 
@@ -86,10 +85,9 @@ class Backup:
 
 
 class BackupFolder:
-    """A folder with the last backup and, on request, the previous one.
+    """Folder with the last backup and, optionally, the previous one.
 
     Args:
-        path: The folder.
         keeps_two: Whether the previous backup is kept.
     """
 
@@ -97,10 +95,10 @@ class BackupFolder:
         self._folder, self._keeps_two = path, keeps_two
         self._file = path / "latest.weights.h5"
         self._former = path / "previous.weights.h5"
-        self._of_keras = path / "training_metadata.json"
+        self._keras_file = path / "training_metadata.json"
 
     def write(self, model: Any, backup: Backup) -> None:
-        """Replaces the backup.
+        """Replace the backup.
 
         Args:
             model: The model with its optimizer.
@@ -111,32 +109,32 @@ class BackupFolder:
         """
         try:
             former = self._former if self._keeps_two else None
-            with replacing(self._file, _size(model), former) as partial, local_reads(model):
+            with replacing(self._file, _bytes_of(model), former) as partial, local_reads(model):
                 model.save_weights(str(partial))
-                _add(partial, backup)
-            self._of_keras.unlink(missing_ok=True)  # of Keras's own callback, which this backup replaces
+                _append_state(partial, backup)
+            self._keras_file.unlink(missing_ok=True)  # of Keras's own callback, which this backup replaces
         except OSError as error:
             raise MachineError(explain(f"A backup must be writable ({error.strerror or error})", "give"
                                        " BackupAndRestore a folder with free space",
                                        backup_dir=str(self._folder))) from error
 
     def load(self, model: Any, optimizer: str) -> tuple[Backup, str] | None:
-        """Loads weights and optimizer state from the last readable backup into a model.
+        """Load weights and optimizer state from the last readable backup into a model.
 
         Args:
             model: The model, whose optimizer has its variables.
             optimizer: The class name of the optimizer.
 
         Returns:
-            The other content of the file, and a note for the user or ""; None if there is no backup.
+            The other state in the file, and a remark for the user or ""; None if there is no backup.
 
         Raises:
             UsageError: The backup belongs to another model or optimizer, or cannot be read.
         """
-        found = [path for path in (self._file, self._former) if path.exists()]
-        for number, path in enumerate(found):
+        paths = [path for path in (self._file, self._former) if path.exists()]
+        for number, path in enumerate(paths):
             try:
-                backup = self._extra(path)
+                backup = self._read_state(path)
                 if backup.optimizer and backup.optimizer != optimizer:
                     raise UsageError(explain("A backup must be resumed with the optimizer that it was made"
                                              " with", "compile with"
@@ -145,7 +143,7 @@ class BackupFolder:
                 with compat.assigning_locally():
                     model.load_weights(str(path))
             except OSError as error:
-                if number + 1 < len(found):
+                if number + 1 < len(paths):
                     continue
                 raise UsageError(explain(f"A backup must be readable ({error})", "remove it to start over",
                                          path=str(path))) from error
@@ -155,46 +153,45 @@ class BackupFolder:
                 raise UsageError(explain(f"A backup must belong to the model that is trained ({type(error).__name__}:"
                                          f" {' '.join(str(error).split())[:500]})", "remove the folder to start over,"
                                          " or give each training run one of its own", path=str(path))) from error
-            return backup, f"{path.name}, as {found[0].name} cannot be read" if number else ""
+            return backup, f"{path.name}, as {paths[0].name} cannot be read" if number else ""
         return None
 
-    def _extra(self, path: Path) -> Backup:
-        """Reads the content besides the model; Keras's own callback stores the epoch in another file."""
+    def _read_state(self, path: Path) -> Backup:
+        """Read the state besides the model; Keras's own callback stores the epoch in another file."""
         import h5py  # type: ignore[import-untyped]
 
         with h5py.File(path, "r") as file:
             group = file.get(_GROUP)
             if group is None:
-                epoch = json.loads(self._of_keras.read_text())["epoch"] if self._of_keras.exists() else 0
+                epoch = json.loads(self._keras_file.read_text())["epoch"] if self._keras_file.exists() else 0
                 return Backup(Position(epoch))
-            kept = json.loads(group["state"][()].tobytes(), object_hook=lambda found: (
-                group[found[_ARRAY]][()] if _ARRAY in found else found))
-        if kept.pop("format", None) != _FORMAT:
+            state = json.loads(group["state"][()].tobytes(), object_hook=lambda entry: (
+                group[entry[_ARRAY]][()] if _ARRAY in entry else entry))
+        if state.pop("format", None) != _FORMAT:
             raise UsageError(explain("A backup must be from this version of hvkeras", "continue with the version that"
                                      " wrote it, or remove it", path=str(path)))
-        return Backup(**{**kept, "position": Position(**kept["position"])})
+        return Backup(**{**state, "position": Position(**state["position"])})
 
     def remove_leftovers(self) -> None:
-        """Removes what a killed process left behind."""
+        """Remove files of a killed process."""
         remove_leftovers(self._file)
 
     def remove(self) -> None:
-        """Removes the backup, and the folder if nothing else is in it."""
+        """Remove the backup, and the folder if nothing else is in it."""
         self.remove_leftovers()
-        for path in (self._file, self._former, self._of_keras):
+        for path in (self._file, self._former, self._keras_file):
             path.unlink(missing_ok=True)
         if self._folder.is_dir() and not any(self._folder.iterdir()):
             self._folder.rmdir()
 
 
-def _size(model: Any) -> int:
-    """Returns the size in bytes of the variables of a model and its optimizer."""
+def _bytes_of(model: Any) -> int:
     variables = compat.model_weights(model) + compat.optimizer_variables(model.optimizer)
     return sum(int(np.prod(variable.shape)) * tf.as_dtype(variable.dtype).size for variable in variables)
 
 
-def _add(path: Path, backup: Backup) -> None:
-    """Adds to a file written by Keras the state that has no place in Keras's format."""
+def _append_state(path: Path, backup: Backup) -> None:
+    """Add the state that Keras's format cannot hold to a file written by Keras."""
     import h5py
 
     with h5py.File(path, "r+") as file:

@@ -1,4 +1,4 @@
-"""Base class of the callbacks, and the chief: the process that prints and writes for all that train a model."""
+"""Base class of the callbacks, and the chief: the process that prints and writes for all workers of a model."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ else:
 
 
 class KerasCallback(_Callback):
-    """A callback of Keras with the attribute that Horovod's callbacks have for classes derived from them."""
+    """Keras callback with the additional attribute of Horovod's callbacks."""
 
     @property
     def backend(self) -> Any:
-        """The module `tf.keras.backend`, by which classes derived from Horovod's callbacks read and set variables."""
+        """Module `tf.keras.backend`, with which classes derived from Horovod's callbacks access variables."""
         return tf.keras.backend
 
 
 def spanning_strategy(model: Any) -> Any:
-    """Returns the multi-worker `tf.distribute` strategy that the model was created under; None if there is none."""
+    """Return the multi-worker `tf.distribute` strategy of a model; None if it has none."""
     strategy = getattr(model, "distribute_strategy", None)
     return strategy if strategy is not None and graphs.spans_workers(strategy) else None
 
 
 def is_chief(model: Any) -> bool:
-    """Whether this process is the chief of those that train the model: the strategy's chief, or usually rank 0."""
+    """Return whether this process is the chief of a model: the strategy's chief, or usually rank 0."""
     strategy = spanning_strategy(model)
     if strategy is not None:
         return bool(strategy.extended.should_checkpoint)
@@ -46,5 +46,5 @@ def is_chief(model: Any) -> bool:
 
 
 def should_print(model: Any, level: str = "WARNING") -> bool:
-    """Whether this process is the chief, and messages of that level are printed."""
+    """Return whether this process is the chief and prints messages of that level."""
     return is_chief(model) and prints_at(current_session().settings if is_initialized() else Settings(), level)

@@ -1,4 +1,4 @@
-"""`BroadcastGlobalVariablesCallback`: all ranks start from the root's model."""
+"""`BroadcastGlobalVariablesCallback`: start all ranks with the state of the root."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from hvkeras.typing import Logs, VariableLike
 
 
 class BroadcastGlobalVariablesCallback(KerasCallback):
-    """Starts all ranks from the root's model and optimizer.
+    """Callback that broadcasts the model and optimizer of the root to all ranks.
 
     Weights, statistics of BatchNormalization and the optimizer's state (iterations, learning rate, slots, loss scale)
-    are broadcast from the root before the first step. If the model has no input shape, `fit` builds it from the shapes
-    of its data. If that is impossible (the model's call needs values), `fit` reports it, and the variables are
-    broadcast after the first execution. What layers have learned from data (vocabularies, means and variances, bin
-    boundaries) is always broadcast before the first step. Metrics and random seeds keep their state: ranks with
-    different seeds keep drawing different dropout masks.
+    are broadcast before the first step. If the model has no input shape, `fit` builds it from the shapes of its data.
+    If that is impossible (the model's call needs values), `fit` warns, and the variables are broadcast after the first
+    step. The learned state of layers (vocabularies, means and variances, bin boundaries) is always broadcast before the
+    first step. Metrics and random seeds are not broadcast: ranks with different seeds keep drawing different dropout
+    masks.
 
     Example:
         model.fit(dataset, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
@@ -44,7 +44,7 @@ class BroadcastGlobalVariablesCallback(KerasCallback):
         self.local_keys: set[Hashable] = {compat.variable_key(variable) for variable in local_variables or ()}
 
     def register_local_var(self, var: VariableLike) -> None:
-        """Excludes a variable from the broadcast.
+        """Exclude a variable from the broadcast.
 
         Args:
             var: A variable of the model.
@@ -52,7 +52,7 @@ class BroadcastGlobalVariablesCallback(KerasCallback):
         self.local_keys.add(compat.variable_key(var))
 
     def on_train_begin(self, logs: Logs | None = None) -> None:  # noqa: ARG002 - Keras's signature
-        """Broadcasts if the model has its weights on every rank."""
+        """Broadcast if the model has its weights on every rank."""
         size = current_session().topology.size
         require_root(self.root_rank, range(size))
         self.broadcast_done = False
@@ -71,14 +71,14 @@ class BroadcastGlobalVariablesCallback(KerasCallback):
             broadcast_learned(self.model, self.root_rank, self.local_keys)
 
     def on_batch_end(self, batch: int, logs: Logs | None = None) -> None:  # noqa: ARG002 - Keras's signature
-        """Broadcasts after the first step if it was not possible before."""
+        """Broadcast after the first step if it was not possible before."""
         if not self.broadcast_done:
             self._broadcast()
 
     def _broadcast(self) -> None:
         broadcast_learned(self.model, self.root_rank, self.local_keys)
-        kept = [one.variable for one in compat.kept_variables(self.model)]
-        by_key = {compat.variable_key(one): one for one in [*compat.model_weights(self.model), *kept]}
+        untrained = [one.variable for one in compat.kept_variables(self.model)]
+        by_key = {compat.variable_key(one): one for one in [*compat.model_weights(self.model), *untrained]}
         variables = list(by_key.values())
         optimizer = getattr(self.model, "optimizer", None)
         if optimizer is not None:

@@ -1,4 +1,4 @@
-"""`MetricAverageCallback`: averages over the ranks what other callbacks add to the logs."""
+"""`MetricAverageCallback`: average the logs of other callbacks over the ranks."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from hvkeras.typing import Logs
 
 
 class MetricAverageCallback(KerasCallback):
-    """Averages the numbers in an epoch's logs over the ranks.
+    """Callback that averages the numbers in an epoch's logs over the ranks.
 
-    Keras's loss and metrics are exact and the same on every rank without this callback. It averages the values that
+    Keras's loss and metrics are exact and equal on every rank without this callback. It averages the values that
     earlier callbacks in the list have added to the logs, and gives every rank the same keys. Non-numeric values are
-    left alone.
+    unchanged.
 
     Example:
         model.fit(dataset, callbacks=[Measure(), hvd.callbacks.MetricAverageCallback(),
@@ -37,12 +37,12 @@ class MetricAverageCallback(KerasCallback):
         self._warned: set[str] = set()
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:  # noqa: ARG002 - Keras's signature
-        """Averages the logs in place, for the callbacks that follow."""
+        """Average the logs in place, for the callbacks that follow."""
         current_session()
         process_set = shared_by(self.model)
         if process_set is None:
             return
-        own_numbers = ((key, _number(value)) for key, value in (logs or {}).items())
+        own_numbers = ((key, _as_number(value)) for key, value in (logs or {}).items())
         exact = exact_logs(self.model)
         mine = {key: value for key, value in own_numbers if value is not None and key not in exact}
         everyone = allgather_object(mine, name=f"the logs of {type(self).__name__}, which every rank needs",
@@ -63,8 +63,8 @@ class MetricAverageCallback(KerasCallback):
                 " over the other ranks")
 
 
-def _number(value: Any) -> float | int | None:
-    """Returns the value as a Python number; None for booleans, arrays and other non-numbers."""
+def _as_number(value: Any) -> float | int | None:
+    """Return the value as a Python number; None for booleans, arrays and other non-numbers."""
     if hasattr(value, "numpy"):
         value = value.numpy()
     if isinstance(value, np.ndarray) and value.ndim == 0:
@@ -75,5 +75,5 @@ def _number(value: Any) -> float | int | None:
 
 
 def _mean(values: list[Any]) -> Any:
-    """Returns the mean; equal values give exactly that value."""
+    # The mean of equal values is exact.
     return values[0] if all(value == values[0] for value in values) else math.fsum(values) / len(values)

@@ -1,4 +1,4 @@
-"""Atomic file writes: readers always get a complete file, and so does a restart after a crash."""
+"""Atomic file writes: readers, and a restart after a crash, always get a complete file."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _SINGLE_FILES = (".keras", ".h5")
 
 @contextlib.contextmanager
 def replacing(path: Path, size: int | None = None, former: Path | None = None) -> Iterator[Path]:
-    """Yields a path to write to; what is written there replaces `path` once it is complete and on disk.
+    """Yield a path to write to, for a file that replaces `path` when it is complete and on disk.
 
-    The temporary path is in a folder of its own beside `path`, since Keras may write further files next to its target.
+    The temporary path is in a separate folder beside `path`, since Keras may write further files next to its target.
 
     Args:
         path: The file to replace.
         size: The minimum size of the new file in bytes, if known.
-        former: The name under which the previous file is kept, if it is.
+        former: The new path of the previous file, if it is kept.
 
     Raises:
-        MachineError: There is not enough free space. The previous file is kept.
+        MachineError: There is not enough free space. The previous file stays intact.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     folder = path.with_name(_PARTIAL + path.name)
@@ -40,13 +40,13 @@ def replacing(path: Path, size: int | None = None, former: Path | None = None) -
         yield folder / path.name
         replace_durably(folder / path.name, path, former)
     except Exception as error:
-        why = why_full(error)
-        if not why:
+        reason = why_full(error)
+        if not reason:
             raise
         written = (folder / path.name).stat().st_size if (folder / path.name).exists() else 0
         _remove(folder)
         raise MachineError(explain(
-            f"A file must fit on its disk ({why})", "free space, or choose another folder"
+            f"A file must fit on its disk ({reason})", "free space, or choose another folder"
             + ("; the previous file is still intact" if path.exists() else ""), path=str(path),
             size=written if size is None else max(size, written), room_left=room_left(path))) from error
     finally:
@@ -54,15 +54,15 @@ def replacing(path: Path, size: int | None = None, former: Path | None = None) -
 
 
 def remove_leftovers(path: Path) -> None:
-    """Removes what a killed process left behind when writing to `path`, whose name may have wildcards."""
-    for left in path.parent.glob(_PARTIAL + path.name):
-        _remove(left)
+    """Remove temporary files of a killed process for `path`, whose name may have wildcards."""
+    for leftover in path.parent.glob(_PARTIAL + path.name):
+        _remove(leftover)
 
 
 def local_reads(model: Any) -> Any:
-    """Returns a context in which variables that are summed or averaged on read give this worker's value.
+    """Return a context in which variables that are summed or averaged on read return their local value.
 
-    Saving a model in it starts no collective.
+    In it, saving a model starts no collective.
     """
     strategy = spanning_strategy(model)
     return contextlib.nullcontext() if strategy is None else tf.distribute.ReplicaContext(
@@ -71,7 +71,7 @@ def local_reads(model: Any) -> Any:
 
 @contextlib.contextmanager
 def atomic_files(model: Any) -> Iterator[None]:
-    """In the context, `model.save` and `model.save_weights` replace a file only once the new one is complete."""
+    """Enter a scope in which `model.save` and `model.save_weights` replace files atomically."""
     names = ("save", "save_weights")
     before = {name: model.__dict__[name] for name in names if name in model.__dict__}
     model.__dict__.update({name: _atomic(getattr(model, name)) for name in names})

@@ -15,7 +15,7 @@ from hvkeras import compat
 
 
 def capture() -> dict[str, Any]:
-    """Returns the states of the global generators; None for a generator that is not in use."""
+    """Return the states of the global generators; None for an unused generator."""
     seeds = getattr(eager_context.context(), "_rng", None)  # eager operations draw from it after tf.random.set_seed
     generator, keras_seed = stateful_random_ops.global_generator, compat.global_seed()
     numpy_state: Any = np.random.get_state(legacy=False)
@@ -34,14 +34,15 @@ def capture() -> dict[str, Any]:
 
 
 def restore(states: Mapping[str, Any]) -> None:
-    """Restores the global generators from states of `capture`; generators that it does not name stay unchanged."""
+    """Restore the global generators from states of `capture`; generators without a state are unchanged."""
     if states.get("keras"):  # first, since creating it draws from Python's generator
         compat.global_seed(make=True).assign(states["keras"])
     if states.get("python"):
         random.setstate(_tupled(states["python"]))
     if states.get("numpy"):
-        kept = states["numpy"]
-        np.random.set_state({**kept, "state": {**kept["state"], "key": np.asarray(kept["state"]["key"], np.uint32)}})
+        numpy_state = states["numpy"]
+        key = np.asarray(numpy_state["state"]["key"], np.uint32)
+        np.random.set_state({**numpy_state, "state": {**numpy_state["state"], "key": key}})
     if states.get("tensorflow"):
         seeds = getattr(eager_context.context(), "_rng", None)
         if seeds is not None:
@@ -52,39 +53,39 @@ def restore(states: Mapping[str, Any]) -> None:
 
 
 def shared_states(states: Mapping[str, Any], own: Mapping[str, Any], chief: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the states that this process takes over: those of generators that it seeded as the chief did.
+    """Return the states to restore in this process: of the generators with the same seed as on the chief.
 
-    Processes with different seeds must not draw the same numbers from now on.
+    Processes with different seeds must not draw the same numbers afterwards.
 
     Args:
-        states: The states that the chief had saved.
-        own: This process's states when it was restarted.
-        chief: The chief's states when it was restarted.
+        states: The saved states of the chief.
+        own: The states of this process after its restart.
+        chief: The states of the chief after its restart.
     """
     return {name: state for name, state in states.items() if own.get(name) == chief.get(name)}
 
 
 def layer_seeds(model: Any) -> list[list[int]]:
-    """Returns the states of the layers' seeds: for each, the seed and the number of draws."""
+    """Return the seed and the number of draws of each layer with a seed."""
     return [compat.value_of(variable).tolist() for variable in compat.seed_variables(model)]
 
 
 def restore_layer_seeds(model: Any, saved: list[list[int]], chief: list[list[int]]) -> None:
-    """Restores the layers' seeds; a seed that differs from the chief's is kept, with the saved number of draws.
+    """Restore the layers' seeds; a seed that differs from the chief's stays, with the saved number of draws.
 
     Args:
         model: The model.
-        saved: The states that the chief had saved.
-        chief: The chief's states when it was restarted.
+        saved: The saved states of the chief.
+        chief: The states of the chief after its restart.
     """
     variables = compat.seed_variables(model)
-    for variable, (seed, drawn), (seed_of_chief, _) in zip(variables, saved, chief, strict=True):
+    for variable, (seed, draws), (seed_of_chief, _) in zip(variables, saved, chief, strict=True):
         own = int(compat.value_of(variable)[0])
-        variable.assign([seed if own == seed_of_chief else own, drawn])
+        variable.assign([seed if own == seed_of_chief else own, draws])
 
 
 def _listed(state: Any) -> Any:
-    """Converts tuples to lists, which JSON can store."""
+    # JSON has no tuples.
     return [_listed(one) for one in state] if isinstance(state, tuple) else state
 
 

@@ -1,4 +1,4 @@
-"""`TensorBoard`: the chief writes Keras's summaries and the times of all ranks; any rank can be profiled.
+"""`TensorBoard`: summaries of Keras and times of all ranks, written by the chief; any rank can be profiled.
 
 Scalars are written without the package `tensorboard`, which TensorFlow 2.21 no longer installs.
 """
@@ -28,16 +28,16 @@ has_tensorboard = _found is not None and bool(_found.submodule_search_locations)
 
 
 def scalar(name: str, data: Any, step: Any = None, description: str | None = None) -> Any:
-    """Writes a scalar to the default writer, in the format of `tf.summary.scalar`, which needs `tensorboard`.
+    """Write a scalar to the default writer, as `tf.summary.scalar` does, which needs `tensorboard`.
 
     Args:
         name: The tag.
         data: The number.
-        step: Its position on the x axis; by default that of the writer.
+        step: The position on the x axis; by default that of the writer.
         description: Markdown that TensorBoard displays with it.
 
     Returns:
-        Whether there was a writer.
+        True if there was a writer.
     """
     metadata = tf.compat.v1.SummaryMetadata(summary_description=description or "")
     metadata.plugin_data.plugin_name = "scalars"
@@ -46,7 +46,7 @@ def scalar(name: str, data: Any, step: Any = None, description: str | None = Non
 
 
 class Summaries:
-    """`tf.summary`, except for scalars."""
+    """Replacement for `tf.summary` with another `scalar`."""
 
     scalar = staticmethod(scalar)
 
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from hvkeras.typing import Callback as _Callback
 
     class _TensorBoard(_Callback):
-        """What type checkers see of Keras's class."""
+        """Type of Keras's class."""
 
         log_dir: PathLike
         histogram_freq: int
@@ -86,10 +86,10 @@ _timed: weakref.WeakSet[Any] = weakref.WeakSet()  # train functions that were tr
 class TensorBoard(_TensorBoard):
     """Keras's TensorBoard callback for several ranks.
 
-    Only the chief writes what Keras's callback writes. The chief is rank 0, or the first of the ranks that train the
-    model together, or the strategy's chief. The times of each rank form a separate run (`rank_0`, `rank_1`, ...),
-    written once per epoch: `ranks/step_time_ms`, `ranks/communication_ms` (time in collectives), and `ranks/wait_ms`
-    (the part of that spent waiting for other ranks). docs/tensorboard.md explains them for each backend.
+    Only the chief writes Keras's summaries: rank 0, the first of the ranks that train the model together, or the
+    strategy's chief. The times of each rank form a separate run (`rank_0`, `rank_1`, ...), written once per epoch:
+    `ranks/step_time_ms`, `ranks/communication_ms` (time in collectives), and `ranks/wait_ms` (the part of it spent
+    waiting for other ranks). docs/tensorboard.md explains them for each backend.
 
     Pass the callback on all ranks. With `hvd.rank0_callbacks`, and under tf.distribute strategies, only the chief's
     times are written.
@@ -104,10 +104,10 @@ class TensorBoard(_TensorBoard):
         write_images: As for Keras's callback.
         write_steps_per_second: As for Keras's callback.
         update_freq: As for Keras's callback.
-        profile_batch: The step, or the first and last step, that `profile_rank` profiles.
+        profile_batch: The step, or the first and last step, to profile on `profile_rank`.
         embeddings_freq: As for Keras's callback.
         embeddings_metadata: As for Keras's callback.
-        profile_rank: The rank that profiles. If it is not the chief, it writes to `<log_dir>/rank_<profile_rank>`.
+        profile_rank: The rank to profile. If it is not the chief, it writes to `<log_dir>/rank_<profile_rank>`.
         rank_scalars: Whether to write the times of the ranks.
 
     Raises:
@@ -137,51 +137,51 @@ class TensorBoard(_TensorBoard):
         self.gathers: bool = False  # whether `fit` gathers the times of all ranks (`hvkeras.training.fit_run`)
         self._profiles = self._should_trace
         self._rank, self._chief = 0, True
-        self._elsewhere: Any = None  # Keras's callback that profiles on a rank other than the chief
+        self._profiler: Any = None  # Keras's callback that profiles on a rank other than the chief
         self._executions = PythonRing(4, LATEST)
-        self._traced = False
-        self._began, self._first = 0.0, 0
+        self._has_traced = False
+        self._step_start, self._first_step = 0.0, 0
         self._rank_writers: dict[int, Any] = {}
-        self._changes = 0  # of an elastic job's ranks, that are written
+        self._written_changes = 0  # membership changes that are written
 
     @property
     def summary(self) -> object:
-        """Keras's access to `tf.summary`, whose scalars need the package tensorboard."""
+        """`tf.summary`, or a replacement without the package tensorboard, as Keras accesses it."""
         return tf.summary if has_tensorboard else Summaries()
 
     def set_model(self, model: ModelLike) -> None:
-        """Determines the rank of this process, and starts writing on the chief."""
-        self._rank, size, self._chief = _place(model)
+        """Determine the rank of this process, and start writing on the chief."""
+        self._rank, size, self._chief = _rank_size_and_chief(model)
         if self._profiles and self.profile_rank >= size:
             raise UsageError(explain(f"profile_rank must be one of the {size} ranks", f"pass one of 0 to {size - 1}",
                                      profile_rank=self.profile_rank))
         self._should_trace = self._profiles and self._chief and self.profile_rank == self._rank
-        self._elsewhere = None
+        self._profiler = None
         if self._chief:
             self._require_tensorboard()
             super().set_model(model)
             return
         _Callback.set_model(self, model)
         if self._profiles and self.profile_rank == self._rank:
-            self._elsewhere = _TensorBoard(os.path.join(self.log_dir, f"rank_{self._rank}"), write_graph=False,
+            self._profiler = _TensorBoard(os.path.join(self.log_dir, f"rank_{self._rank}"), write_graph=False,
                                            profile_batch=self.profile_batch)
             # On workers other than a strategy's chief, tf_keras writes to a folder that it deletes.
-            self._elsewhere._get_log_write_dir = lambda: self._elsewhere.log_dir
-            self._elsewhere.set_model(model)
+            self._profiler._get_log_write_dir = lambda: self._profiler.log_dir
+            self._profiler.set_model(model)
 
     def _require_tensorboard(self) -> None:
         wanted = [name for name in ("histogram_freq", "write_images", "embeddings_freq") if getattr(self, name)]
         in_keras_3 = hasattr(_TensorBoard, "summary")
         if has_tensorboard or (in_keras_3 and not wanted):
             return
-        what = " and ".join(wanted) if in_keras_3 else "The TensorBoard callback of tf_keras"
+        feature = " and ".join(wanted) if in_keras_3 else "The TensorBoard callback of tf_keras"
         needs = "need" if len(wanted) > 1 and in_keras_3 else "needs"
-        raise MachineError(explain(f"{what} {needs} the package tensorboard", "pip install tensorboard"))
+        raise MachineError(explain(f"{feature} {needs} the package tensorboard", "pip install tensorboard"))
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Makes Keras retrace the step, so that its collectives are recorded."""
+        """Make Keras retrace the step with recorded collectives."""
         self.gathers = False
-        self._traced = False
+        self._has_traced = False
         if self.rank_scalars and is_initialized() and current_session().topology.size > 1:
             spans.store().start(_USER)
             if self.model.train_function not in _timed:
@@ -190,52 +190,52 @@ class TensorBoard(_TensorBoard):
                 _timed.add(self.model.train_function)
         if self._chief:
             super().on_train_begin(logs)
-        elif self._elsewhere is not None:
-            self._elsewhere.on_train_begin()
+        elif self._profiler is not None:
+            self._profiler.on_train_begin()
 
     def on_train_end(self, logs: Logs | None = None) -> None:
-        """Closes the files."""
+        """Close the files."""
         spans.store().stop(_USER)
         if self._chief:
             super().on_train_end(logs)
-        elif self._elsewhere is not None:
-            self._elsewhere.on_train_end()
+        elif self._profiler is not None:
+            self._profiler.on_train_end()
         for writer in self._rank_writers.values():
             writer.close()
         self._rank_writers.clear()
 
     def _implements_train_batch_hooks(self) -> bool:
-        """Whether tf_keras calls the two methods that follow."""
+        # tf_keras calls the following two methods only then.
         return True
 
     def on_train_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
-        """Starts the measurement of a step."""
+        """Start the measurement of a step."""
         if self._chief:
             super().on_train_batch_begin(batch, logs)
-        elif self._elsewhere is not None:
-            self._elsewhere.on_train_batch_begin(batch)
-        self._first, self._began = batch, time.time()
+        elif self._profiler is not None:
+            self._profiler.on_train_batch_begin(batch)
+        self._first_step, self._step_start = batch, time.time()
         spans.store().set_in_step(True)
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        """Ends the measurement; the very first step, in which TensorFlow traces, is not measured."""
+        """End the measurement; the first step, with tracing, is not measured."""
         spans.store().set_in_step(False)
-        if self._traced:
-            self._executions.append(self._began, time.time(), self._first, batch)
-        self._traced = True
+        if self._has_traced:
+            self._executions.append(self._step_start, time.time(), self._first_step, batch)
+        self._has_traced = True
         if self._chief:
             super().on_train_batch_end(batch, logs)
-        elif self._elsewhere is not None:
-            self._elsewhere.on_train_batch_end(batch)
+        elif self._profiler is not None:
+            self._profiler.on_train_batch_end(batch)
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
-        """Discards the times of the previous epoch."""
+        """Discard the times of the previous epoch."""
         self._executions = PythonRing(4, LATEST)
         if self._chief:
             super().on_epoch_begin(epoch, logs)
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Writes Keras's summaries, and the chief's times if `fit` does not gather those of all ranks."""
+        """Write Keras's summaries, and the chief's times if `fit` does not gather those of all ranks."""
         if self._chief:
             super().on_epoch_end(epoch, logs)
             self._write_changes(epoch)
@@ -243,41 +243,41 @@ class TensorBoard(_TensorBoard):
                 self.write_rank_times(epoch, {self._rank: self.rank_times()})
 
     def on_test_begin(self, logs: Logs | None = None) -> None:
-        """Calls Keras's method on the chief."""
+        """Call Keras's method on the chief."""
         if self._chief:
             super().on_test_begin(logs)
 
     def on_test_end(self, logs: Logs | None = None) -> None:
-        """Calls Keras's method on the chief."""
+        """Call Keras's method on the chief."""
         if self._chief:
             super().on_test_end(logs)
 
     def on_test_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
-        """Calls Keras's method on the chief."""
+        """Call Keras's method on the chief."""
         if self._chief:
             super().on_test_batch_begin(batch, logs)
 
     def _write_changes(self, epoch: int) -> None:
-        """Writes the changes of an elastic job's ranks that this process has gone through in the epoch."""
-        found = changes()[self._changes:]
+        """Write the membership changes of an elastic job during the epoch, as seen by this process."""
+        found = changes()[self._written_changes:]
         if not found:
             return
-        self._changes += len(found)
+        self._written_changes += len(found)
         with tf.summary.create_file_writer(os.path.join(self.log_dir, "elastic")).as_default(), \
                 tf.summary.record_if(True):
             scalar("elastic/ranks", found[-1].size, step=epoch)
-            scalar("elastic/changes", self._changes, step=epoch)
+            scalar("elastic/changes", self._written_changes, step=epoch)
             scalar("elastic/seconds_lost", sum(change.seconds for change in found), step=epoch)
             scalar("elastic/steps_repeated", sum(change.repeated or 0 for change in found), step=epoch)
 
     def rank_times(self) -> RankTimes:
-        """Returns what this rank has measured since the epoch began."""
+        """Return the measurements of this rank since the epoch began."""
         compiled = bool(getattr(self.model, "jit_compile", False))  # only collectives outside XLA are recorded
         collectives = {} if compiled else {key: track.rows() for key, track in spans.store().collectives().items()}
         return RankTimes.of(self._executions.rows().table, collectives)
 
     def write_rank_times(self, epoch: int, everyone: Mapping[int, RankTimes]) -> None:
-        """Writes the times of the ranks, on the chief.
+        """Write the times of the ranks, on the chief only.
 
         Args:
             epoch: The position on the x axis.
@@ -295,15 +295,15 @@ class TensorBoard(_TensorBoard):
             self._rank_writers[rank].flush()
 
 
-def _place(model: Any) -> tuple[int, int, bool]:
-    """Returns this process's rank, the number of ranks, and whether it is the chief."""
+def _rank_size_and_chief(model: Any) -> tuple[int, int, bool]:
+    """Return the rank of this process, the number of ranks, and whether it is the chief."""
     strategy = spanning_strategy(model)
     if strategy is not None:
         resolver = strategy.cluster_resolver
         jobs = resolver.cluster_spec().as_dict()
-        before = len(jobs.get("chief", ())) if resolver.task_type == "worker" else 0
+        first_worker = len(jobs.get("chief", ())) if resolver.task_type == "worker" else 0
         size = len(jobs.get("chief", ())) + len(jobs.get("worker", ()))
-        return before + (resolver.task_id or 0), size, is_chief(model)
+        return first_worker + (resolver.task_id or 0), size, is_chief(model)
     if not is_initialized():
         return 0, 1, True
     topology = current_session().topology

@@ -1,4 +1,4 @@
-"""The processes that train a model together, and how the chief sends its state to the others."""
+"""Processes that train a model together, and broadcasts from their chief."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from hvkeras.job.process_sets import ProcessSet
 from hvkeras.training.fit_hooks import shared_by
 from hvkeras.training.learned_state import broadcast_learned
 
-_CHUNK = 2**23  # numbers that a strategy's workers sum up in one collective
-_NAME = "what BackupAndRestore found, which every rank needs"
+_CHUNK = 2**23  # elements per all-reduce of a strategy
+_NAME = "the state of BackupAndRestore, which every rank needs"
 
 
 class TrainingGroup:
-    """One process that trains a model by itself.
+    """Group of a single process that trains a model.
 
     Attributes:
         is_chief: Whether this process is the chief.
-        size: The number of processes, each with data of its own; 1 if a strategy partitions the data.
+        size: The number of processes with separate data; 1 if a strategy partitions the data.
         workers: The number of processes.
-        ranks: Their ranks; none for one process, None for the workers of a strategy.
+        ranks: Their ranks; empty for one process, None for workers of a strategy.
     """
 
     size = workers = 1
@@ -37,18 +37,18 @@ class TrainingGroup:
         self.is_chief = is_chief
 
     def broadcast(self, thing: Any) -> Any:
-        """Returns the chief's object on every process; all processes must call it."""
+        """Return the chief's object on every process; all processes must call this."""
         return thing
 
     def broadcast_variables(self, variables: Sequence[Any]) -> None:
-        """Assigns the chief's values to variables on every process; all processes must call it."""
+        """Assign the chief's values to variables on every process; all processes must call this."""
 
     def broadcast_learned_state(self, model: Any) -> None:
-        """Gives layers what the chief's layers have learned from data, on ranks with models of their own."""
+        """Set the chief's learned state of layers on ranks that have their own model."""
 
 
 class _Ranks(TrainingGroup):
-    """Ranks of hvkeras, connected by a backend."""
+    """Ranks of hvkeras, with the collectives of a backend."""
 
     def __init__(self, is_chief: bool, process_set: ProcessSet) -> None:
         super().__init__(is_chief)
@@ -67,7 +67,7 @@ class _Ranks(TrainingGroup):
 
 
 class _Workers(TrainingGroup):
-    """Workers of a strategy, whose replicas sum up the chief's value and zeros."""
+    """Workers of a strategy, which broadcast as the sum of the chief's value and zeros."""
 
     def __init__(self, is_chief: bool, strategy: Any) -> None:
         super().__init__(is_chief)
@@ -79,7 +79,7 @@ class _Workers(TrainingGroup):
             first = replica.replica_id_in_sync_group == 0
             return replica.all_reduce(tf.distribute.ReduceOp.SUM, tf.where(first, values, tf.zeros_like(values)))
 
-        self._sum_up = tf.function(sum_up, autograph=False)
+        self._broadcast_sum = tf.function(sum_up, autograph=False)
 
     def broadcast(self, thing: Any) -> Any:
         data = np.frombuffer(pickle.dumps(thing), np.uint8).astype(np.int64)
@@ -90,32 +90,32 @@ class _Workers(TrainingGroup):
     def broadcast_variables(self, variables: Sequence[Any]) -> None:
         parts = [compat.local_parts(variable) for variable in variables]
         for sent in (np.float32, np.float64, np.int64):
-            those = [local for local in parts if _sent_as(local[0].dtype) is sent]
-            if those:
-                flat = np.concatenate([local[0].numpy().astype(sent).ravel() for local in those])
+            matching = [local for local in parts if _transfer_dtype(local[0].dtype) is sent]
+            if matching:
+                flat = np.concatenate([local[0].numpy().astype(sent).ravel() for local in matching])
                 flat = np.concatenate([self._from_chief(flat[begin : begin + _CHUNK])
                                        for begin in range(0, flat.size, _CHUNK)])
-                for local in those:
+                for local in matching:
                     count = int(local[0].shape.num_elements())
                     values, flat = flat[:count], flat[count:]
                     for part in local:
                         part.assign(tf.cast(tf.reshape(values, part.shape), part.dtype))
 
     def _from_chief(self, values: Any) -> Any:
-        given = self._strategy.run(self._sum_up, args=(tf.constant(values),))
-        return self._strategy.experimental_local_results(given)[0].numpy()
+        results = self._strategy.run(self._broadcast_sum, args=(tf.constant(values),))
+        return self._strategy.experimental_local_results(results)[0].numpy()
 
 
 def group_of(model: Any) -> TrainingGroup:
-    """Returns the processes that train a model together."""
+    """Return the processes that train a model together."""
     strategy, process_set = spanning_strategy(model), shared_by(model)
     if strategy is not None:
         return _Workers(is_chief(model), strategy)
     return TrainingGroup(is_chief(model)) if process_set is None else _Ranks(is_chief(model), process_set)
 
 
-def _sent_as(dtype: Any) -> Any:
-    """Returns the type in which a strategy's workers sum up values of a dtype, without loss."""
+def _transfer_dtype(dtype: Any) -> Any:
+    """Return the dtype for a lossless sum of values of a dtype over the workers."""
     if dtype == tf.float64:
         return np.float64
     return np.float32 if dtype.is_floating else np.int64

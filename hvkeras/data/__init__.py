@@ -1,4 +1,4 @@
-"""Data sharding between ranks: `hvd.shard`."""
+"""Sharding of data between ranks: `hvd.shard`."""
 
 from __future__ import annotations
 
@@ -28,31 +28,32 @@ def shard(
     data: DataT, training: bool = True, *, shuffle: bool | int = False, seed: int = 0, batched: bool | None = None,
     by: Literal["rows", "elements"] = "rows", process_set: ProcessSet = global_process_set,
 ) -> DataT:
-    """Returns this rank's share of the data; every rank passes the same, complete data.
+    """Return this rank's shard of the data; every rank passes the same, complete data.
 
-    The ranks first verify that their data are the same: they compare the amount of data and some of the contents. Each
+    The ranks first verify that their data are equal: they compare the amount of data and some of the contents. Each
     rank then prints a line such as `rank 1: 718 of 1,437, overlap 0, dropped 1`.
 
     For training, every rank gets the same number of samples in every step, since the optimizer averages gradients
     regardless of batch sizes; the last `samples mod ranks` samples are dropped. For evaluation (`training=False`), no
     sample is dropped or padded, and some ranks may get one sample more than others.
 
-    - Arrays: rank r gets the rows r, r + size, r + 2 size, ...; the `batch_size` of `fit` is that of one rank.
-    - `tf.data.Dataset`: samples are assigned to the ranks one by one; batch the share afterwards, for one rank. If the
-      elements are batches, each is taken as the batch of all ranks together and split into equal parts. The first
-      elements are read an additional time for the comparison. Shuffle after sharding (`shuffle=`), or before it with a
-      fixed seed.
-    - `keras.utils.PyDataset` or `tf_keras.utils.Sequence`: each rank loads whole batches of its own; only the last few
-      batches, which are not enough for all ranks, are split. All ranks load the first and the last batch for the
-      comparison. What `on_epoch_end` shuffles is shuffled in the same way on all ranks. If it changes the number of
-      batches, on all ranks alike, they are assigned again.
+    - Arrays: rank r gets the rows r, r + size, r + 2 size, ...; the `batch_size` of `fit` is per rank.
+    - `tf.data.Dataset`: samples are assigned to the ranks one by one; batch the shard afterwards, per rank. If the
+      elements are batches, each is the batch of all ranks together and split into equal parts. The first elements are
+      read one more time for the comparison. Shuffle after sharding (`shuffle=`), or before it with a fixed seed.
+    - `keras.utils.PyDataset` or `tf_keras.utils.Sequence`: each rank loads separate whole batches; only the last few
+      batches, too few for all ranks, are split. All ranks load the first and the last batch for the comparison. If
+      `on_epoch_end` shuffles, it does so equally on all ranks. If it changes the number of batches, equally on all
+      ranks, they are assigned again.
 
     All arrays of a batch, dense, ragged or sparse, must have the same number of rows. Batches of datasets that were
-    batched one by one and then zipped (16 labelled rows and 48 unlabelled ones) are split array by array: rank r of n
-    gets the r-th n-th of each. Elements that cannot be split, such as graphs with their nodes, are assigned whole by
-    `by="elements"`: each rank takes every n-th element. Ranks then have unlike numbers of rows in a step; in `fit`, the
-    gradients of losses that are means over rows are weighted by these numbers, as are metrics. For training, the last
-    `elements mod ranks` elements are dropped; in an evaluation of a dataset, some ranks may get no element.
+    batched separately and then zipped (16 labelled rows and 48 unlabelled ones) are split array by array: rank r of n
+    gets the r-th n-th of each.
+
+    Elements that cannot be split, such as graphs with their nodes, are assigned whole with `by="elements"`: each rank
+    takes every n-th element. Ranks then have different numbers of rows in a step. In `fit`, metrics and the gradients
+    of losses that are means over rows are weighted by these numbers. For training, the last `elements mod ranks`
+    elements are dropped; in an evaluation of a dataset, some ranks may get no element.
 
     Example:
         >>> x_train, y_train = hvd.shard((x_train, y_train))
@@ -67,16 +68,16 @@ def shard(
             `Sequence`.
         training: Whether all ranks must get the same number of samples; False for validation and evaluation.
         shuffle: For arrays, True applies the same permutation of all rows on every rank before sharding, so that no
-            rank gets, for example, the even rows of sorted data. For a dataset of samples, the size of the buffer
-            through which each rank shuffles its share, in a new order in each epoch and on each rank.
+            rank gets, for example, the even rows of sorted data. For a dataset of samples, the size of the buffer with
+            which each rank shuffles its shard, in a new order per epoch and rank.
         seed: The seed of all shuffling; the same on every rank.
-        batched: Whether a dataset's elements are batches, if the pipeline does not show it.
-        by: What is assigned: `"rows"`, or whole `"elements"` of a dataset, or whole batches of a `PyDataset` or
+        batched: Whether the elements of a dataset are batches, if that cannot be derived from the pipeline.
+        by: The unit to assign: `"rows"`, or whole `"elements"` of a dataset, or whole batches of a `PyDataset` or
             `Sequence`.
         process_set: The ranks that share the data.
 
     Returns:
-        This rank's share, in the form of `data`; on one rank, `data`.
+        This rank's shard, of the same kind as `data`; on one rank, `data`.
 
     Raises:
         NotInitializedError: `init()` was not called.
@@ -118,7 +119,7 @@ def _shard(data: Any, partition: Partition, shuffle: Any, seed: int, batched: bo
                                  data=type(data).__name__))
     share, coverage = shard_arrays(data, partition, shuffle, seed, process_set)
     if keeps_accounts() and process_set is global_process_set:
-        if partition.size == 1:  # the share is to be told from the whole data
+        if partition.size == 1:  # copied, so that the shard is a different object than the data
             share = map_leaves(lambda leaf: leaf[:] if isinstance(leaf, np.ndarray) else leaf, share)
         remember_arrays(share, Arrays(data, partition.training, bool(shuffle), seed))
         coverage = replace(coverage, dropped=0)

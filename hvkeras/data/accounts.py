@@ -1,8 +1,8 @@
-"""Accounts of the samples that all ranks together have trained on, so that an epoch goes on where a commit has left it.
+"""Accounts of the samples that all ranks together have trained on, so that an epoch resumes at the last commit.
 
-In an elastic job, the ranks may change in the middle of an epoch. An account counts the samples of a pass over data
-that `hvd.shard` has assigned; after a change, what is left of the pass is assigned to the ranks that there are then. To
-this end, all ranks read the data in the same order, which follows from the number of the pass.
+In an elastic job, membership may change in the middle of an epoch. An account counts the samples of a pass over data
+that `hvd.shard` has assigned; after a change, the remaining samples of the pass are assigned to the current ranks. For
+this, all ranks read the data in the same order, which is derived from the index of the pass.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ Positions = dict[str, tuple[int, int]]
 
 @dataclass
 class Account:
-    """The position in one set of data.
+    """Position in one set of data.
 
     Attributes:
         count: The number of samples in a pass over the data.
         seed: The seed of the order of each pass.
-        passes: The number of passes that are complete.
-        done: The samples of the current pass that were trained on when it began, or went on after a change.
+        passes: The number of completed passes.
+        done: The samples of the current pass that were trained on before it began or resumed.
     """
 
     count: int
@@ -35,95 +35,95 @@ class Account:
     passes: int = 0
     done: int = 0
     _per_step: int = 0  # samples in a step of all ranks
-    _skipped: int = 0  # steps of the pass that are left out as they are done
-    _steps: int = 0  # steps that have been made or left out
-    _left: int = 0  # steps that were left when the pass began
+    _skipped: int = 0  # steps of the pass that were completed before it resumed
+    _steps: int = 0  # steps that are completed, including the skipped ones
+    _remaining: int = 0  # steps that remained when the pass began
 
     def order(self, shuffles: bool) -> Any:
-        """Returns the order of the samples in this pass, an int64 array; the same on all ranks."""
+        """Return the order of the samples in this pass, an int64 array; equal on all ranks."""
         if shuffles:
             return np.random.default_rng([self.seed, self.passes]).permutation(self.count)
         return np.arange(self.count)
 
     def share(self, all_of_them: bool = False) -> tuple[int, int, int, int]:
-        """Returns which samples of the pass are this rank's: how many to skip, then to take, and one of every how many.
+        """Return this rank's samples of the pass.
 
         Args:
-            all_of_them: Whether some ranks get one sample more than others, if need be.
+            all_of_them: Whether no sample is dropped, if need be by one more sample on some ranks.
 
         Returns:
             `(done, usable, size, rank)`: of the `usable` samples after the first `done` of the order, those with the
-            numbers `rank`, `rank + size`, `rank + 2 size`, ...
+            indices `rank`, `rank + size`, `rank + 2 size`, ...
         """
         topology = current_session().topology
-        left = self.count - self.done
-        uneven = left % topology.size
-        if all_of_them and left > uneven:
+        remaining = self.count - self.done
+        uneven = remaining % topology.size
+        if all_of_them and remaining > uneven:
             uneven = 0
-        return self.done, left - uneven, topology.size, topology.rank
+        return self.done, remaining - uneven, topology.size, topology.rank
 
     def steps(self, batch: int, whole: bool = False, drops: bool = False) -> int:
-        """Returns the steps in what is left of the pass, or in a whole one.
+        """Return the number of steps in the remaining pass, or in a complete one.
 
         Args:
-            batch: The samples in a step of each rank.
-            whole: Whether to count a pass from its beginning.
-            drops: Whether a last step with fewer samples is left out.
+            batch: The samples per step of each rank.
+            whole: Whether to count a complete pass.
+            drops: Whether a last step with fewer samples is dropped.
         """
         mine = (self.count if whole else self.count - self.done) // current_session().topology.size
         return mine // batch if drops else -(-mine // batch)
 
     def begin(self, batch: int, drops: bool = False) -> int:
-        """Begins a pass, or what is left of it.
+        """Begin or resume a pass.
 
         Args:
-            batch: The samples in a step of each rank.
-            drops: Whether a last step with fewer samples is left out.
+            batch: The samples per step of each rank.
+            drops: Whether a last step with fewer samples is dropped.
 
         Returns:
-            The number of its first step, in a pass that has the steps of a whole one.
+            The index of its first step within a complete pass.
         """
-        self._per_step, self._left = batch * current_session().topology.size, self.steps(batch, False, drops)
+        self._per_step, self._remaining = batch * current_session().topology.size, self.steps(batch, False, drops)
         self._skipped = self._steps = (self.steps(batch, True, drops) - self.steps(batch, False, drops)
                                        if self.done else 0)
         return self._skipped
 
-    def note(self, steps: int) -> None:
-        """Notes that so many steps of this pass have been made, or left out."""
+    def record_steps(self, steps: int) -> None:
+        """Record the number of completed steps of this pass, including the skipped ones."""
         self._steps = steps
 
     def end(self) -> None:
-        """Ends the pass."""
+        """End the pass."""
         self.passes, self.done = self.passes + 1, 0
         self.stop()
 
     def stop(self) -> None:
-        """Counts no further steps of the pass that has begun."""
-        self._per_step = self._skipped = self._steps = self._left = 0
+        """Stop counting steps of the current pass."""
+        self._per_step = self._skipped = self._steps = self._remaining = 0
 
     @property
     def position(self) -> tuple[int, int]:
-        """The number of complete passes, and of samples of the next one that all ranks together have trained on."""
+        """Number of complete passes, and of samples of the next one that all ranks together have trained on."""
         if activity.ends_epoch() and self._per_step:
             return self.passes + 1, 0
-        made = self._steps - self._skipped
-        if self._per_step and made >= self._left:
+        completed = self._steps - self._skipped
+        if self._per_step and completed >= self._remaining:
             return self.passes, self.count
-        return self.passes, self.done + made * self._per_step
+        return self.passes, self.done + completed * self._per_step
 
 
 class Accounts:
-    """The accounts of all data that `hvd.shard` has assigned in this process."""
+    """Accounts of all data that `hvd.shard` has assigned in this process."""
 
     def __init__(self) -> None:
         self._accounts: dict[str, Account] = {}
-        self._restored: Positions = {}  # of the last commit that was gone back to, for accounts that are opened later
+        self._restored: Positions = {}  # of the last restored commit, for accounts that are opened later
 
     def account(self, description: object, count: int, seed: int) -> Account:
-        """Returns the account of data, which is the same for the same data.
+        """Return the account of data; equal data have the same account.
 
         Args:
-            description: What tells the data from others, the same on all ranks and after a restart.
+            description: The identity of the data, equal on all ranks and after a restart.
             count: The number of samples.
             seed: The seed of the order of each pass.
         """
@@ -133,11 +133,11 @@ class Accounts:
         return self._accounts[key]
 
     def positions(self) -> Positions:
-        """Returns the position in each set of data, for a commit."""
+        """Return the position in each set of data, for a commit."""
         return {key: account.position for key, account in self._accounts.items()}
 
     def restore(self, positions: Positions) -> None:
-        """Goes back to the positions of a commit; data that it does not know begin anew."""
+        """Restore the positions of a commit; data without a position start from the beginning."""
         self._restored = dict(positions)
         for key, account in self._accounts.items():
             account.passes, account.done = positions.get(key, (0, 0))
@@ -145,17 +145,17 @@ class Accounts:
 
 
 def accounts() -> Accounts:
-    """Returns the accounts of this process, which outlive the generations of an elastic job."""
+    """Return the accounts of this process, which persist over the generations of an elastic job."""
     return this_process().part(Accounts)
 
 
 def keeps_accounts() -> bool:
-    """Whether this job's ranks may change while it runs."""
+    """Return whether the membership of this job may change while it runs."""
     return is_initialized() and bool(current_session().settings.run_membership)
 
 
-def rough(marks: Any) -> Any:
-    """Returns marks of data without the last digits of their numbers, which differ between processors."""
+def rounded_marks(marks: Any) -> Any:
+    """Return fingerprints without the last digits of their numbers, which differ between processors."""
     if isinstance(marks, list):
-        return [rough(mark) for mark in marks]
+        return [rounded_marks(mark) for mark in marks]
     return f"{marks:.1e}" if isinstance(marks, float) else marks

@@ -1,4 +1,4 @@
-"""Partition arithmetic: which rows, batches and parts each rank gets; and shards of arrays, assigned row by row."""
+"""Partition of rows and batches between ranks, and shards of arrays by rows."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from hvkeras.job.process_sets import ProcessSet
 
 @dataclass(frozen=True)
 class Partition:
-    """How data are partitioned between ranks.
+    """Partition of data between ranks.
 
     In training, all ranks get the same number of rows in every step: the optimizer averages gradients regardless of
-    batch sizes, so a rank with fewer rows would give each of them more weight. In evaluation, every row goes to exactly
-    one rank, since sums of metric states do not depend on how many rows each rank has.
+    batch sizes, so each row on a rank with fewer rows would have more weight. In evaluation, every row goes to exactly
+    one rank, since sums of metric states do not depend on the number of rows per rank.
 
     Attributes:
         rank: This rank's index among the ranks that share the data.
@@ -32,37 +32,37 @@ class Partition:
     training: bool
 
     def rows(self, count: int) -> range:
-        """Returns which of `count` rows this rank gets when rows are assigned one by one.
+        """Return the rows of this rank, of `count` rows that are assigned one by one.
 
-        With batch size b on every rank, the batches of all ranks in step t are the rows t b size to (t + 1) b size.
+        With batch size b on every rank, step t covers the rows t b size to (t + 1) b size.
         """
         return range(self.rank, count - self.dropped(count), self.size)
 
     def part(self, count: Any) -> tuple[Any, Any]:
-        """Returns this rank's first row and the row after its last when `count` rows (number or tensor) are split."""
+        """Return this rank's first row, and the row after its last, of `count` rows (int or tensor) in blocks."""
         if self.training:
             share = count // self.size
             return self.rank * share, (self.rank + 1) * share
         return self.rank * count // self.size, (self.rank + 1) * count // self.size
 
     def part_size(self, count: int) -> int:
-        """Returns the number of rows in `part`."""
+        """Return the number of rows in `part`."""
         start, stop = self.part(count)
         return int(stop - start)
 
     def dropped(self, count: int) -> int:
-        """Returns how many of `count` rows no rank gets."""
+        """Return the number of rows, of `count`, that no rank gets."""
         return count % self.size if self.training else 0
 
     def require_one_each(self, count: int, what: str = "sample") -> None:
-        """Checks that every rank gets something to train on.
+        """Check that every rank gets at least one sample for training.
 
         Args:
             count: The number of samples, or of elements.
-            what: What is counted, in the singular.
+            what: The unit of `count`, in the singular.
 
         Raises:
-            UsageError: There are fewer than ranks, in training.
+            UsageError: There are fewer than ranks, for training.
         """
         if self.training and count < self.size:
             raise UsageError(explain(f"Training needs at least one {what} per rank", "start fewer ranks, or train"
@@ -71,14 +71,14 @@ class Partition:
 
 @dataclass(frozen=True)
 class Coverage:
-    """The part of the data that a rank gets.
+    """Part of the data that a rank gets.
 
     Attributes:
         mine: The number of this rank's samples; None if unknown.
         total: The number of all samples; None if unknown.
         dropped: The number of samples that no rank gets.
-        note: Other information that the user needs, as text.
-        what: What is counted, in the singular.
+        note: Further information for the user.
+        what: The unit of the counts, in the singular.
     """
 
     mine: int | None
@@ -88,22 +88,22 @@ class Coverage:
     what: str = "sample"
 
     def line(self, rank: int) -> str:
-        """Returns the line to print: `rank 1: 718 of 1,437, overlap 0, dropped 1`."""
+        """Return the line to print: `rank 1: 718 of 1,437, overlap 0, dropped 1`."""
         if self.mine is None or self.total is None:
             return f"rank {rank}: {self.note}"
         of = f"{self.total:,}" if self.what == "sample" else f"{self.total:,} {self.what}s"
         line = f"rank {rank}: {self.mine:,} of {of}, overlap 0, dropped {self.dropped:,}"
         return f"{line} ({self.note})" if self.note else line
 
-    def doubtful(self) -> Coverage:
-        """Returns the same coverage with a note that the ranks could not compare their data."""
+    def unverified(self) -> Coverage:
+        """Return the same coverage with a note that the ranks could not compare their data."""
         doubt = "contents are random each time they are read, so the ranks could not compare them"
         return replace(self, note=f"{self.note}; {doubt}" if self.note else doubt)
 
 
 @dataclass(frozen=True)
 class Batches:
-    """The rows of a series of batches, all of which have the same number of rows except the last.
+    """Row counts of batches that all have the same number of rows, except the last.
 
     Attributes:
         rows: The number of rows in a full batch.
@@ -117,22 +117,22 @@ class Batches:
 
     @property
     def total(self) -> int:
-        """The number of rows in all batches."""
+        """Number of rows in all batches."""
         return self.rows * self.full + self.last
 
     def cut(self, partition: Partition) -> tuple[Coverage, int]:
-        """Returns a rank's coverage and its number of non-empty parts when each batch is split into parts."""
+        """Return the coverage and the number of non-empty parts of a rank when each batch is split."""
         mine = self.full * partition.part_size(self.rows) + partition.part_size(self.last)
         dropped = self.full * partition.dropped(self.rows) + partition.dropped(self.last)
         parts = self.full * bool(partition.part_size(self.rows)) + bool(partition.part_size(self.last))
         return Coverage(mine, self.total, dropped), parts
 
     def rounds(self, partition: Partition) -> tuple[range, list[tuple[int, int, int]]]:
-        """Returns a rank's share when whole full batches are assigned in rounds and the remainder is split into parts.
+        """Return a rank's share when full batches are assigned in rounds and the remaining ones are split.
 
         Returns:
-            The indices of the rank's whole batches, one per round, and its part of the remainder as
-            (batch, first row, row after the last).
+            The indices of the rank's whole batches, one per round, and its part of the remaining ones as (batch, first
+            row, row after the last).
         """
         batches_in_rounds = self.full // partition.size * partition.size
         start, stop = partition.part(self.total - batches_in_rounds * self.rows)
@@ -156,7 +156,7 @@ HINTS = Hints(
 
 def shard_arrays(data: Any, partition: Partition, shuffle: Any, seed: int,
                  process_set: ProcessSet) -> tuple[Any, Coverage]:
-    """Returns this rank's rows of a structure of arrays."""
+    """Return this rank's rows of a structure of arrays."""
     require_options(shuffle)
     require_arrays(data)
     if partition.size > 1:
@@ -166,7 +166,7 @@ def shard_arrays(data: Any, partition: Partition, shuffle: Any, seed: int,
 
 
 def split_arrays(data: Any, partition: Partition, shuffle: bool = False, seed: int = 0) -> tuple[Any, Coverage]:
-    """Returns this rank's rows of a structure of arrays that all ranks hold."""
+    """Return this rank's rows of arrays that all ranks hold."""
     count = count_rows(data)
     partition.require_one_each(count)
     rows = partition.rows(count)
@@ -180,12 +180,12 @@ def split_arrays(data: Any, partition: Partition, shuffle: bool = False, seed: i
 
 
 def require_options(shuffle: Any) -> None:
-    """Checks the options for arrays."""
+    """Check the options for arrays."""
     if shuffle not in (True, False) or not isinstance(shuffle, (bool, np.bool_)):
         raise UsageError(explain("Arrays must be shuffled as a whole or not at all", "pass shuffle=True, or leave it"
                                  " out, as model.fit shuffles each rank's rows anyway", shuffle=shuffle))
 
 
 def arrays_facts(data: Any, call: str) -> DataFacts:
-    """Returns the facts about a rank's arrays that all ranks compare."""
+    """Return the facts about the arrays of a rank that all ranks compare."""
     return DataFacts(f"{len(leaves(data))} arrays, {call}", f"{count_rows(data):,} samples", "", fingerprint(data))

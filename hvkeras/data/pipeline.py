@@ -1,7 +1,7 @@
-"""Analysis of a `tf.data` pipeline from its stages: whether it batches, and whether its order can vary.
+"""Analysis of a `tf.data` pipeline: whether it batches, and whether its order can vary.
 
-Stages are recognized by the names of TensorFlow's private classes; a stage with another name makes the answer
-"not known", and the user is asked.
+Stages are recognized by the names of TensorFlow's private classes. With an unrecognized stage, the result is None
+("unknown"), and the user must decide.
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ import tensorflow as tf
 from hvkeras.data.partition import Batches
 
 _BATCHING = {"Batch", "ParallelBatch", "PaddedBatch", "DenseToSparseBatch", "MapAndBatch", "Rebatch", "LegacyRebatch"}
-_SINGLE = {"TensorSlice", "Range", "Random", "TFRecord", "TextLine", "FixedLengthRecord", "Csv", "Unbatch"}
+_UNBATCHED = {"TensorSlice", "Range", "Random", "TFRecord", "TextLine", "FixedLengthRecord", "Csv", "Unbatch"}
 # Stages that produce one element for each input element.
 _ONE_TO_ONE = {"Map", "ParallelMap", "Prefetch", "Cache", "Options", "Shuffle", "AssertCardinality", "Model",
                "CopyToDevice", "MaxIntraOpParallelism", "PrivateThreadPool", "Restructured", "Snapshot"}
-# Also stages that drop or repeat elements, and do not change whether elements are batches.
-_KEEPING = {*_ONE_TO_ONE, "Repeat", "Skip", "Take", "Shard", "Filter", "Scan", "TakeWhile", "Unique", "IgnoreErrors"}
+# Also stages that drop or repeat elements.
+_BATCH_PRESERVING = {*_ONE_TO_ONE, "Repeat", "Skip", "Take", "Shard", "Filter", "Scan", "TakeWhile", "Unique",
+                     "IgnoreErrors"}
 _MAPPING = {"Map", "ParallelMap", "Scan", "Restructured"}
 _JOINING = {"Zip", "Concatenate", "DirectedInterleave"}
 
 
-def _stage(dataset: Any) -> str:
-    """Returns the name of the last stage: `Batch` for TensorFlow's class `_BatchDataset`."""
+def _stage_name(dataset: Any) -> str:
+    """Return the name of the last stage: `Batch` for the class `_BatchDataset`."""
     return type(dataset).__name__.lstrip("_").split("Dataset")[0]
 
 
@@ -34,18 +35,18 @@ def _inputs(dataset: Any) -> list[Any]:
 
 
 def _stages(dataset: Any) -> list[Any]:
-    """Returns all stages, the last one first."""
+    """Return all stages, last one first."""
     return [dataset, *(stage for source in _inputs(dataset) for stage in _stages(source))]
 
 
 def is_batched(dataset: Any) -> bool | None:
-    """Whether the elements are batches; None if unknown."""
-    stage, sources = _stage(dataset), _inputs(dataset)
-    if stage in _SINGLE or has_scalars(dataset):
+    """Return whether the elements are batches; None if unknown."""
+    stage, sources = _stage_name(dataset), _inputs(dataset)
+    if stage in _UNBATCHED or has_scalars(dataset):
         return False
     if stage in _BATCHING:
         return True
-    if stage in _KEEPING and len(sources) == 1:
+    if stage in _BATCH_PRESERVING and len(sources) == 1:
         return is_batched(sources[0])
     if stage in _JOINING:
         sources = sources[1:] if stage == "DirectedInterleave" else sources  # the first selects the source
@@ -55,22 +56,24 @@ def is_batched(dataset: Any) -> bool | None:
 
 
 def has_scalars(dataset: Any) -> bool:
-    """Whether an element contains a single number or string, which batches never do."""
+    """Return whether an element contains a scalar, which batches never do."""
     specs = tf.nest.flatten(dataset.element_spec)
     return any(getattr(getattr(spec, "shape", None), "rank", None) == 0 for spec in specs)
 
 
 def batches_of(dataset: Any) -> Batches | None:
-    """Returns the row counts of a batched pipeline's elements, if they are known without reading it."""
+    """Return the row counts of the elements of a batched pipeline, if known without reading it."""
     count = int(dataset.cardinality())
     rows = static_rows(dataset)
     if count < 0:
         return None
     if rows is not None:
         return Batches(rows, count, 0)
-    while _stage(dataset) in _ONE_TO_ONE and len(_inputs(dataset)) == 1:
+    while _stage_name(dataset) in _ONE_TO_ONE and len(_inputs(dataset)) == 1:
         dataset = _inputs(dataset)[0]
-    if _stage(dataset) not in ("Batch", "ParallelBatch", "PaddedBatch") or _stage(_inputs(dataset)[0]) in _BATCHING:
+    if _stage_name(dataset) not in ("Batch", "ParallelBatch", "PaddedBatch"):
+        return None
+    if _stage_name(_inputs(dataset)[0]) in _BATCHING:
         return None
     rows, samples = int(dataset._batch_size), int(_inputs(dataset)[0].cardinality())
     if samples < 0 or -(-samples // rows) != count:
@@ -79,7 +82,7 @@ def batches_of(dataset: Any) -> Batches | None:
 
 
 def static_rows(dataset: Any) -> int | None:
-    """Returns the number of rows of every batch, if it is constant and part of the static shapes."""
+    """Return the number of rows of every batch, if the static shapes contain it."""
     for spec in tf.nest.flatten(dataset.element_spec):
         if spec.shape.rank:
             return None if spec.shape[0] is None else int(spec.shape[0])
@@ -87,55 +90,55 @@ def static_rows(dataset: Any) -> int | None:
 
 
 def zipped_batches(dataset: Any, unmapped: bool = False) -> list[Any]:
-    """Returns the batched pipelines that a pipeline zips; none unless there are several.
+    """Return the batched pipelines that a pipeline zips; empty unless there are several.
 
-    Their rows are not those of the same samples: each may have a batch size of its own.
+    Their rows belong to different samples, and their batch sizes may differ.
 
     Args:
         dataset: The pipeline.
-        unmapped: Whether the arrays of an element must be those of the pipelines, in their order.
+        unmapped: Whether the arrays of an element must be those of the pipelines, in this order.
     """
-    while _stage(dataset) in _KEEPING and len(_inputs(dataset)) == 1:
-        if unmapped and _stage(dataset) in _MAPPING:
+    while _stage_name(dataset) in _BATCH_PRESERVING and len(_inputs(dataset)) == 1:
+        if unmapped and _stage_name(dataset) in _MAPPING:
             return []
         dataset = _inputs(dataset)[0]
-    if _stage(dataset) != "Zip":
+    if _stage_name(dataset) != "Zip":
         return []
     found = [one for source in _inputs(dataset) for one in zipped_batches(source, unmapped) or [source]]
     return found if len(found) > 1 and all(map(is_batched, found)) else []
 
 
 def has_stage(dataset: Any, is_sought: Callable[[Any], bool]) -> bool:
-    """Whether a pipeline has such a stage."""
+    """Return whether a pipeline has such a stage."""
     return any(map(is_sought, _stages(dataset)))
 
 
 def batch_size(dataset: Any) -> int | None:
-    """Returns the number of rows in a full batch, if the static shapes or the batching stage state it."""
+    """Return the number of rows in a full batch, if the static shapes or the batching stage contain it."""
     rows = static_rows(dataset)
     if rows is not None:
         return rows
-    while _stage(dataset) in _KEEPING and len(_inputs(dataset)) == 1:
+    while _stage_name(dataset) in _BATCH_PRESERVING and len(_inputs(dataset)) == 1:
         dataset = _inputs(dataset)[0]
-    found = getattr(dataset, "_batch_size", None) if _stage(dataset) in _BATCHING else None
+    found = getattr(dataset, "_batch_size", None) if _stage_name(dataset) in _BATCHING else None
     return None if found is None else int(found)
 
 
 def batching_to(dataset: Any, is_source: Callable[[Any], bool]) -> tuple[Any, int | None, bool]:
-    """Follows a pipeline back to a stage, through stages that keep the order of elements, and batch them once.
+    """Trace a pipeline back to a stage, through stages that keep the order of elements and batch at most once.
 
     Args:
         dataset: The pipeline.
-        is_source: Whether a stage is the one.
+        is_source: Whether a stage is the wanted one.
 
     Returns:
-        The stage, the rows in a batch, and whether an incomplete last batch is dropped; None instead of the stage if it
-        cannot be reached like this, and instead of the rows if nothing batches.
+        The stage, the rows per batch, and whether an incomplete last batch is dropped. The stage is None if it cannot
+        be reached like this; the rows are None if nothing batches.
     """
     rows: int | None = None
     drops = False
     while not is_source(dataset):
-        stage, sources = _stage(dataset), _inputs(dataset)
+        stage, sources = _stage_name(dataset), _inputs(dataset)
         if stage in ("Batch", "ParallelBatch", "PaddedBatch") and rows is None:
             rows, drops = int(dataset._batch_size), bool(dataset._drop_remainder)
         elif stage not in _ONE_TO_ONE or stage in ("Shuffle", "Cache", "Snapshot"):
@@ -147,12 +150,12 @@ def batching_to(dataset: Any, is_source: Callable[[Any], bool]) -> tuple[Any, in
 
 
 def shuffle_seeds(dataset: Any) -> list[tuple[int, int]]:
-    """Returns the seed pair of each stage that shuffles or draws; (0, 0) means a different order at every start."""
+    """Return the seed pairs of stages that shuffle or draw; (0, 0) means a different order after each start."""
     return [(int(stage._seed), int(stage._seed2)) for stage in _stages(dataset)
             if hasattr(stage, "_seed") and hasattr(stage, "_seed2")]
 
 
 def is_nondeterministic(dataset: Any) -> bool:
-    """Whether the pipeline may yield elements as they become ready, in an order that differs between runs."""
+    """Return whether the order of elements may differ between runs, as they are yielded when ready."""
     return dataset.options().deterministic is False or any(
         getattr(stage, "_deterministic", None) == "false" for stage in _stages(dataset))

@@ -1,4 +1,4 @@
-"""Verification that all ranks hold the same data: they exchange facts about it before sharding."""
+"""Verification that all ranks hold the same data, from facts that they exchange before sharding."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ from hvkeras.job.process_sets import ProcessSet
 from hvkeras.job.session import current_session
 
 SAMPLED_ROWS = 64
-# The same data may differ in the last digits if computed on another processor; different rows differ in the first ones.
+# Relative: equal data may differ in the last digits between processors; different rows differ in the first ones.
 TOLERANCE = 1e-4
 
 
 def exchange(name: str, work: Callable[[], Any], process_set: ProcessSet, hint: str = "") -> list[Any]:
-    """Exchanges the results of all ranks' work, so that every rank gets them; a failure on one rank fails on all.
+    """Exchange the results of all ranks' work; a failure on one rank fails on all.
 
     Args:
-        name: Identifies the exchange across ranks and in messages.
-        work: The function that each rank runs first.
+        name: The name of the exchange across ranks and in messages.
+        work: The function that each rank runs before.
         process_set: The participating ranks.
-        hint: What to write instead if one rank is alone in it by mistake.
+        hint: The hint for a rank that waits alone by mistake.
 
     Returns:
         The results in rank order.
 
     Raises:
-        Exception: Whatever this rank's work raised.
-        PeerError: Another rank's work raised an exception.
+        Exception: Any exception of this rank's work.
+        PeerError: The work of another rank raised an exception.
     """
     failure: BaseException | None = None
     result = None
     try:
         result = work()
-    except Exception as error:  # noqa: BLE001 - raised below, once the others know
+    except Exception as error:  # noqa: BLE001 - raised below, after the exchange
         failure = error
     failure_text = "" if failure is None else f"{type(failure).__name__}: {failure}"
     gathered = gather_objects((failure_text, result), process_set, name, hint)
@@ -57,18 +57,18 @@ def exchange(name: str, work: Callable[[], Any], process_set: ProcessSet, hint: 
 
 
 def fingerprint(data: Any) -> list[Any]:
-    """Returns a fingerprint of the contents of arrays: a mark for each, from up to 64 evenly spaced rows."""
-    return [None if leaf is None else _mark(leaf) for leaf in leaves(data)]
+    """Return a fingerprint of arrays: one mark per array, from up to 64 evenly spaced rows."""
+    return [None if leaf is None else _fingerprint_of(leaf) for leaf in leaves(data)]
 
 
-def _mark(leaf: Any) -> Any:
-    """Returns the dtype, the shape of a row, and a digest of the sampled rows."""
+def _fingerprint_of(leaf: Any) -> Any:
+    """Return the dtype, the shape of a row, and a digest of the sampled rows."""
     if isinstance(leaf, tf.sparse.SparseTensor):
         rows = [np.asarray(leaf.indices), np.asarray(leaf.values)]
     else:
         count = int(leaf.shape[0]) if getattr(leaf, "shape", None) else len(leaf)
         indices: Any = np.unique(np.linspace(0, count - 1, min(count, SAMPLED_ROWS)).astype(int)) if count else []
-        rows = [_plain(take_slice(leaf, slice(int(index), int(index) + 1))) for index in indices]
+        rows = [_as_array(take_slice(leaf, slice(int(index), int(index) + 1))) for index in indices]
     kind = str(getattr(rows[0], "dtype", "")) if rows else ""
     if rows and all(np.issubdtype(row.dtype, np.inexact) for row in rows):
         return [kind, list(rows[0].shape[1:]), [_sketch(row) for row in rows]]
@@ -78,26 +78,26 @@ def _mark(leaf: Any) -> Any:
     return [kind, list(rows[0].shape[1:]) if rows else [], digest.hexdigest()]
 
 
-def _plain(row: Any) -> Any:
+def _as_array(row: Any) -> Any:
     if isinstance(row, tf.RaggedTensor):
         return np.asarray(row.flat_values)
     return np.asarray(row.toarray() if hasattr(row, "toarray") else row)
 
 
 def _sketch(row: Any) -> float:
-    """Reduces a row to a number that depends on its values and their order; equal up to rounding for equal rows."""
+    """Reduce a row to a number that depends on values and order; equal up to rounding for equal rows."""
     values = np.nan_to_num(np.abs(row) if np.iscomplexobj(row) else row).astype(np.float64).ravel()
     return float(values @ np.cos(np.arange(1, values.size + 1)))
 
 
 def differing(first: Sequence[Any], second: Sequence[Any]) -> list[int]:
-    """Returns the indices of arrays whose marks indicate different contents."""
+    """Return the indices of arrays with different marks."""
     if len(first) != len(second):
         return list(range(max(len(first), len(second))))
-    return [index for index, (one, other) in enumerate(zip(first, second, strict=True)) if not _alike(one, other)]
+    return [index for index, (one, other) in enumerate(zip(first, second, strict=True)) if not _are_alike(one, other)]
 
 
-def _alike(one: Any, other: Any) -> bool:
+def _are_alike(one: Any, other: Any) -> bool:
     if one is None or other is None or one[:2] != other[:2] or isinstance(one[2], str) or isinstance(other[2], str):
         return bool(one == other)
     scale = max((abs(value) for value in one[2]), default=0.0)
@@ -106,12 +106,11 @@ def _alike(one: Any, other: Any) -> bool:
 
 @dataclass(frozen=True)
 class DataFacts:
-    """DataFacts about a rank's data that are compared before sharding; all but `marks` are readable text.
+    """Facts about a rank's data that are compared before sharding; all but `marks` are readable text.
 
     Attributes:
         call: The kind of data and the arguments of the call.
-        amount: The amount of data.
-        order: What determines the order of the data, such as the seeds of shuffles.
+        order: The origin of the order of the data, such as the seeds of shuffles.
         marks: The `fingerprint` of some of the contents.
     """
 
@@ -123,7 +122,7 @@ class DataFacts:
 
 @dataclass(frozen=True)
 class Hints:
-    """The fixes that messages suggest where ranks differ in one of the `DataFacts`, or where one rank is alone."""
+    """Hints in messages if ranks differ in one of the `DataFacts`, or if one rank waits alone."""
 
     call: str
     amount: str
@@ -134,67 +133,66 @@ class Hints:
 
 def require_same_data(name: str, describe: Callable[[], DataFacts], read: Callable[[], Any], hints: Hints,
                       process_set: ProcessSet) -> bool:
-    """Checks that all ranks hold the same data in the same order.
+    """Check that all ranks hold the same data in the same order.
 
-    Contents that differ between two readings on one rank, such as randomly augmented images, cannot be compared and are
-    left out.
+    Contents that differ between two readings on one rank, such as randomly augmented images, are not compared.
 
     Args:
-        name: Identifies the exchange across ranks.
+        name: The name of the exchange across ranks.
         describe: Returns this rank's facts.
-        read: Reads the contents to compare a second time.
-        hints: The fixes to suggest where ranks differ.
+        read: Returns the contents, to be compared a second time.
+        hints: The hints for messages.
         process_set: The participating ranks.
 
     Returns:
-        Whether the contents could be compared: False if all of them are random at every reading.
+        True if contents could be compared; False if all of them are random at every reading.
 
     Raises:
-        UsageError: Ranks differ; names the first two that do, and what each has.
+        UsageError: Ranks differ; the message contains the first two that do.
     """
     if current_session().launch.rendezvous.kind == "standby":
         describe()
-        return True  # the others have compared theirs, and train
+        return True  # the running ranks have already compared their data
     facts: list[DataFacts] = exchange(name, describe, process_set, hints.alone)
     ranks = process_set.ranks
     require_equal("All ranks must call hvkeras in the same way", hints.call, [fact.call for fact in facts], ranks)
-    require_equal("All ranks must pass the same data, the whole of it", hints.amount, [fact.amount for fact in facts],
+    require_equal("All ranks must pass the same data, and all of it", hints.amount, [fact.amount for fact in facts],
                   ranks)
     require_equal("All ranks must read the same data in the same order", hints.order, [fact.order for fact in facts],
                   ranks)
-    found = [fact.marks for fact in facts]
-    if not any(differing(found[0], other) for other in found):
+    marks = [fact.marks for fact in facts]
+    if not any(differing(marks[0], other) for other in marks):
         return True
     second_read = exchange(f"{name} again", lambda: fingerprint(read()), process_set)
-    random_indices = {index for one, other in zip(found, second_read, strict=True) for index in differing(one, other)}
-    for rank, other in zip(ranks, found, strict=True):
-        differing_indices = [index for index in differing(found[0], other) if index not in random_indices]
+    random_indices = {index for one, other in zip(marks, second_read, strict=True) for index in differing(one, other)}
+    for rank, other in zip(ranks, marks, strict=True):
+        differing_indices = [index for index in differing(marks[0], other) if index not in random_indices]
         if differing_indices:
             raise UsageError(explain("All ranks must pass the same data in the same order", hints.contents, **{
-                f"rank_{ranks[0]}": _readable(found[0], differing_indices[0]),
-                f"rank_{rank}": _readable(other, differing_indices[0])}))
-    return len(random_indices) < len(found[0])
+                f"rank_{ranks[0]}": _format_mark(marks[0], differing_indices[0]),
+                f"rank_{rank}": _format_mark(other, differing_indices[0])}))
+    return len(random_indices) < len(marks[0])
 
 
 def require_equal(must_hold: str, hint: str, values: Sequence[Any], ranks: Sequence[int]) -> None:
-    """Checks that something is the same on all ranks.
+    """Check that a value is equal on all ranks.
 
     Args:
-        must_hold: The requirement that the message states.
-        hint: The fix that the message suggests.
+        must_hold: The requirement, for the message.
+        hint: The hint, for the message.
         values: One readable value per rank.
         ranks: The ranks of the values.
 
     Raises:
-        UsageError: Ranks differ; names the first two that do, with both values.
+        UsageError: Ranks differ; the message contains the first two that do.
     """
     for rank, value in zip(ranks, values, strict=True):
         if value != values[0]:
             raise UsageError(explain(must_hold, hint, **{f"rank_{ranks[0]}": values[0], f"rank_{rank}": value}))
 
 
-def _readable(marks: Sequence[Any], index: int) -> str:
-    """Returns a short text for a mark: `float32 rows of shape [8], contents 3f2a`."""
+def _format_mark(marks: Sequence[Any], index: int) -> str:
+    """Format a mark for messages: `float32 rows of shape [8], contents 3f2a`."""
     if index >= len(marks) or marks[index] is None:
         return f"{len(marks)} arrays" if index >= len(marks) else "None"
     kind, shape, contents = marks[index]
@@ -204,7 +202,7 @@ def _readable(marks: Sequence[Any], index: int) -> str:
 
 @contextlib.contextmanager
 def common_randomness(seed: int) -> Iterator[None]:
-    """A scope in which NumPy's and Python's global random numbers are the same on all ranks."""
+    """Enter a scope in which the global random numbers of NumPy and Python are equal on all ranks."""
     numpy_state, python_state = np.random.get_state(), random.getstate()
     np.random.seed(seed % 2**32)
     random.seed(seed)

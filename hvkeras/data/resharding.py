@@ -1,4 +1,4 @@
-"""Data of elastic jobs: what `hvd.shard` has assigned to ranks is assigned again after a membership change."""
+"""Data of elastic jobs, which are assigned to the ranks again after a membership change."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from hvkeras import compat
-from hvkeras.data.accounts import Account, accounts, rough
+from hvkeras.data.accounts import Account, accounts, rounded_marks
 from hvkeras.data.partition import Batches, Partition, split_arrays
 from hvkeras.data.pipeline import batching_to
 from hvkeras.data.proof import fingerprint
@@ -22,59 +22,52 @@ from hvkeras.host.console import prints_at, say
 from hvkeras.job.process_sets import ProcessSet
 from hvkeras.job.session import current_session, this_process
 
-CHUNK, MOST_AT_ONCE = 1024**2, 64  # bytes, and batches, that are read at once
+CHUNK, MOST_AT_ONCE = 1024**2, 64  # bytes and batches to read at once
 
 
 class Arrays:
-    """Arrays that `hvd.shard` has assigned.
-
-    Args:
-        data: The whole arrays.
-        training: As for `hvd.shard`.
-        shuffle: As for `hvd.shard`.
-        seed: As for `hvd.shard`.
-    """
+    """Arrays that `hvd.shard` has assigned."""
 
     def __init__(self, data: Any, training: bool, shuffle: bool, seed: int) -> None:
         self.training = training
         self.whole: list[Any] = leaves(data)
         self._data, self._shuffle, self._seed = data, shuffle, seed
         count = count_rows(data)
-        self.account: Account = accounts().account(("arrays", rough(fingerprint(data)), shuffle), count, seed)
+        self.account: Account = accounts().account(("arrays", rounded_marks(fingerprint(data)), shuffle), count, seed)
         self._base = np.random.default_rng(seed).permutation(count) if shuffle else None
-        self._split: tuple[tuple[int, int], list[Any]] | None = None
+        self._current_share: tuple[tuple[int, int], list[Any]] | None = None
 
     def rows(self, shuffles: bool) -> Any:
-        """Returns the rows of this rank in what is left of the pass, an int64 array in the order of its steps."""
+        """Return the rows of this rank in the remaining pass, an int64 array in the order of its steps."""
         done, usable, size, rank = self.account.share(all_of_them=True)
         order = self.account.order(shuffles)[done : done + usable][rank::size]
         return order if self._base is None else self._base[order]
 
     def current(self) -> list[Any]:
-        """Returns this rank's share now, for evaluation: an array for each of the whole ones."""
+        """Return this rank's current share, for evaluation: one array for each of the complete ones."""
         topology = current_session().topology
         index = topology.rank, topology.size
-        if self._split is None or self._split[0] != index:
+        if self._current_share is None or self._current_share[0] != index:
             share, _ = split_arrays(self._data, Partition(*index, self.training), self._shuffle, self._seed)
-            self._split = index, leaves(share)
-        return self._split[1]
+            self._current_share = index, leaves(share)
+        return self._current_share[1]
 
 
 @dataclass(frozen=True)
 class _AssignedRows:
-    """Which of the whole arrays an array of a share comes from."""
+    """Origin of an array of a share: the complete arrays, and its index among them."""
 
     source: Arrays
     index: int
 
 
 class ShardOrigins:
-    """What each share comes from that `hvd.shard` has made in this process, as long as the share exists.
+    """Origins of the shares that `hvd.shard` has made in this process, while they exist.
 
     Attributes:
-        arrays: The whole arrays of an array.
+        arrays: The complete arrays of an array.
         datasets: The account of a dataset of samples.
-        of_whole_elements: True for a dataset whose elements were assigned whole.
+        of_whole_elements: True for a dataset with whole elements.
     """
 
     def __init__(self) -> None:
@@ -84,19 +77,19 @@ class ShardOrigins:
 
 
 def shares() -> ShardOrigins:
-    """Returns what is known of the shares in this process."""
+    """Return the origins of the shares in this process."""
     return this_process().part(ShardOrigins)
 
 
 def remember_arrays(share: Any, source: Arrays) -> None:
-    """Remembers that a share comes from whole arrays, as long as the share exists."""
+    """Record the complete arrays that a share comes from, while the share exists."""
     for index, leaf in enumerate(leaves(share)):
         if leaf is not None:
             shares().arrays[leaf] = _AssignedRows(source, index)
 
 
 def resharded(data: Any) -> Any:
-    """Returns the present share of data, if it was assigned for evaluation by `hvd.shard`; other data unchanged."""
+    """Return the current share of data that `hvd.shard` has assigned for evaluation; other data unchanged."""
     def current(leaf: Any) -> Any:
         if isinstance(leaf, Share) and leaf.assigned is not None and not leaf.assigned.training:
             return leaf.assigned.current()
@@ -110,14 +103,13 @@ def resharded(data: Any) -> Any:
 
 @dataclass(frozen=True)
 class Data:
-    """Data for `fit` that goes on where the account says.
+    """Data for `fit` that begin at the position of the account.
 
     Attributes:
-        account: The account.
-        batch: The samples in a step of this rank.
-        drops: Whether a last step with fewer samples is left out.
-        dataset: What `fit` is to train on; None to leave its arguments as they are.
-        end_pass: Called when a pass has ended.
+        batch: The samples per step of this rank.
+        drops: Whether a last step with fewer samples is dropped.
+        dataset: The dataset for `fit`; None to keep its arguments.
+        end_pass: Called at the end of a pass.
     """
 
     account: Account
@@ -128,7 +120,7 @@ class Data:
 
 
 def accounted(x: Any, y: Any, sample_weight: Any, batch_size: int | None, shuffle: bool) -> Data | None:
-    """Returns data for `fit` that is assigned anew in each pass; None if it is not known how.
+    """Return data for `fit` that are assigned again in each pass; None if this is not supported.
 
     Args:
         x: As for `fit`.
@@ -155,29 +147,29 @@ def accounted(x: Any, y: Any, sample_weight: Any, batch_size: int | None, shuffl
     return Data(source.account, batch, dataset=dataset)
 
 
-def _dataset_of(whole: Sequence[Any], specs: Sequence[Any], like: Any, rows: Callable[[], Any], account: Account,
+def _dataset_of(whole: Sequence[Any], specs: Sequence[Any], structure: Any, rows: Callable[[], Any], account: Account,
                 batch: int) -> Any:
-    """Returns the batches of a pass; the last one has what is left, which may be a row more than `batch`.
+    """Return the batches of a pass; the last one contains the remaining rows, up to one more than `batch`.
 
     Several batches are read at once: a call of Python takes as long as reading a small one.
     """
-    in_python = [index for index, leaf in enumerate(whole) if not tf.is_tensor(leaf)]
-    kinds = [specs[index].dtype for index in in_python]
+    python_indices = [index for index, leaf in enumerate(whole) if not tf.is_tensor(leaf)]
+    dtypes = [specs[index].dtype for index in python_indices]
     at_once = min(MOST_AT_ONCE, max(1, CHUNK // max(1, batch * sum(_bytes_of_row(spec) for spec in specs))))
 
     def read(indices: Any, steps: Any) -> Any:
         found = tf.numpy_function(lambda some: [
-            np.asarray(take_rows(whole[index], some), kind.as_numpy_dtype)
-            for index, kind in zip(in_python, kinds, strict=True)], [indices], kinds) if in_python else []
-        picked = dict(zip(in_python, found, strict=True))
+            np.asarray(take_rows(whole[index], some), dtype.as_numpy_dtype)
+            for index, dtype in zip(python_indices, dtypes, strict=True)], [indices], dtypes) if python_indices else []
+        picked = dict(zip(python_indices, found, strict=True))
         parts = [tf.ensure_shape(picked[index], spec.shape) if index in picked else tf.gather(whole[index], indices)
                  for index, spec in enumerate(specs)]
-        return tf.nest.pack_sequence_as(like, [_in_steps(part, steps) for part in parts])
+        return tf.nest.pack_sequence_as(structure, [_in_steps(part, steps) for part in parts])
 
     def chunks(_: Any) -> Any:
         mine = tf.ensure_shape(tf.numpy_function(rows, [], tf.int64), [None])
         steps = tf.ensure_shape(tf.numpy_function(lambda: np.int64(account.steps(batch)), [], tf.int64), [])
-        full = tf.maximum(steps - 1, 0)  # the last step is a chunk of its own, as it may have another size
+        full = tf.maximum(steps - 1, 0)  # the last step is a separate chunk, as its size may differ
 
         def part(chunk: Any) -> Any:
             first = tf.minimum(chunk * at_once, full)
@@ -190,7 +182,7 @@ def _dataset_of(whole: Sequence[Any], specs: Sequence[Any], like: Any, rows: Cal
 
 
 def _in_steps(part: Any, steps: Any) -> Any:
-    """Gives rows another dimension in front of them, for the steps."""
+    """Add a dimension for the steps in front of the rows."""
     shape = tf.shape(part, tf.int64)
     cut = tf.reshape(part, tf.concat([[steps, shape[0] // steps], shape[1:]], axis=0))
     return tf.ensure_shape(cut, [None, None, *part.shape[1:]])
@@ -201,34 +193,34 @@ def _bytes_of_row(spec: Any) -> int:
 
 
 def resharded_dataset(dataset: Any, marks: Any, count: int, buffer_size: int, seed: int) -> Any:
-    """Returns the share of an unbatched dataset, read anew for each pass by the rank that this process then is.
+    """Return the share of an unbatched dataset, which each pass reads for the current rank of this process.
 
     Args:
-        dataset: The whole dataset.
+        dataset: The complete dataset.
         marks: The fingerprint of its first samples.
         count: The number of samples.
-        buffer_size: The samples in the buffer that shuffles all of them; 0 for none.
+        buffer_size: The buffer size of the shuffle of all samples; 0 for none.
         seed: The seed of shuffling.
     """
-    account = accounts().account(("dataset", rough(marks), buffer_size), count, seed)
+    account = accounts().account(("dataset", rounded_marks(marks), buffer_size), count, seed)
 
     def numbers() -> Any:
         return np.asarray([*account.share(), seed + account.passes], np.int64)
 
-    def left(_: Any) -> Any:
+    def remaining(_: Any) -> Any:
         # Not tf.unstack, at which TensorFlow 2.21 crashes here.
-        now = tf.ensure_shape(tf.numpy_function(numbers, [], tf.int64), [5])
-        whole = dataset if not buffer_size else dataset.shuffle(buffer_size, seed=now[4],
+        position = tf.ensure_shape(tf.numpy_function(numbers, [], tf.int64), [5])
+        whole = dataset if not buffer_size else dataset.shuffle(buffer_size, seed=position[4],
                                                                 reshuffle_each_iteration=False)
-        return whole.skip(now[0]).take(now[1]).shard(now[2], now[3])
+        return whole.skip(position[0]).take(position[1]).shard(position[2], position[3])
 
-    share = tf.data.Dataset.range(1).flat_map(left)
+    share = tf.data.Dataset.range(1).flat_map(remaining)
     shares().datasets[share] = account
     return share
 
 
 def remember_batches(share: Any, data: Any, training: bool, seed: int, process_set: ProcessSet) -> None:
-    """Remembers what a share of batches comes from, if their number is known."""
+    """Record the origin of a share of batches, if their number is known."""
     if share.batches is not None:
         share.assigned = ReshardedBatches(data, share, training, seed, EpochEnd(data, seed, process_set))
 
@@ -240,7 +232,7 @@ def _accounted_batches(share: Share, shuffle: bool) -> Data | None:
 
 
 def _accounted_dataset(dataset: Any) -> Data | None:
-    """Returns the data of a dataset, if it batches samples that `hvd.shard` has assigned, and changes no other way."""
+    """Return the data of a dataset that only batches samples which `hvd.shard` has assigned; else None."""
     datasets = shares().datasets
     source, batch, drops = batching_to(dataset, lambda stage: datasets.get(stage) is not None)
     account = None if source is None else datasets.get(source)
@@ -248,15 +240,15 @@ def _accounted_dataset(dataset: Any) -> Data | None:
 
 
 Pieces = list[tuple[int, int, int]]  # the parts of batches of one step: batch, first row, row after the last
-KEPT = 2  # plans of passes: one may be read while the next one begins
+PLANS_TO_KEEP = 2  # plans of passes to keep: one may be read while the next one begins
 
 
 class ReshardedBatches:
     """Batches that `hvd.shard` has assigned.
 
     Args:
-        data: The whole data.
-        share: This rank's share in the beginning.
+        data: The complete data.
+        share: This rank's initial share.
         training: As for `hvd.shard`.
         seed: As for `hvd.shard`.
         end: Ends an epoch of the data.
@@ -267,22 +259,23 @@ class ReshardedBatches:
         self.training = training
         self.batches: Batches = share.batches
         self.account: Account = accounts().account(
-            ("batches", type(data).__name__, rough(share.marks)), self.batches.total, seed)
+            ("batches", type(data).__name__, rounded_marks(share.marks)), self.batches.total, seed)
         self._data, self._seed, self._end = data, seed, end
-        self._ended = 0  # how often the data's own end of an epoch was called
+        self._ended = 0  # calls of the data's on_epoch_end
         self._first = data[0]
         self._plans: dict[int, list[Pieces]] = {}
         self._numbers = itertools.count()
 
     def plan(self, shuffles: bool) -> list[Pieces]:
-        """Returns what this rank trains on in each step of what is left of the pass."""
+        """Return the pieces of batches for each remaining step of this rank in the pass."""
         account, rows = self.account, self.batches.rows
         topology = current_session().topology
         order = (np.random.default_rng([self._seed, account.passes]).permutation(self.batches.full) if shuffles
                  else np.arange(self.batches.full))[account.done // rows :]
-        in_rounds = len(order) // topology.size * topology.size
-        steps: list[Pieces] = [[(int(batch), 0, rows)] for batch in order[topology.rank : in_rounds : topology.size]]
-        rest = [(int(batch), rows) for batch in order[in_rounds:]]
+        batches_in_rounds = len(order) // topology.size * topology.size
+        own = order[topology.rank : batches_in_rounds : topology.size]
+        steps: list[Pieces] = [[(int(batch), 0, rows)] for batch in own]
+        rest = [(int(batch), rows) for batch in order[batches_in_rounds:]]
         rest += [(self.batches.full, self.batches.last)] if self.batches.last else []
         start, stop = Partition(topology.rank, topology.size, True).part(sum(count for _, count in rest))
         pieces, before = [], 0
@@ -294,10 +287,10 @@ class ReshardedBatches:
         return [*steps, pieces] if pieces else steps
 
     def dataset(self, shuffles: bool) -> Any:
-        """Returns the batches of a pass, read by as many threads as the data have workers; None if types are unknown.
+        """Return the batches of a pass, read with the `workers` of the data; None if types are unknown.
 
         Args:
-            shuffles: Whether the order of the batches is new in each pass.
+            shuffles: Whether each pass has a new order of batches.
         """
         flat = tf.nest.flatten(self._first)
         specs = [spec_of_rows(leaf) for leaf in flat]
@@ -305,11 +298,11 @@ class ReshardedBatches:
             return None
 
         def begin() -> Any:
-            self._catch_up()
-            self._require_same_number()
+            self._replay_epoch_ends()
+            self._require_same_count()
             number = next(self._numbers)
             self._plans[number] = self.plan(shuffles)
-            self._plans.pop(number - KEPT, None)
+            self._plans.pop(number - PLANS_TO_KEEP, None)
             return np.asarray([number, len(self._plans[number])], np.int64)
 
         def load(number: Any, step: Any) -> list[Any]:
@@ -330,23 +323,23 @@ class ReshardedBatches:
                                                             deterministic=True).prefetch(2)
 
     def end_pass(self) -> None:
-        """Ends an epoch of the data, on all ranks alike."""
+        """End an epoch of the data on all ranks."""
         self._ended += 1
         self._end(self._ended)
 
     def current(self) -> Any:
-        """Returns this rank's share now, for evaluation."""
+        """Return this rank's current share, for evaluation."""
         topology = current_session().topology
         share, _ = split_sequence(self._data, Partition(topology.rank, topology.size, self.training), self.batches,
                                   self.batches.rows, self._seed, self._end)
         return share
 
-    def _catch_up(self) -> None:
-        """Makes the data what they are after so many epochs, in a process that has not been there from the start."""
+    def _replay_epoch_ends(self) -> None:
+        """Replay the epoch ends of the data in a process that joined later."""
         if self._ended > self.account.passes and compat.overrides(self._data, "on_epoch_end"):
             session = current_session()
             if session.topology.rank == 0 and prints_at(session.settings, "WARNING"):
-                say("on_epoch_end of the data cannot be undone: samples of an epoch that is repeated may come twice, or"
+                say("on_epoch_end of the data cannot be undone: samples of a repeated epoch may be read twice or"
                     " not at all. HINT: commit at the end of each epoch")
         while self._ended < self.account.passes:
             self._ended += 1
@@ -354,7 +347,7 @@ class ReshardedBatches:
         if hasattr(self._data, "on_epoch_begin"):
             self._data.on_epoch_begin()
 
-    def _require_same_number(self) -> None:
+    def _require_same_count(self) -> None:
         count, before = compat.count_batches(self._data), self.batches.full + bool(self.batches.last)
         if count != before:
             raise UsageError(explain("In an elastic job, data that hvd.shard has assigned must keep the number of their"
@@ -362,7 +355,7 @@ class ReshardedBatches:
                                      batches=count, before=before))
 
     def _step(self, pieces: Pieces) -> list[Any]:
-        """Returns the leaves of a step's batch."""
+        """Return the leaves of the batch of a step."""
         parts = []
         for batch, first, after in pieces:
             loaded = self._data[batch]

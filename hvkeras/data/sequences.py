@@ -21,7 +21,7 @@ from hvkeras.job.process_sets import ProcessSet
 from hvkeras.job.session import current_session, is_initialized
 
 WAY_OUT = 'pass by="elements" to hvd.shard, so that each rank takes whole batches'
-ENDLESS = 2**62  # stands for the number of batches; no training reaches it
+ENDLESS = 2**62  # as the number of batches, which no training reaches
 HINTS = Hints(
     call="call hvd.shard with the same arguments on every rank",
     amount="construct the same data on every rank, the whole of them, and do not split them before hvd.shard",
@@ -34,7 +34,7 @@ HINTS = Hints(
 def shard_sequence(
     data: Any, partition: Partition, shuffle: Any, seed: int, whole: bool, process_set: ProcessSet
 ) -> tuple[Any, Coverage]:
-    """Returns this rank's share of the batches; if `whole`, none of them is split."""
+    """Return this rank's share of the batches; if `whole`, none of them is split."""
     if shuffle:
         raise UsageError(explain("The order of batches is shuffled by model.fit", "leave shuffle out here; fit(shuffle="
                                  "True), its default, shuffles each rank's batches", shuffle=shuffle))
@@ -46,19 +46,20 @@ def shard_sequence(
 
     def describe() -> DataFacts:
         _require_batches(count)
-        first, last = _ends(data, count, seed)
+        first, last = _first_and_last(data, count, seed)
         found[:] = [] if whole else [_batches_from(count_rows(first, WAY_OUT), count_rows(last, WAY_OUT), count or 1)]
         marks[:] = fingerprint(map_leaves(with_rows, [first, last]))
         what = f"{type(data).__name__}, training={partition.training}, seed={seed}, whole elements={whole}"
-        return DataFacts(f"batches of {what}", _amount(count, found), "", marks)
+        return DataFacts(f"batches of {what}", _format_amount(count, found), "", marks)
 
     comparable = True
     if partition.size == 1:
         describe()
     else:
-        comparable = require_same_data("shard", describe, lambda: map_leaves(with_rows, list(_ends(data, count, seed))),
-                                       HINTS, process_set)
-    patches.install(patches.ORDER, _who_shuffles)
+        comparable = require_same_data(
+            "shard", describe, lambda: map_leaves(with_rows, list(_first_and_last(data, count, seed))), HINTS,
+            process_set)
+    patches.install(patches.ORDER, _keras_shuffles)
     for sentence in patches.newly_hidden():
         if prints_at(current_session().settings, "WARNING"):
             say(sentence)
@@ -68,15 +69,11 @@ def shard_sequence(
     else:
         share, coverage = split_sequence(data, partition, None if count is None else found[0], found[0].rows, seed, end)
     share.marks = marks
-    return share, coverage if comparable else coverage.doubtful()
+    return share, coverage if comparable else coverage.unverified()
 
 
 def _batches_from(first: int, last: int, count: int) -> Batches:
-    """Returns the row counts of all batches, from those of the first and the last one.
-
-    Raises:
-        UsageError: The last one has more rows than the first, or none.
-    """
+    """Return the row counts of all batches, given those of the first and the last one."""
     if not 0 < last <= first:
         raise UsageError(explain("Batches must have the same number of rows, and the last one as many or fewer",
                                  "let __getitem__ return full batches, or pass by=\"elements\" to hvd.shard",
@@ -90,7 +87,7 @@ def _require_batches(count: int | None) -> None:
 
 
 def require_rows(loaded: Any, batch: int, rows: int) -> None:
-    """Checks that a batch is full.
+    """Check that a batch is full.
 
     Raises:
         UsageError: It is not.
@@ -101,15 +98,15 @@ def require_rows(loaded: Any, batch: int, rows: int) -> None:
                                  " to hvd.shard", batch=batch, rows=count_rows(loaded), rows_of_batch_0=rows))
 
 
-def _ends(data: Any, count: int | None, seed: int) -> tuple[Any, Any]:
-    """Returns the first and the last batch, read with the same global random numbers on every rank."""
+def _first_and_last(data: Any, count: int | None, seed: int) -> tuple[Any, Any]:
+    """Return the first and the last batch, read with the same global random numbers on every rank."""
     with common_randomness(seed):
         first = data[0]
     with common_randomness(seed):
         return first, first if count in (None, 1) else data[count - 1]
 
 
-def _amount(count: int | None, batches: Sequence[Batches]) -> str:
+def _format_amount(count: int | None, batches: Sequence[Batches]) -> str:
     if not batches:
         return "batches without end" if count is None else f"{count:,} batches"
     rows, last = batches[0].rows, batches[0].last or batches[0].rows
@@ -119,20 +116,20 @@ def _amount(count: int | None, batches: Sequence[Batches]) -> str:
 
 def split_sequence(data: Any, partition: Partition, batches: Batches | None, rows: int, seed: int = 0,
                    end: EpochEnd | None = None) -> tuple[Any, Coverage]:
-    """Returns this rank's share of batches that all ranks can load.
+    """Return this rank's share of batches that all ranks can load.
 
     Args:
         data: The complete data.
-        partition: The partition, which includes this rank's index.
-        batches: The row counts of all batches; None if the batches are endless.
+        partition: The partition, with the index of this rank.
+        batches: The row counts of all batches; None for endless data.
         rows: The number of rows in a full batch.
         seed: The seed of the order of batches.
-        end: Called at the end of an epoch.
+        end: Called at the end of each epoch.
     """
     uneven = rows if partition.training else None
     if batches is None:
         return _endless(data, partition, uneven, end)
-    share = share_like(data)(data, *_rounds(batches, partition), uneven, end=end, order=(seed, partition.rank),
+    share = share_like(data)(data, *_split_rounds(batches, partition), uneven, end=end, order=(seed, partition.rank),
                              batches=batches, partition=partition)
     mine = len(share.whole_batches) * rows + sum(stop - start for _, start, stop in share.pieces)
     return share, Coverage(mine, batches.total, partition.dropped(batches.total))
@@ -140,12 +137,12 @@ def split_sequence(data: Any, partition: Partition, batches: Batches | None, row
 
 def split_whole(data: Any, partition: Partition, count: int | None, seed: int = 0,
                 end: EpochEnd | None = None) -> tuple[Any, Coverage]:
-    """Returns this rank's share of batches, none of which is split; arguments as for `split_sequence`."""
+    """Return this rank's share of batches without splitting any; arguments as for `split_sequence`."""
     if count is None:
         share, coverage = _endless(data, partition, None, end)
         share.keeps_whole = True
         return share, coverage
-    share = share_like(data)(data, _turns(count, partition), [], None, end=end, order=(seed, partition.rank),
+    share = share_like(data)(data, _whole_batches(count, partition), [], None, end=end, order=(seed, partition.rank),
                              partition=partition)
     share.keeps_whole = True
     return share, Coverage(len(share.whole_batches), count, partition.dropped(count), what="element")
@@ -156,25 +153,17 @@ def _endless(data: Any, partition: Partition, rows: int | None, end: EpochEnd | 
     return share, Coverage(None, None, 0, f"1 of every {partition.size} batches of endless data")
 
 
-def _rounds(batches: Batches, partition: Partition) -> tuple[range, list[tuple[int, int, int]]]:
-    """Returns the batches that a rank gets whole, and its part of the others.
-
-    Raises:
-        UsageError: It gets nothing, in training.
-    """
+def _split_rounds(batches: Batches, partition: Partition) -> tuple[range, list[tuple[int, int, int]]]:
+    """Return the whole batches of a rank and its parts of others; raise if it has none for training."""
     whole_batches, pieces = batches.rounds(partition)
     if not whole_batches and not pieces:
         partition.require_one_each(batches.total)
-        pieces = [(0, 0, 0)]  # Keras cannot evaluate without a batch, and an empty one adds nothing to any metric
+        pieces = [(0, 0, 0)]  # Keras cannot evaluate without a batch; an empty one changes no metric
     return whole_batches, pieces
 
 
-def _turns(count: int, partition: Partition) -> range:
-    """Returns the batches that a rank gets, if all are kept whole.
-
-    Raises:
-        UsageError: It gets none.
-    """
+def _whole_batches(count: int, partition: Partition) -> range:
+    """Return the batches of a rank if none is split; raise if it has none."""
     partition.require_one_each(count, "element")
     if count < partition.size:
         raise UsageError(explain("Each rank needs at least one batch to evaluate, since batches are kept whole", "start"
@@ -183,23 +172,22 @@ def _turns(count: int, partition: Partition) -> range:
     return partition.rows(count)
 
 
-def _who_shuffles(data: Any, shuffle: bool) -> bool:
-    """Whether Keras should shuffle the batches of `data`."""
+def _keras_shuffles(data: Any, shuffle: bool) -> bool:
     return data.take_over_shuffle(shuffle) if isinstance(data, Share) else shuffle
 
 
 class Share:
-    """A rank's share of a `PyDataset` or `Sequence`; see `share_like`.
+    """Share of a `PyDataset` or `Sequence` for one rank; see `share_like`.
 
     Attributes:
         data: The complete data.
-        count: The number of all batches when they were assigned last.
-        whole_batches: The indices of the batches that this rank takes whole, in the order of its steps.
-        pieces: The parts of batches that make up its last batch: (batch, first row, row after the last).
-        batches: The row counts of all batches; None if they are endless, or kept whole.
-        keeps_whole: Whether no batch is split, so that ranks have unlike numbers of rows in a step.
+        count: The total number of batches at the last assignment.
+        whole_batches: The indices of the whole batches of this rank, in the order of its steps.
+        pieces: The parts of batches in its last batch: (batch, first row, row after the last).
+        batches: The row counts of all batches; None for endless data or whole batches.
+        keeps_whole: Whether no batch is split, so that ranks have different numbers of rows in a step.
         marks: The fingerprint of the first and the last batch.
-        assigned: What deals the batches again when ranks change; None where they do not.
+        assigned: Assigns the batches again after a membership change; None if membership is fixed.
     """
 
     def __init__(
@@ -227,10 +215,10 @@ class Share:
         return len(self.whole_batches) + bool(self.pieces)
 
     def renew(self, at_end: bool = False) -> None:
-        """Deals the batches again if their number has changed, as `on_epoch_end` or a callback may have changed it.
+        """Assign the batches again if `on_epoch_end` or a callback has changed their number.
 
         Args:
-            at_end: Whether the data's own `on_epoch_end` has just run, which may also have changed the last batch.
+            at_end: Whether the data's `on_epoch_end` has just run, which may also have changed the last batch.
 
         Raises:
             UsageError: There are too few batches now, or the last one does not fit.
@@ -242,19 +230,19 @@ class Share:
             return
         _require_batches(count)
         if self.batches is None:
-            self.whole_batches = _turns(count, self._partition)
+            self.whole_batches = _whole_batches(count, self._partition)
         else:
             with common_randomness(self._order_seed[0]):
                 last = count_rows(self.data[count - 1], WAY_OUT)
             self.batches = _batches_from(self.batches.rows, last, count)
-            self.whole_batches, self.pieces = _rounds(self.batches, self._partition)
+            self.whole_batches, self.pieces = _split_rounds(self.batches, self._partition)
         if self._order is not None and count != self.count:
             self._shuffle()
         self.count = count
 
     @property
     def num_batches(self) -> int | None:
-        """The number of batches, which Keras 3 reads; None if they are endless."""
+        """Number of batches, for Keras 3; None if they are endless."""
         return None if self._endless else len(self)
 
     def __getitem__(self, index: int) -> Any:
@@ -281,12 +269,13 @@ class Share:
         return map_leaves(lambda leaf: take_slice(leaf, slice(start, stop)), loaded)
 
     def take_over_shuffle(self, shuffle: bool) -> bool:
-        """Shuffles the whole batches here rather than in Keras, which would mix the smaller last batch among them.
+        """Shuffle the whole batches here instead of in Keras, which would also move the smaller last batch.
 
-        Each rank would then have the smaller batch in a different step, and the batches of a step would differ in size.
+        Otherwise, each rank would have the smaller batch in a different step, and the batches of a step would differ in
+        size.
 
         Returns:
-            Whether Keras should shuffle: always False.
+            False: Keras should not shuffle.
         """
         self._thread = threading.get_ident()
         self._order = None
@@ -298,15 +287,14 @@ class Share:
         self._order = np.random.default_rng([*self._order_seed, self._epoch]).permutation(len(self.whole_batches))
 
     def on_epoch_begin(self) -> None:
-        """Forwards the call from Keras 3 to the data."""
+        """Forward the call from Keras 3 to the data."""
         if hasattr(self.data, "on_epoch_begin"):
             self.data.on_epoch_begin()
 
     def on_epoch_end(self) -> None:
-        """Forwards the call from Keras, with the same random numbers on every rank, and shuffles again.
+        """Forward the call from Keras, with the same random numbers on every rank, and shuffle again.
 
-        The loading threads of tf_keras also call this at any time; their calls are ignored, since they do not come once
-        per epoch on every rank.
+        Calls from the loading threads of tf_keras are ignored, since they do not occur once per epoch on every rank.
         """
         if threading.get_ident() != self._thread:
             return
@@ -318,11 +306,11 @@ class Share:
         self.renew(at_end=compat.overrides(self.data, "on_epoch_end"))
 
     def __reduce__(self) -> Any:
-        return _restored, (self.data, self.__dict__)
+        return _unpickle_share, (self.data, self.__dict__)
 
 
 class EpochEnd:
-    """Calls the data's own `on_epoch_end`, and checks that all ranks have the same order afterwards."""
+    """End of an epoch: call the data's `on_epoch_end`, and check that all ranks have the same order afterwards."""
 
     def __init__(self, data: Any, seed: int, process_set: ProcessSet) -> None:
         self.data: Any = data
@@ -330,22 +318,22 @@ class EpochEnd:
         self.process_set: ProcessSet = process_set
 
     def __call__(self, epoch: int) -> None:
-        """Ends an epoch; the number of the first epoch is 1."""
+        """End an epoch; the first epoch is 1."""
         if not self.apply(epoch) or not is_initialized():
             return
         count = compat.count_batches(self.data)
 
         def describe() -> DataFacts:
-            first, _ = _ends(self.data, 1, self.seed)
+            first, _ = _first_and_last(self.data, 1, self.seed)
             return DataFacts("on_epoch_end", f"{count} batches", "", fingerprint([first]))
 
         hints = Hints(HINTS.call, HINTS.amount, "", "shuffle in on_epoch_end with numpy.random or random, which"
                       " hvkeras seeds alike on every rank, or with a generator of the same seed on every rank")
-        require_same_data("on_epoch_end of sharded data", describe, lambda: _ends(self.data, 1, self.seed)[:1], hints,
-                          self.process_set)
+        require_same_data("on_epoch_end of sharded data", describe,
+                          lambda: _first_and_last(self.data, 1, self.seed)[:1], hints, self.process_set)
 
     def apply(self, epoch: int) -> bool:
-        """Calls the data's own `on_epoch_end`, if there is one, with the same random numbers on every rank."""
+        """Call the data's `on_epoch_end`, if any, with the same random numbers on every rank."""
         if not compat.overrides(self.data, "on_epoch_end"):
             return False
         with common_randomness(self.seed + epoch):
@@ -354,7 +342,7 @@ class EpochEnd:
 
 
 def share_like(data: Any) -> Callable[..., Any]:
-    """Returns the class for shares of `data`: a `Share` that Keras accepts as one of its own classes."""
+    """Return the class for shares of `data`: a `Share` that is also an instance of the Keras class."""
     return _share_class(compat.batches_base(data))
 
 
@@ -363,8 +351,7 @@ def _share_class(base: type) -> type:
     return type("Share", (Share, base), {"__module__": __name__})
 
 
-def _restored(data: Any, state: dict[str, Any]) -> Any:
-    """Creates the copy of a share in another process."""
-    made: Any = object.__new__(_share_class(compat.batches_base(data)))
-    made.__dict__.update(state)
-    return made
+def _unpickle_share(data: Any, state: dict[str, Any]) -> Any:
+    share: Any = object.__new__(_share_class(compat.batches_base(data)))
+    share.__dict__.update(state)
+    return share

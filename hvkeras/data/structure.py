@@ -1,4 +1,4 @@
-"""Arrays of every kind, and structures of them: counting and selecting rows."""
+"""Arrays of all kinds and structures of them: count and select rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Value = TypeVar("Value")
 
 
 class IdentityMap(Generic[Value]):
-    """Values of objects by their identity, as long as the objects exist: arrays have no hash."""
+    """Map from objects, by identity, to values, while the objects exist: arrays have no hash."""
 
     def __init__(self) -> None:
         self._found: dict[int, tuple[weakref.ref[Any], Value]] = {}
@@ -26,23 +26,23 @@ class IdentityMap(Generic[Value]):
         self._found[number] = weakref.ref(thing, lambda _: self._found.pop(number, None)), value
 
     def get(self, thing: Any) -> Value | None:
-        """Returns the value of an object; None if it has none."""
+        """Return the value of an object; None if it has none."""
         reference, value = self._found.get(id(thing), (None, None))
         return value if reference is not None and reference() is thing else None
 
 
 def leaves(data: Any) -> list[Any]:
-    """Returns the arrays in a structure of tuples, lists and dicts; None counts as an array without rows."""
+    """Return the arrays in a structure of tuples, lists and dicts; None counts as an array without rows."""
     return list(tf.nest.flatten(data))
 
 
 def map_leaves(function: Callable[..., Any], *structures: Any) -> Any:
-    """Applies a function to the arrays of structures of the same form; None stays None."""
+    """Apply a function to the arrays of structures of the same form; None stays None."""
     return tf.nest.map_structure(lambda *each: None if each[0] is None else function(*each), *structures)
 
 
 def require_arrays(data: Any) -> None:
-    """Checks that every leaf has rows.
+    """Check that every leaf has rows.
 
     Raises:
         UsageError: A leaf is a number, a string, or something else that cannot be sliced.
@@ -72,11 +72,11 @@ def _has_rows(leaf: Any) -> bool:
 
 
 def count_rows(data: Any, way_out: str = "pass arrays such as (x, y), whose first dimension counts the samples") -> int:
-    """Returns the number of rows that every array of a structure has.
+    """Return the number of rows that every array of a structure has.
 
     Args:
         data: The structure.
-        way_out: What to do if they have different numbers of rows, for the message.
+        way_out: The hint for the message.
 
     Raises:
         UsageError: Arrays have different lengths, or there are no arrays.
@@ -89,10 +89,10 @@ def count_rows(data: Any, way_out: str = "pass arrays such as (x, y), whose firs
 
 
 def take_slice(leaf: Any, rows: range | slice) -> Any:
-    """Returns evenly spaced rows of an array.
+    """Return evenly spaced rows of an array.
 
-    Rows of a plain NumPy array are copied, so that the memory of the complete array is freed once nothing else refers
-    to it; a memory-mapped array stays on disk.
+    Rows of a plain NumPy array are copied, so that the complete array can be freed; a memory-mapped array stays on
+    disk.
     """
     picked = slice(rows.start, rows.stop, rows.step)
     found = _indexed(leaf, picked)
@@ -100,17 +100,17 @@ def take_slice(leaf: Any, rows: range | slice) -> Any:
 
 
 def take_rows(leaf: Any, rows: Any) -> Any:
-    """Returns the rows of an array with the given indices (an int64 array), in that order."""
+    """Return the rows of an array at the given indices (an int64 array), in that order."""
     if isinstance(leaf, (tf.Tensor, tf.Variable, tf.RaggedTensor)):
         return tf.gather(leaf, rows)
     if isinstance(leaf, np.ndarray) or hasattr(leaf, "iloc"):
         return _indexed(leaf, rows)
-    ascending = np.argsort(rows)  # files, such as those of h5py, can be read in ascending order only
+    ascending = np.argsort(rows)  # h5py, for example, reads in ascending order only
     return _indexed(_indexed(leaf, rows[ascending]), np.argsort(ascending))
 
 
 def spec_of_rows(leaf: Any) -> Any:
-    """Returns the type of an array's rows in Keras; None for arrays that cannot be read row by row."""
+    """Return the type of an array's rows in Keras; None for arrays that cannot be read by rows."""
     if isinstance(leaf, (tf.RaggedTensor, tf.sparse.SparseTensor)):
         return None
     try:
@@ -123,7 +123,7 @@ def spec_of_rows(leaf: Any) -> Any:
 
 
 def concatenate(parts: Sequence[Any]) -> Any:
-    """Concatenates arrays of one kind along their rows."""
+    """Concatenate arrays of one kind along their rows."""
     if len(parts) == 1:
         return parts[0]
     if isinstance(parts[0], tf.sparse.SparseTensor):
@@ -136,9 +136,9 @@ def concatenate(parts: Sequence[Any]) -> Any:
 
 
 def with_rows(leaf: Any) -> Any:
-    """Returns an array with rows for one of any kind: a single number becomes a row of its own.
+    """Return an array with rows; a scalar becomes one row.
 
-    None for what is not an array, such as a `tf.experimental.Optional`.
+    None for other objects, such as a `tf.experimental.Optional`.
     """
     shape = getattr(leaf, "shape", None)
     if shape is None and not hasattr(leaf, "__len__"):
@@ -154,6 +154,6 @@ def _indexed(leaf: Any, rows: Any) -> Any:
         sizes = [int(size) for size in leaf.shape]
         first, after, _ = rows.indices(sizes[0])
         return tf.sparse.slice(leaf, [first, *[0] * len(sizes[1:])], [after - first, *sizes[1:]])
-    if hasattr(leaf, "tocsr"):  # of scipy, some of whose sparse matrices have no rows to pick
+    if hasattr(leaf, "tocsr"):  # some sparse matrices of scipy cannot be sliced
         return leaf.tocsr()[rows].asformat(leaf.format)
     return leaf.iloc[rows] if hasattr(leaf, "iloc") else leaf[rows]

@@ -60,7 +60,7 @@ def batches(x: Any, y: Any = None, sample_weight: Any = None, *, batch_size: int
     account = data.account
     first, left = account.begin(data.batch, data.drops), account.steps(data.batch, drops=data.drops)
     for number, batch in enumerate(itertools.islice(x if data.dataset is None else data.dataset, left), start=1):
-        account.note(first + number)  # its step is made before the next commit
+        account.record_steps(first + number)  # its step is made before the next commit
         yield batch if y is not None or sample_weight is not None or data.dataset is None else batch[0]
     account.end()
     data.end_pass()

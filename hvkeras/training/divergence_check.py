@@ -1,4 +1,4 @@
-"""Divergence check: verifies that all ranks still hold the same weights, and the same state that layers keep."""
+"""Divergence check: verify that all ranks hold the same weights and the same non-trainable state."""
 
 from __future__ import annotations
 
@@ -25,79 +25,78 @@ _BROADCAST = "add hvd.callbacks.BroadcastGlobalVariablesCallback(0) to fit's cal
 
 
 class DivergenceCheck:
-    """Compares the variables of a model across the ranks during training.
+    """Comparison of the variables of a model across the ranks during training.
 
     Args:
-        model: The model.
         process_set: The ranks that train it.
         local: Returns the keys of variables that may differ between ranks.
-        broadcasts: Whether a callback gives all ranks the same initial weights.
-        averages: Whether `fit` averages moving statistics; otherwise each rank keeps its own.
+        broadcasts: Whether a callback broadcasts the initial weights.
+        averages: Whether `fit` averages moving statistics; otherwise they are local to each rank.
     """
 
     def __init__(self, model: Any, process_set: ProcessSet, local: Callable[[], Collection[Any]], broadcasts: bool,
                  averages: bool) -> None:
         self._model, self._process_set, self._local = model, process_set, local
         self._broadcasts, self._averages = broadcasts, averages
-        self._started_equal: bool | None = None
-        self._kept_apart: set[Any] = set()  # keys of what layers keep, if it differed before the first step
-        self._tolerates = False  # whether different weights on the ranks are accepted
-        self._warned = False  # that layers keep different state
+        self._equal_at_start: bool | None = None
+        self._diverged_at_start: set[Any] = set()  # keys of non-trainable variables that differed before the first step
+        self._accepts_divergence = False
+        self._warned = False  # of different non-trainable state
 
     def start(self) -> bool:
-        """Compares the weights and the learned state of layers before the first step.
+        """Compare the weights and the learned state of layers before the first step.
 
-        Unequal weights raise no error yet, since they may still be corrected.
+        Unequal weights raise no error yet, since a broadcast may still follow.
 
         Returns:
-            Whether all ranks have built the model.
+            True if all ranks have built the model.
 
         Raises:
             DivergenceError: The ranks' models have different variables, or layers with different learned state.
         """
         built, layers = bool(self._model.built), shared_layers(self._model, self._local())
         variables = self._trained() if built else []
-        kept = self._kept() if built else []
-        mine = (built, [_shape_of(one) for one in variables], [_shape_of(one.variable) for one in kept],
-                self._sketches(variables).numpy(), self._sketches_of_kept(kept).numpy(),
+        untrained = self._untrained() if built else []
+        mine = (built, [_shape_of(one) for one in variables], [_shape_of(one.variable) for one in untrained],
+                self._sketches(variables).numpy(), self._sketches_of_untrained(untrained).numpy(),
                 [summary_of(layer) for layer in layers])
         everyone = allgather_object(mine, name="the weights at the start of fit", process_set=self._process_set)
         self._require_same_learned(layers, [learned for *_, learned in everyone])
-        if not all(there for there, *_ in everyone):
+        if not all(is_built for is_built, *_ in everyone):
             return False
         self._require_same_variables([names for _, names, *_ in everyone], "trainable variable")
-        self._require_same_variables([names for _, _, names, *_ in everyone], "variable that layers keep,")
-        found, of_kept = (np.stack(ranks) for ranks in zip(*(rank[3:5] for rank in everyone), strict=True))
-        self._started_equal = first_diverged(found.max(0), found.min(0), 0) is None
-        self._kept_apart = {kept[index].key for index in all_diverged(of_kept.max(0), of_kept.min(0), 0)}
+        self._require_same_variables([names for _, _, names, *_ in everyone], "non-trainable variable")
+        found, untrained_sketches = (np.stack(ranks) for ranks in zip(*(rank[3:5] for rank in everyone), strict=True))
+        self._equal_at_start = first_diverged(found.max(0), found.min(0), 0) is None
+        diverged = all_diverged(untrained_sketches.max(0), untrained_sketches.min(0), 0)
+        self._diverged_at_start = {untrained[index].key for index in diverged}
         return True
 
     def check(self, steps: int, flag: bool, at_end: bool) -> bool:
-        """Compares the weights; all ranks call it at the same step.
+        """Compare the weights; all ranks must call this at the same step.
 
         Args:
             steps: Steps since the start.
-            flag: A flag of this rank, shared with all ranks in the same collective.
-            at_end: Whether this is the end of an epoch, where moving statistics are averaged and everything else that
-                layers keep by themselves must be equal.
+            flag: A flag of this rank, reduced over all ranks in the same collective.
+            at_end: Whether this is the end of an epoch, where non-trainable state must be equal as well.
 
         Returns:
-            Whether any rank set the flag.
+            True if any rank set the flag.
 
         Raises:
             DivergenceError: A variable differs between ranks.
         """
-        trained, kept = self._trained(), self._kept() if at_end else []
+        trained, untrained = self._trained(), self._untrained() if at_end else []
         mine = self._sketches(trained)
-        if kept:
-            mine = tf.concat([mine, self._sketches_of_kept(kept)], 0)
+        if untrained:
+            mine = tf.concat([mine, self._sketches_of_untrained(untrained)], 0)
         high, low, flagged = spread(mine, "the divergence check of fit", self._process_set, flag)
         index = first_diverged(high, low, steps)
-        if index is not None and not self._tolerates:
+        if index is not None and not self._accepts_divergence:
             if index < len(trained):
-                self._explain(steps, trained[index], mine[index].numpy())
+                self._raise_diverged(steps, trained[index], mine[index].numpy())
             else:
-                self._explain_kept(steps, kept[index - len(trained)], mine[index].numpy())
+                self._raise_untrained_diverged(steps, untrained[index - len(trained)], mine[index].numpy())
         return flagged
 
     def _trained(self) -> list[Any]:
@@ -105,8 +104,8 @@ class DivergenceCheck:
         return [variable for variable in self._model.trainable_variables
                 if compat.variable_key(variable) not in local and _is_floating(variable)]
 
-    def _kept(self) -> list[compat.UntrainedVariable]:
-        """Returns what layers keep by themselves and must be equal, which leaves out statistics of each rank's own."""
+    def _untrained(self) -> list[compat.UntrainedVariable]:
+        """Return the non-trainable variables that must be equal: without statistics that are local to each rank."""
         local = self._local()
         return [one for one in compat.kept_variables(self._model) if one.key not in local and (
             self._averages or not moving_statistics.is_statistic(one))]
@@ -114,8 +113,8 @@ class DivergenceCheck:
     def _sketches(self, variables: Sequence[Any]) -> Any:
         return sketches(self._model, "trained", variables)
 
-    def _sketches_of_kept(self, kept: Sequence[compat.UntrainedVariable]) -> Any:
-        return sketches(self._model, "kept", [one.variable for one in kept])
+    def _sketches_of_untrained(self, untrained: Sequence[compat.UntrainedVariable]) -> Any:
+        return sketches(self._model, "untrained", [one.variable for one in untrained])
 
     def _require_same_learned(self, layers: Sequence[Any], everyone: Sequence[Sequence[Learned]]) -> None:
         ranks = self._process_set.ranks
@@ -126,12 +125,12 @@ class DivergenceCheck:
         index, other = found
         name, cls = everyone[0][index].layer.rsplit(" ", 1)
         if as_horovod.is_installed():
-            self._warn(f"the layer {name} ({cls}) has learned different things on ranks {ranks[0]} and {ranks[other]},"
-                       " which train different functions (an error without --as-horovod)")
+            self._warn(f"the layer {name} ({cls}) has learned different state on ranks {ranks[0]} and {ranks[other]},"
+                       " which compute different functions (an error without --as-horovod)")
             return
         tokens = {f"tokens_on_rank_{ranks[rank]}": everyone[rank][index].tokens for rank in (0, other)}
         raise DivergenceError(explain(
-            f"All ranks must compute the same function, but the layer {name} ({cls}) has learned different things on"
+            f"All ranks must compute the same function, but the layer {name} ({cls}) has learned different state on"
             f" ranks {ranks[0]} and {ranks[other]}", "adapt it to the data of all ranks together with hvd.adapt(layer,"
             " data), or give all ranks the root's with hvd.callbacks.BroadcastGlobalVariablesCallback(0)", layer=name,
             **{key: count for key, count in tokens.items() if count is not None}))
@@ -150,39 +149,40 @@ class DivergenceCheck:
                 **{f"rank_{self._process_set.ranks[0]}": _one_of(everyone[0], index),
                    f"rank_{rank}": _one_of(variables, index)}))
 
-    def _explain(self, steps: int, variable: Any, mine: Any) -> None:
+    def _raise_diverged(self, steps: int, variable: Any, mine: Any) -> None:
         first, other, distance = self._distance(mine)
         cause, hint = self._cause()
         if cause == _UNEQUAL_START and as_horovod.is_installed():
-            self._tolerate()
+            self._accept_divergence()
             return
         raise DivergenceError(explain(
             f"All ranks must hold the same weights, but after {steps} step{'s' * (steps != 1)} of fit"
             f" {compat.variable_name(variable)} differs between ranks {first} and {other}; the likely cause"
             f" is {cause}", hint, variable=compat.variable_name(variable), relative_difference=distance))
 
-    def _explain_kept(self, steps: int, kept: compat.UntrainedVariable, mine: Any) -> None:
+    def _raise_untrained_diverged(self, steps: int, untrained: compat.UntrainedVariable, mine: Any) -> None:
         first, other, distance = self._distance(mine)
-        name, layer = compat.variable_name(kept.variable), f"{kept.layer.name} ({type(kept.layer).__name__})"
+        name = compat.variable_name(untrained.variable)
+        layer = f"{untrained.layer.name} ({type(untrained.layer).__name__})"
         if as_horovod.is_installed():
             if not self._warned:
-                self._warn(f"the layer {layer} keeps other values of {name} on rank {other} than on rank {first}: the"
-                           " file of one rank fits no other (an error without --as-horovod)")
+                self._warn(f"the state {name} of the layer {layer} differs between ranks {first} and {other}: a file"
+                           " saved by one rank does not match the others (an error without --as-horovod)")
             self._warned = True
             return
-        differed = kept.key in self._kept_apart and not self._broadcasts
+        differed = untrained.key in self._diverged_at_start and not self._broadcasts
         raise DivergenceError(explain(
             f"All ranks must hold the same state, but after {steps} step{'s' * (steps != 1)} of fit {name}, which the"
-            f" layer {layer} keeps by itself, differs between ranks {first} and {other}"
+            f" layer {layer} updates outside the optimizer, differs between ranks {first} and {other}"
             + f", as it did before the first step; the likely cause is {_UNEQUAL_START}" * differed,
             _BROADCAST if differed else
-            "if it is a moving average, let fit average it with hvd.register_statistic(layer); otherwise assign what"
-            " hvd.allreduce makes of the ranks' values, or register it as one that is meant to differ with"
+            "if it is a moving average, let fit average it with hvd.register_statistic(layer); otherwise assign the"
+            " result of hvd.allreduce, or register it as local to each rank with"
             " optimizer.register_local_var(variable)",
-            variable=name, layer=kept.layer.name, relative_difference=distance))
+            variable=name, layer=untrained.layer.name, relative_difference=distance))
 
     def _distance(self, mine: Any) -> tuple[int, int, float]:
-        """Returns the first rank, the one whose sketch differs most from its, and their relative difference."""
+        """Return the first rank, the rank whose sketch differs most from it, and their relative difference."""
         everyone = allgather_object(mine, name="the diverged variable of fit", process_set=self._process_set)
         ranks = self._process_set.ranks
         other = max(range(1, len(ranks)), key=lambda rank: float(np.abs(everyone[rank] - everyone[0]).max()))
@@ -190,9 +190,9 @@ class DivergenceCheck:
         distance = float(np.sqrt(np.mean(gaps**2)) / max(everyone[0][-1], everyone[other][-1], 1e-30))
         return ranks[0], ranks[other], float(f"{distance:.2g}")
 
-    def _tolerate(self) -> None:
-        """Lets this `fit` continue, as Horovod does: scripts for `elastic` fit one step before they broadcast."""
-        self._tolerates = True
+    def _accept_divergence(self) -> None:
+        """Let this `fit` continue, as in Horovod: scripts for `elastic` fit one step before they broadcast."""
+        self._accepts_divergence = True
         self._warn("the ranks did not start this fit from the same weights, and train different models until weights"
                    " are broadcast (an error without --as-horovod)")
 
@@ -202,7 +202,7 @@ class DivergenceCheck:
             say(text)
 
     def _cause(self) -> tuple[str, str]:
-        """Returns the likely cause and its remedy."""
+        """Return the likely cause and the hint."""
         if distributed_part(self._model.optimizer) is None:
             if compat.steps_by_itself(self._model):
                 hint = "compile with hvd.DistributedOptimizer(optimizer)"
@@ -210,7 +210,7 @@ class DivergenceCheck:
                 hint = ("average the gradients in your train_step: compile with hvd.DistributedOptimizer(optimizer), or"
                         " use hvd.DistributedGradientTape")
             return "an optimizer that is not distributed", hint + ("" if self._broadcasts else f", and {_BROADCAST}")
-        if self._started_equal is False or (self._started_equal is None and not self._broadcasts):
+        if self._equal_at_start is False or (self._equal_at_start is None and not self._broadcasts):
             return _UNEQUAL_START, _BROADCAST
         return ("a layer or an assignment that depends on the rank",
                 ("update weights through the optimizer alone and alike on every rank, or register those that are meant"

@@ -1,8 +1,8 @@
 """The number of steps in an epoch of `fit`, on which all ranks agree before the first step.
 
 Every step contains collectives, so a rank with more batches than the others would wait forever. Each rank reports facts
-about its data, and `decide` derives the same decision from them on every rank. Data of unknown length ends on all ranks
-together: before each step, the ranks ask each other over the control channel whether all have a batch.
+about its data, and `decide` derives the same decision from them on every rank. Data of unknown length ends at the same
+step on all ranks: before each step, the ranks exchange over the control channel whether they have a batch.
 `FitRun.data_ready` exchanges the facts.
 """
 
@@ -20,29 +20,27 @@ from hvkeras.host.console import prints_at, say, some_of
 from hvkeras.job.session import current_session
 from hvkeras.training.model_description import Arguments
 
-CAUSE_WITHIN = 5.0  # seconds for the control server to name a stalled rank before the others give up
+CAUSE_WITHIN = 5.0  # seconds for the control server to name a stalled rank before the others time out
 
 
 @dataclass(frozen=True)
 class FitFacts:
-    """What one rank reports about its `fit`.
+    """Facts about the `fit` of one rank, for the other ranks.
 
     Attributes:
         steps: `steps_per_epoch` as passed, or None.
         batches: The number of batches in one pass over the data; None if unknown, -1 if infinite.
         last_rows: The number of rows in the last batch, or None.
-        epochs: The epoch to end with.
-        initial_epoch: The epoch to start with.
-        validates: Whether there is validation data.
         fingerprint: A digest of arrays; None for other data.
-        timers: The number of callbacks that need the times of all ranks.
-        number: The number of this `fit` among the rank's calls.
-        unbuilt: Why the model has no weights before the first step although they are to be broadcast; "" otherwise.
+        timers: The number of callbacks that gather the times of all ranks.
+        number: The index of this `fit` among the calls of this rank.
+        unbuilt: Why the model has no weights to broadcast before the first step; "" if it has.
         compiled: The arguments of `compile`, see `hvkeras.training.model_description`.
         model: The digest of the model's layers, see `hvkeras.training.model_description`.
         saves: Whether a callback may save the model on this rank.
-        by_rows: Whether `hvd.shard` has assigned whole elements, so that ranks have unlike numbers of rows in a step.
-        may_change: Whether the data may have another number of batches in each epoch.
+        by_rows: Whether `hvd.shard` has assigned whole elements, so that ranks have different numbers of rows in a
+            step.
+        may_change: Whether the number of batches may change between epochs.
     """
 
     steps: int | None
@@ -64,12 +62,11 @@ class FitFacts:
 
 @dataclass(frozen=True)
 class Length:
-    """What one rank reports when an epoch begins, if numbers of batches may have changed.
+    """Number of batches of one rank at the beginning of an epoch, if it may have changed.
 
     Attributes:
-        batches: The number of its batches.
-        of_all: The number of batches of the data that `hvd.shard` has assigned; None for other data.
-        renews: Whether the rank reads its data anew in each epoch.
+        of_all: The number of batches over all ranks, of data that `hvd.shard` has assigned; None for other data.
+        renews: Whether the rank reads its data again in each epoch.
     """
 
     batches: int
@@ -79,14 +76,13 @@ class Length:
 
 @dataclass(frozen=True)
 class Decision:
-    """The decision that all ranks follow.
+    """Decision that all ranks follow.
 
     Attributes:
         steps: The `steps_per_epoch` for all ranks, or None.
-        batches: The number of batches per epoch if it may differ from a rank's own; None to keep each rank's own.
-        common_end: Whether all ranks stop when the first one runs out of data, which they ask before each step.
+        batches: The number of batches per epoch if it may differ from a rank's own; None otherwise.
+        common_end: Whether all ranks stop when the first one has no more data, which they check before each step.
         joined: Whether ranks that run out of batches continue with zero weight.
-        warnings: Warnings for the user.
     """
 
     steps: int | None = None
@@ -97,22 +93,20 @@ class Decision:
 
 
 def decide(ranks: Sequence[int], everyone: Sequence[FitFacts], policy: str) -> Decision:
-    """Makes the decision from the reports of all ranks.
+    """Derive the decision from the facts of all ranks.
 
     Args:
         ranks: The global ranks that train together.
-        everyone: Their reports, in the same order.
+        everyone: Their facts, in the same order.
         policy: How to treat batches that only some ranks have: `trim`, `join` or `error`.
-
-    Returns:
-        The decision.
 
     Raises:
         UsageError: The ranks cannot train together.
     """
-    for name, wrong in (("epochs", "run the same number of epochs"), ("initial_epoch", "start with the same epoch"),
-                        ("validates", "run validation, or none")):
-        _require_equal(ranks, [getattr(facts, name) for facts in everyone], name, wrong)
+    for name, requirement in (("epochs", "run the same number of epochs"),
+                              ("initial_epoch", "start with the same epoch"),
+                              ("validates", "run validation, or none")):
+        _require_equal(ranks, [getattr(facts, name) for facts in everyone], name, requirement)
     _require_batches(ranks, [facts.batches for facts in everyone])
     warnings = _about_weights(ranks, everyone) + _about_data(ranks, everyone)
     given = [facts.steps for facts in everyone if facts.steps is not None]
@@ -120,16 +114,17 @@ def decide(ranks: Sequence[int], everyone: Sequence[FitFacts], policy: str) -> D
     if len({(facts.steps, facts.batches) for facts in everyone}) == 1 and batches[0] is not None:
         return Decision(warnings=warnings)
     if given:
-        enough = all(has == -1 for has in batches)
+        enough = all(count == -1 for count in batches)
         if len({facts.steps for facts in everyone}) > 1:
-            warnings += (_uneven(ranks, [_number(facts.steps) for facts in everyone], "steps per epoch", min(given)),)
+            steps = [_number(facts.steps) for facts in everyone]
+            warnings += (_uneven_warning(ranks, steps, "steps per epoch", min(given)),)
         return Decision(steps=min(given), common_end=not enough, warnings=warnings)
-    if any(has is None or has < 0 for has in batches):
+    if any(count is None or count < 0 for count in batches):
         return Decision(common_end=True, warnings=warnings)
-    return _even_out(ranks, [has for has in batches if has is not None], policy, warnings)
+    return _decide_uneven(ranks, [count for count in batches if count is not None], policy, warnings)
 
 
-def _even_out(ranks: Sequence[int], batches: Sequence[int], policy: str, warnings: tuple[str, ...],
+def _decide_uneven(ranks: Sequence[int], batches: Sequence[int], policy: str, warnings: tuple[str, ...],
               unit: str = "epoch") -> Decision:
     least, most = min(batches), max(batches)
     if policy == "error":
@@ -137,21 +132,21 @@ def _even_out(ranks: Sequence[int], batches: Sequence[int], policy: str, warning
         raise UsageError(explain(f"All ranks must have the same number of batches per {unit} (HVKERAS_UNEVEN=error)",
                                  "hvd.shard(data) splits the data in equal parts",
                                  **{f"rank_{few}": least, f"rank_{many}": most}))
-    text = _uneven(ranks, [str(has) for has in batches], f"batches per {unit}", least if policy == "trim" else None,
-                   unit)
     joined = policy == "join"
+    end = least if policy == "trim" else None
+    text = _uneven_warning(ranks, [str(count) for count in batches], f"batches per {unit}", end, unit)
     return Decision(batches=most if joined else least, joined=joined, warnings=(*warnings, text))
 
 
 def require_same_data_to_share(ranks: Sequence[int], lengths: Sequence[Length]) -> None:
-    """Checks that data which `hvd.shard` has assigned have changed in the same way on all ranks.
+    """Check that the numbers of batches of data that `hvd.shard` has assigned have changed alike on all ranks.
 
     Args:
         ranks: The global ranks that train together.
-        lengths: What they report, in the same order.
+        lengths: Their lengths, in the same order.
 
     Raises:
-        UsageError: They have not.
+        UsageError: They differ.
     """
     for rank, length in zip(ranks, lengths, strict=True):
         if length.of_all != lengths[0].of_all:
@@ -163,17 +158,17 @@ def require_same_data_to_share(ranks: Sequence[int], lengths: Sequence[Length]) 
 
 def decide_again(ranks: Sequence[int], lengths: Sequence[Length], before: Decision, policy: str,
                  by_steps: bool = False) -> Decision:
-    """Makes the decision for the epochs from now on, as numbers of batches have changed.
+    """Derive the decision for the following epochs, after numbers of batches have changed.
 
     Args:
         ranks: The global ranks that train together.
-        lengths: Their numbers of batches, in the same order.
-        before: The decision until now.
+        lengths: Their lengths, in the same order.
+        before: The decision so far.
         policy: How to treat batches that only some ranks have, as in `decide`.
         by_steps: Whether the user gave `steps_per_epoch`.
 
     Returns:
-        The decision; the one until now if Keras itself can go on with the new numbers.
+        The decision; `before` if Keras itself handles the new numbers.
 
     Raises:
         UsageError: The ranks cannot train together.
@@ -182,53 +177,51 @@ def decide_again(ranks: Sequence[int], lengths: Sequence[Length], before: Decisi
     _require_batches(ranks, batches)
     if len(set(batches)) == 1 and before.batches is None:
         return before
-    fixed = next((rank for rank, length in zip(ranks, lengths, strict=True) if not length.renews), None)
-    if fixed is not None:
-        raise UsageError(explain("Numbers of batches can change between epochs only if all ranks read their data anew"
+    not_renewing = next((rank for rank, length in zip(ranks, lengths, strict=True) if not length.renews), None)
+    if not_renewing is not None:
+        raise UsageError(explain("Numbers of batches can change between epochs only if all ranks read their data again"
                                  " in each epoch", "pass the same kind of data on every rank", **{
                                      f"rank_{rank}": number for rank, number in zip(ranks, batches, strict=True)}))
     if len(set(batches)) == 1:
         return replace(before, batches=batches[0])
     if by_steps:
         policy = "error" if policy == "error" else "trim"
-    anew = _even_out(ranks, batches, policy, (), "pass over the data" if by_steps else "epoch")
-    changed = tuple(f"numbers of batches have changed since the last epoch, and {text}" for text in anew.warnings)
-    return replace(before, batches=anew.batches, joined=anew.joined, warnings=changed)
+    changed = _decide_uneven(ranks, batches, policy, (), "pass over the data" if by_steps else "epoch")
+    warnings = tuple(f"numbers of batches have changed since the last epoch, and {text}" for text in changed.warnings)
+    return replace(before, batches=changed.batches, joined=changed.joined, warnings=warnings)
 
 
 def _require_batches(ranks: Sequence[int], batches: Sequence[int | None]) -> None:
-    empty = [rank for rank, has in zip(ranks, batches, strict=True) if has == 0]
+    empty = [rank for rank, count in zip(ranks, batches, strict=True) if count == 0]
     if empty:
         raise UsageError(explain("Each rank needs at least one batch to train on", "give it data: hvd.shard(data)"
                                  " splits the same data over all ranks in equal parts",
                                  **{f"rank_{empty[0]}": "0 batches"}))
 
 
-def _require_equal(ranks: Sequence[int], values: Sequence[Any], name: str, wrong: str) -> None:
+def _require_equal(ranks: Sequence[int], values: Sequence[Any], name: str, requirement: str) -> None:
     other = next((index for index, value in enumerate(values) if value != values[0]), None)
     if other is not None:
-        shown = name
+        argument = name
         if name == "validates":
-            shown, values = "validation_data", ["given" if value else "none" for value in values]
+            argument, values = "validation_data", ["given" if value else "none" for value in values]
         raise UsageError(explain(
-            f"All ranks must {wrong} in fit", f"pass the same {shown} on every rank",
+            f"All ranks must {requirement} in fit", f"pass the same {argument} on every rank",
             **{f"rank_{ranks[0]}": values[0], f"rank_{ranks[other]}": values[other]}))
 
 
 def _about_weights(ranks: Sequence[int], everyone: Sequence[FitFacts]) -> tuple[str, ...]:
-    """Returns warnings about the model's weights before the first step."""
     rank, why = next(((rank, facts.unbuilt) for rank, facts in zip(ranks, everyone, strict=True) if facts.unbuilt),
                      (None, ""))
     if not why:
         return ()
-    text = ("the model gets its weights in the first execution, and they are broadcast only after it: until then the"
+    text = ("the model creates its weights in the first step, and they are broadcast only after it: until then the"
             " ranks train different models, unless they were seeded alike; call model.build(shape) or the model"
             f" itself on a batch before fit, as it could not be built from its data's shapes (on rank {rank}, {why})")
     return (text,)
 
 
 def _about_data(ranks: Sequence[int], everyone: Sequence[FitFacts]) -> tuple[str, ...]:
-    """Returns warnings about data that training accepts."""
     first = everyone[0]
     if first.fingerprint is not None and all(facts.fingerprint == first.fingerprint for facts in everyone):
         return (f"all {len(ranks)} ranks train on the same data; hvd.shard(data) gives each its own part",)
@@ -242,13 +235,15 @@ def _about_data(ranks: Sequence[int], everyone: Sequence[FitFacts]) -> tuple[str
     return ()
 
 
-def _uneven(ranks: Sequence[int], numbers: Sequence[str], what: str, end: int | None, unit: str = "epoch") -> str:
+def _uneven_warning(ranks: Sequence[int], numbers: Sequence[str], what: str, end: int | None,
+                    unit: str = "epoch") -> str:
     counts = some_of([f"{number} on rank {rank}" for rank, number in zip(ranks, numbers, strict=True)])
     join = ", HVKERAS_UNEVEN=join trains on all" if unit == "epoch" else ""
-    how = (f"every {unit} ends after {end} on all ranks, and the rest is not trained on; hvd.shard(data) gives equal"
-           f" parts{join}" if end is not None else
-           "ranks that have no more batches continue with zero weight until all are done")
-    return f"the ranks have different numbers of {what} ({counts}): {how}"
+    consequence = (
+        f"every {unit} ends after {end} on all ranks, and the rest is not trained on; hvd.shard(data) gives equal"
+        f" parts{join}" if end is not None else
+        "ranks that have no more batches continue with zero weight until all are done")
+    return f"the ranks have different numbers of {what} ({counts}): {consequence}"
 
 
 def _number(value: int | None) -> str:
@@ -256,20 +251,20 @@ def _number(value: int | None) -> str:
 
 
 class CommonEnd:
-    """Ends data of unknown length on all ranks at the same step.
+    """End of data of unknown length, at the same step on all ranks.
 
     Args:
-        fit: The number of this `fit` in the job.
+        fit: The index of this `fit` in the job.
     """
 
     def __init__(self, fit: int) -> None:
-        # The ranks ask each other only between the start and the end of training. Before training, Keras looks at the
-        # first batch, but not on all ranks. TensorFlow reads ahead, so a rank may ask for a batch that nobody needs.
+        # The ranks communicate only between the start and the end of training. Before training, Keras reads the first
+        # batch, but not on all ranks. TensorFlow prefetches, so a rank may request a batch that is never used.
         self.armed = False
         self._fit, self._passes, self._reported = fit, 0, False
 
     def wrap(self, dataset: Any) -> Any:
-        """Returns a dataset that ends as soon as any rank's does."""
+        """Return a dataset that ends at the first batch that any rank does not have."""
         spec = dataset.element_spec
 
         def packed(*element: Any) -> Any:
@@ -277,28 +272,28 @@ class CommonEnd:
 
         last = tf.data.Dataset.from_tensors((False, tf.nest.map_structure(_empty, spec)))
         marked = dataset.map(lambda *element: (True, packed(*element))).concatenate(last)
-        agreed = marked.enumerate().take_while(
-            lambda number, pair: tf.ensure_shape(tf.numpy_function(self._all_have, [number, pair[0]], tf.bool), []))
+        agreed = marked.enumerate().take_while(lambda number, pair: tf.ensure_shape(
+            tf.numpy_function(self._all_have_batch, [number, pair[0]], tf.bool), []))
         return agreed.map(lambda _, pair: pair[1])
 
-    def _all_have(self, number: Any, mine: Any) -> Any:
-        """Asks whether all ranks have the batch with this number in this pass."""
+    def _all_have_batch(self, number: Any, has_batch: Any) -> Any:
+        """Return whether all ranks have the batch with this number in this pass."""
         if not self.armed:
-            return mine
+            return has_batch
         if number == 0:
             self._passes += 1
         session = current_session()
         if session.control is None:
-            return mine
-        longest = gather_timeout(session.settings.stall_shutdown)
+            return has_batch
+        timeout = gather_timeout(session.settings.stall_shutdown)
         try:
             batch = f"batch {number + 1} of epoch {self._passes} of fit {self._fit}"
-            have = session.control.gather(batch, bool(mine), longest, given_up=lambda: not self.armed)
+            have = session.control.gather(batch, bool(has_batch), timeout, given_up=lambda: not self.armed)
         except PeerError:
             if session.control.cause is not None:
                 raise
             raise PeerError(explain(f"All ranks must reach batch {number + 1} of epoch {self._passes} within"
-                                    f" {longest:g} s", "check what the others are doing, or raise"
+                                    f" {timeout:g} s", "check the other ranks, or raise"
                                     " HVKERAS_STALL_SHUTDOWN",
                                     rank=session.topology.rank)) from None
         if have and not all(have) and any(have) and not self._reported:
@@ -307,16 +302,16 @@ class CommonEnd:
                 done, more = ([rank for rank, has in enumerate(have) if has is which] for which in (False, True))
                 say(f"ranks {done} have no batch after the first {number}, ranks {more} have: the epoch ends there on"
                     " all ranks, and the rest is not trained on")
-        return all(have) if have else mine
+        return all(have) if have else has_batch
 
 
 def gather_timeout(stall_shutdown: float) -> float:
-    """Returns the seconds a rank waits for others in `fit`, so that the control server can name a late rank first."""
+    """Return the timeout in seconds for other ranks in `fit`: long enough for the server to name a late rank."""
     return stall_shutdown + CAUSE_WITHIN if stall_shutdown else float("inf")
 
 
 def _empty(spec: Any) -> Any:
-    """Returns a value of a dataset's element type, with size 0 in dimensions of unknown size."""
+    """Return a value of a dataset's element type, with size 0 in unknown dimensions."""
     def shape(given: Any) -> list[int]:
         return [size or 0 for size in given.as_list()] if given.rank is not None else [0]
 
@@ -328,7 +323,7 @@ def _empty(spec: Any) -> Any:
         return tf.ragged.constant([], dtype=spec.dtype, ragged_rank=spec.ragged_rank,
                                    inner_shape=tuple(size or 0 for size in spec.shape[spec.ragged_rank + 1 :]),
                                    row_splits_dtype=spec.row_splits_dtype)
-    if isinstance(spec, tf.OptionalSpec):  # Keras puts an empty one where a generator yields None
+    if isinstance(spec, tf.OptionalSpec):  # Keras's for a generator that yields None
         return fit_data.empty_optional(spec)
     if isinstance(spec, tf.NoneTensorSpec):
         return None

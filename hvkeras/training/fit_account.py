@@ -1,7 +1,7 @@
-"""One call of `fit` that keeps account of the samples trained on, so that an epoch goes on after a change of ranks.
+"""One call of `fit` that counts the samples trained on, so that an epoch resumes after a membership change.
 
-`fit` gets data that are assigned anew in each pass (`hvkeras.data.resharding`), and an epoch that goes on begins with
-the step after the last one that was made.
+The data of `fit` are assigned again in each pass (`hvkeras.data.resharding`). An epoch that resumes begins with the
+step after the last completed one.
 """
 
 from __future__ import annotations
@@ -14,16 +14,11 @@ from hvkeras.data.resharding import Data, accounted, resharded
 from hvkeras.host.console import prints_at, say
 from hvkeras.job.session import current_session
 
-_WITHOUT = ("validation_split", "steps_per_epoch")
+_UNSUPPORTED = ("validation_split", "steps_per_epoch")
 
 
 class FitAccount:
-    """One call of `fit` whose data `hvd.shard` has assigned.
-
-    Args:
-        model: The model.
-        data: The data.
-    """
+    """One call of `fit` whose data `hvd.shard` has assigned."""
 
     def __init__(self, model: Any, data: Data) -> None:
         self.model: Any = model
@@ -32,13 +27,16 @@ class FitAccount:
         self._is_counted = False
 
     def arguments(self) -> dict[str, Any]:
-        """The arguments of `fit` that are replaced."""
+        """Return the arguments of `fit` to replace."""
         if self._data.dataset is None:
             return {}
         return {"x": self._data.dataset, "y": None, "sample_weight": None, "batch_size": None, "shuffle": False}
 
     def data_ready(self, data: Any) -> None:
-        """Sets the number of steps in a whole pass, which `tf.data` does not know; `data` as in `FitRun.data_ready`."""
+        """Set the number of steps in a complete pass, which `tf.data` does not know.
+
+        `data` is as in `FitRun.data_ready`.
+        """
         if not self._is_counted:
             self._is_counted = True
             steps = self.account.steps(self._data.batch, True, self._data.drops)
@@ -46,23 +44,23 @@ class FitAccount:
             data.batches = steps
 
     def begin_epoch(self) -> None:
-        """Makes the pass begin where the account says."""
+        """Make the pass begin at the position of the account."""
         first = self.account.begin(self._data.batch, self._data.drops)
-        done = compat.Done(0, first, _nothing, _nothing, reads=False)
-        compat.passes().at_next(lambda _: done if first else None)
+        skipped = compat.Done(0, first, _do_nothing, _do_nothing, reads=False)
+        compat.passes().at_next(lambda _: skipped if first else None)
 
     def begin_step(self, step: int) -> None:
-        """Counts a step, which is given by its number within the epoch."""
-        self.account.note(step + compat.steps_per_execution(self.model))
+        """Count a step, given by its index within the epoch."""
+        self.account.record_steps(step + compat.steps_per_execution(self.model))
 
     def end_epoch(self) -> None:
-        """Ends an epoch, and the pass over the data."""
+        """End an epoch and the pass over the data."""
         self.account.end()
         self._data.end_pass()
 
 
 def account_for(model: Any, given: dict[str, Any]) -> FitAccount | None:
-    """Returns what keeps account of a call of `fit`; None in jobs whose ranks do not change, or if it is not possible.
+    """Return the account of a call of `fit`; None if membership is fixed or the data are not supported.
 
     Args:
         model: The model.
@@ -70,27 +68,27 @@ def account_for(model: Any, given: dict[str, Any]) -> FitAccount | None:
     """
     if not keeps_accounts():
         return None
-    why = next((f"fit has {name}" for name in _WITHOUT if given[name]), "")
-    data = None if why else accounted(given["x"], given["y"], given["sample_weight"], given["batch_size"],
-                                      bool(given["shuffle"]))
+    reason = next((f"fit has {name}" for name in _UNSUPPORTED if given[name]), "")
+    data = None if reason else accounted(given["x"], given["y"], given["sample_weight"], given["batch_size"],
+                                         bool(given["shuffle"]))
     if data is None:
         session = current_session()
         if session.topology.rank == 0 and prints_at(session.settings, "WARNING"):
-            say("when the ranks change within an epoch, samples of it will be repeated or left out, as "
-                + (why or "hvd.shard has not assigned the data of fit, or they are shuffled or filtered after it"))
+            say("if the membership changes within an epoch, some of its samples will be repeated or skipped, because "
+                + (reason or "hvd.shard has not assigned the data of fit, or they are shuffled or filtered after it"))
         return None
     compat.passes()
     return FitAccount(model, data)
 
 
-def present_share(given: dict[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of `fit` or `evaluate` that are evaluation data, as assigned to the present ranks.
+def current_share(given: dict[str, Any]) -> dict[str, Any]:
+    """Return those arguments of `fit` or `evaluate` that are evaluation data, as assigned to the current ranks.
 
     Args:
-        given: The arguments by name, some of them.
+        given: Some of the arguments, by name.
     """
     return {name: resharded(data) for name, data in given.items()} if keeps_accounts() else {}
 
 
-def _nothing() -> None:
-    """Does nothing: the data begin where the account says by themselves."""
+def _do_nothing() -> None:
+    pass  # the data themselves begin at the position of the account

@@ -1,7 +1,7 @@
-"""The callbacks by which hvkeras follows `fit`, `evaluate` and `predict`: one before all others, one after them.
+"""Callbacks that hvkeras adds to `fit`, `evaluate` and `predict`: one before all others, one after them.
 
-Neither has a hook for the end of a batch: with one, Keras would wait for each step's logs instead of calling callbacks
-asynchronously.
+Neither has a hook for the end of a batch: with such a hook, Keras would wait for the logs of each step instead of
+calling callbacks asynchronously.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from hvkeras.training.fit_account import FitAccount
 from hvkeras.training.fit_run import FitRun, shares_update
 
 
-class _Ours:
-    """A callback of this module."""
+class _AddedCallback:
+    """Base class of the callbacks in this module."""
 
     _supports_tf_logs = True  # tf_keras need not convert logs for it
 
 
-class _Follower(_Ours):
-    """Notes where this rank is, and gathers what the callbacks after it may save.
+class _ActivityCallback(_AddedCallback):
+    """Callback that reports the position of this rank, and gathers state that the following callbacks may save.
 
     Args:
         run: The call of `fit` whose ranks share the optimizer's state, or None.
@@ -56,13 +56,8 @@ class _Follower(_Ours):
             self._run.gather_state(at_end=True)
 
 
-class _Watch(_Ours):
-    """Counts samples, and is how a run follows `fit`.
-
-    Args:
-        run: The call of `fit`, if ranks share it.
-        account: What counts its samples, if anything does.
-    """
+class _FitCallback(_AddedCallback):
+    """Callback that counts samples and forwards the events of `fit` to its run."""
 
     def __init__(self, run: FitRun | None, account: FitAccount | None) -> None:
         super().__init__()
@@ -94,35 +89,33 @@ class _Watch(_Ours):
 
     def on_train_end(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
         if self._run is not None:
-            self._run.average_renewed_statistics("the end of fit")
+            self._run.average_recomputed_statistics("the end of fit")
             self._run.end()
 
 
-def followed(model: Any, given: Any, run: FitRun | None = None, account: FitAccount | None = None) -> Any:
-    """Returns callbacks as `fit` takes them, with ours around them.
+def with_hook_callbacks(model: Any, given: Any, run: FitRun | None = None, account: FitAccount | None = None) -> Any:
+    """Return callbacks as `fit` takes them, with those of this module before and after them.
 
     Args:
         model: The model.
         given: The callbacks, as `fit` takes them: None, one, several, or Keras's list of them.
-        run: The call of `fit`, if ranks share it.
-        account: What counts its samples, if anything does.
+        run: The call of `fit`, if ranks share it; else None.
+        account: The account of its samples, if any.
     """
-    follower, watch = _classes(compat.callback_class(model))
-    first = [follower(run if run is not None and shares_update(model) else None)]
-    last = [watch(run, account)] if run is not None or account is not None else []
+    activity_callback, fit_callback = _classes(compat.callback_class(model))
+    first = [activity_callback(run if run is not None and shares_update(model) else None)]
+    last = [fit_callback(run, account)] if run is not None or account is not None else []
     if all(base.__name__ != "CallbackList" for base in type(given).__mro__):
         own = [] if given is None else given if isinstance(given, (list, tuple)) else [given]
         return [*first, *own, *last]
-    if last or not any(isinstance(one, _Ours) for one in given.callbacks):  # validation of fit has those of fit
-        given.callbacks[:] = [*first, *(one for one in given.callbacks if not isinstance(one, _Ours)), *last]
+    # Validation in fit reuses the callbacks of fit.
+    if last or not any(isinstance(one, _AddedCallback) for one in given.callbacks):
+        given.callbacks[:] = [*first, *(one for one in given.callbacks if not isinstance(one, _AddedCallback)), *last]
     return given
 
 
 @functools.cache
 def _classes(base: Any) -> tuple[Any, Any]:
-    """Returns the classes of both callbacks for a Keras.
-
-    Args:
-        base: Its base class of callbacks.
-    """
-    return tuple(type(cls.__name__[1:], (cls, base), {"__module__": __name__}) for cls in (_Follower, _Watch))  # type: ignore[return-value]
+    # Both Keras 3 and tf_keras may be in use, each with its own base class of callbacks.
+    return tuple(type(cls.__name__[1:], (cls, base), {"__module__": __name__})  # type: ignore[return-value]
+                 for cls in (_ActivityCallback, _FitCallback))

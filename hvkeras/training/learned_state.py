@@ -1,4 +1,4 @@
-"""Broadcasts what layers have learned from data to all ranks, and compares it across ranks."""
+"""Broadcast and comparison of the state that layers have learned from data."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from hvkeras.collectives.broadcasts import allgather_object, broadcast_object
 from hvkeras.errors import DivergenceError, explain
 from hvkeras.job.process_sets import ProcessSet, global_process_set
 
-TOLERANCE = 1e-5  # relative; different processors sum in different orders
+TOLERANCE = 1e-5  # relative; sums in different orders on different processors
 
 
 @dataclass(frozen=True)
 class Learned:
-    """A summary that shows whether a layer computes the same as on other ranks.
+    """Summary of the learned state of a layer, for comparison between ranks.
 
     Attributes:
         layer: The layer's name and class.
-        digest: The digest of everything that it has learned.
-        whole: The digest of the parts that must be equal, and of the shapes of the rest.
+        digest: The digest of the complete state.
+        whole: The digest of the parts that must be equal, and of the shapes of the others.
         tokens: The size of the vocabulary, including special tokens; None for layers without a vocabulary.
         width: The required width of its outputs; None if any width is allowed.
     """
@@ -37,12 +37,12 @@ class Learned:
 
     @property
     def kind(self) -> str:
-        """The layer's class."""
+        """Class of the layer."""
         return self.layer.rpartition(" ")[2]
 
 
 def shared_layers(model: Any, local: Collection[Any] = ()) -> list[Any]:
-    """Returns the layers that learn from data, except those whose variables are all local to each rank.
+    """Return the layers that learn from data, except those with local variables only.
 
     Args:
         model: The model.
@@ -56,7 +56,7 @@ def shared_layers(model: Any, local: Collection[Any] = ()) -> list[Any]:
 
 
 def summary_of(layer: Any) -> Learned:
-    """Summarizes in a few bytes what a layer has learned."""
+    """Summarize the learned state of a layer in a few bytes."""
     state = compat.learned_state(layer)
     function = compat.learned_function(state)
     whole = {name: repr(array.shape) if np.issubdtype(array.dtype, np.floating) else array
@@ -67,7 +67,7 @@ def summary_of(layer: Any) -> Learned:
 
 def broadcast_learned(model: Any, root_rank: int, local: Collection[Any] = (),
                       process_set: ProcessSet = global_process_set) -> None:
-    """Broadcasts what the layers of a model have learned on the root to all ranks, including lookup tables.
+    """Broadcast the learned state of layers from the root to all ranks, including lookup tables.
 
     Args:
         model: The model.
@@ -81,7 +81,7 @@ def broadcast_learned(model: Any, root_rank: int, local: Collection[Any] = (),
     layers = shared_layers(model, local)
     mine = [summary_of(layer) for layer in layers]
     shapes = [tuple(weight.shape) for weight in compat.model_weights(model)] if layers and model.built else []
-    gathered = allgather_object((mine, shapes), name="what layers have learned", process_set=process_set)
+    gathered = allgather_object((mine, shapes), name="the learned state of layers", process_set=process_set)
     everyone = [found for found, _ in gathered]
     root = process_set.ranks.index(root_rank)
     require_same_layers(everyone, process_set.ranks)
@@ -100,7 +100,7 @@ def broadcast_learned(model: Any, root_rank: int, local: Collection[Any] = (),
     if not differing_indices:
         return
     states = broadcast_object([compat.learned_state(layers[index]) for index in differing_indices], root_rank,
-                              name="what the layers of the root have learned", process_set=process_set)
+                              name="the root's learned state of layers", process_set=process_set)
     for index, state in zip(differing_indices, states, strict=True):
         compat.take_learned_state(layers[index], state)
     if any(mine[index].digest != summary_of(layers[index]).digest for index in differing_indices):
@@ -108,10 +108,10 @@ def broadcast_learned(model: Any, root_rank: int, local: Collection[Any] = (),
 
 
 def require_same_layers(everyone: Sequence[Sequence[Learned]], ranks: Sequence[int]) -> None:
-    """Raises if a rank has other layers than the first rank.
+    """Check that all ranks have the same layers that learn from data.
 
     Args:
-        everyone: What the layers of each rank have learned.
+        everyone: The summaries of the layers of each rank.
         ranks: The ranks.
 
     Raises:
@@ -128,17 +128,17 @@ def require_same_layers(everyone: Sequence[Sequence[Learned]], ranks: Sequence[i
 
 def first_difference(layers: Sequence[Any], everyone: Sequence[Sequence[Learned]],
                      process_set: ProcessSet) -> tuple[int, int] | None:
-    """Finds the first layer whose learned state on another rank differs from that on the first rank.
+    """Return the first layer whose learned state differs from that on the first rank.
 
     The result is the same on every rank.
 
     Args:
         layers: This rank's layers.
-        everyone: What the layers of each rank have learned.
+        everyone: The summaries of the layers of each rank.
         process_set: The ranks.
 
     Returns:
-        The index of the layer, and of the other rank in the set; None if all are equal, or nearly so.
+        The index of the layer, and the index of the other rank in the set; None if all are equal or nearly so.
     """
     for index, column in enumerate(zip(*everyone, strict=True)):
         if len({one.digest for one in column}) == 1:
@@ -152,12 +152,12 @@ def first_difference(layers: Sequence[Any], everyone: Sequence[Sequence[Learned]
 
 
 def _first_numeric_difference(layer: Any, process_set: ProcessSet) -> int | None:
-    """Returns the index of the first rank whose numbers are not close to the first rank's; all ranks must call it."""
+    """Return the index of the first rank whose numbers differ from those of the first; all ranks must call it."""
     function = compat.learned_function(compat.learned_state(layer))
     mine = {name: array.astype(np.float64) for name, array in function.items()
             if np.issubdtype(array.dtype, np.floating)}
-    first = broadcast_object(mine, process_set.ranks[0], name="what a layer has learned", process_set=process_set)
-    everyone = allgather_object(_are_near(mine, first), name="whether layers are near", process_set=process_set)
+    first = broadcast_object(mine, process_set.ranks[0], name="the learned state of a layer", process_set=process_set)
+    everyone = allgather_object(_are_near(mine, first), name="the comparison of learned state", process_set=process_set)
     return everyone.index(False) if False in everyone else None
 
 
@@ -165,7 +165,7 @@ def _are_near(mine: dict[str, Any], others: dict[str, Any]) -> bool:
     for name, array in mine.items():
         other = others[name]
         scale = np.maximum(np.abs(array), np.abs(other))
-        if name == "mean":  # matters relative to the standard deviation
+        if name == "mean":  # relative to the standard deviation
             scale = scale + np.sqrt(np.maximum(others["variance"], 0))
         elif name == "variance":
             scale = scale + TOLERANCE * np.square(others["mean"])

@@ -1,16 +1,16 @@
-"""Losses of a step over all ranks: their average over the ranks is the loss of one process on all samples.
+"""Losses over all ranks: their average over the ranks is the loss of one process on all samples.
 
 Gradients are averaged, which is correct if the loss is a mean over equally many samples on each rank. Losses with other
-reductions are scaled into that form here, before the gradient is computed, so that regularisers and other losses of the
-model are unaffected (docs/decisions/losses-of-all-ranks.md):
+reductions are scaled accordingly before the gradient is computed, so that regularizers and other losses of the model
+are unaffected (docs/decisions/losses-of-all-ranks.md):
 
 - a sum is multiplied by the number of ranks;
 - a mean over unmasked values, or one divided by the sum of weights, is multiplied by the number of ranks and by this
   rank's share of the total weight, which the ranks sum up in the step.
 
-Where ranks get whole elements of data, which have unlike numbers of rows, a plain mean is multiplied by the number of
-ranks and by this rank's share of the values. Keras weights each rank's loss by its rows when it averages the losses of
-an epoch; so the loss gets the value with which this average is that of one process, and keeps its gradient.
+If ranks get whole elements of data with different numbers of rows, a plain mean is multiplied by the number of ranks
+and by this rank's share of the values. Keras averages the losses of an epoch over the ranks by their rows. Therefore
+the loss gets the value for which this average is that of one process, and keeps its gradient.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from hvkeras.job.process_sets import ProcessSet
 
 
 class _Step:
-    """The ranks whose losses are averaged in the current step; None outside of steps."""
+    """Ranks whose losses are averaged in the current step; None outside of steps."""
 
     process_set: ProcessSet | None = None
-    by_rows = False  # whether ranks may have unlike numbers of rows
+    by_rows = False  # whether ranks may have different numbers of rows
     masked = False  # whether the loss that is being reduced is weighted by its mask
 
 
 @contextlib.contextmanager
 def averaged_over(process_set: ProcessSet | None, by_rows: bool = False) -> Iterator[None]:
-    """Declares that losses reduced in the body belong to a step whose gradients are averaged over these ranks.
+    """Enter a scope in which reduced losses belong to a step whose gradients are averaged over these ranks.
 
     Args:
         process_set: The ranks; None for a step of this rank alone.
-        by_rows: Whether the ranks may have unlike numbers of rows, by which means are weighted then.
+        by_rows: Whether ranks may have different numbers of rows, by which means are then weighted.
     """
     before = _Step.process_set, _Step.by_rows
     _Step.process_set, _Step.by_rows, _Step.masked = process_set, by_rows, False
@@ -55,13 +55,13 @@ def averaged_over(process_set: ProcessSet | None, by_rows: bool = False) -> Iter
 
 @graphs.without_autograph
 def weigh_by_mask(weights: Any, mask: Any) -> Any:
-    """Scales the weights of a mean over unmasked values.
+    """Scale the weights of a mean over unmasked values.
 
     Args:
         weights: The weights on this rank.
-        mask: The mask, true for values that count.
+        mask: The mask, True for unmasked values.
     """
-    if _Step.process_set is None or graphs.reducing_strategy() is not None:  # replicas cannot communicate in a step
+    if _Step.process_set is None or graphs.reducing_strategy() is not None:  # replicas cannot communicate
         return weights
     _Step.masked = True
     return weights * _share(tf.reduce_sum(tf.cast(mask, weights.dtype)), _Step.process_set)
@@ -69,16 +69,16 @@ def weigh_by_mask(weights: Any, mask: Any) -> Any:
 
 @graphs.without_autograph
 def combine(loss: Any, reduction: str, weights: Any, values: Any) -> Any:
-    """Scales a reduced loss.
+    """Scale a reduced loss.
 
     Args:
         loss: The loss on this rank.
-        reduction: How Keras reduced it over the samples.
+        reduction: The reduction of Keras over the samples.
         weights: The sample weights, if any.
         values: The values that were reduced.
 
     Raises:
-        UsageError: It was not reduced.
+        UsageError: The loss is not reduced.
         UnsupportedError: Joined ranks without data participate, and the loss is not a plain mean over samples.
     """
     masked, _Step.masked = _Step.masked, False
@@ -87,34 +87,34 @@ def combine(loss: Any, reduction: str, weights: Any, values: Any) -> Any:
     if reduction == "none":
         raise UsageError(explain("A loss that several ranks train on must be reduced to one number",
                                  'write reduction="sum_over_batch_size" or "sum"', reduction=None))
-    weighs = graphs.reducing_strategy() is None  # replicas cannot communicate in a step
+    can_communicate = graphs.reducing_strategy() is None  # replicas cannot communicate in a step
     scaled = loss
     if reduction == "sum":
         _require_data_on_all_ranks(reduction)
         scaled = loss * tf.cast(len(_Step.process_set.members()), loss.dtype)
-    elif reduction == "mean_with_sample_weight" and weights is not None and weighs:
+    elif reduction == "mean_with_sample_weight" and weights is not None and can_communicate:
         scaled = loss * _share(tf.cast(tf.reduce_sum(weights), loss.dtype), _Step.process_set)
     elif not masked:
-        if not _Step.by_rows or not weighs:
+        if not _Step.by_rows or not can_communicate:
             return loss
         scaled = loss * tf.cast(_share(tf.cast(tf.size(values), tf.float32), _Step.process_set), loss.dtype)
-        return _valued(loss, scaled)
-    if not _Step.by_rows or not weighs:
+        return _with_value(loss, scaled)
+    if not _Step.by_rows or not can_communicate:
         return scaled
     rows = _share(tf.cast(tf.shape(values)[0], tf.float32), _Step.process_set)
-    return _valued(tf.math.divide_no_nan(scaled, tf.cast(rows, loss.dtype)), scaled)
+    return _with_value(tf.math.divide_no_nan(scaled, tf.cast(rows, loss.dtype)), scaled)
 
 
-def _valued(value: Any, loss: Any) -> Any:
-    """Returns a loss with another value, but the same gradient."""
+def _with_value(value: Any, loss: Any) -> Any:
+    """Return a loss with another value but the same gradient."""
     return value + (loss - value) - tf.stop_gradient(loss - value)
 
 
 def _share(own: Any, process_set: ProcessSet) -> Any:
-    """Returns the factor for a mean whose weights sum up to `own` on this rank; 1 if the sum is equal on all ranks."""
+    """Return the factor for a mean whose weights sum to `own` here; 1 if the sums are equal on all ranks."""
     _require_data_on_all_ranks("mean by weight")
-    whole = allreduce(own, op=Sum, name="the weights of a loss", process_set=process_set)
-    return tf.math.divide_no_nan(own * tf.cast(len(process_set.members()), own.dtype), whole)
+    total = allreduce(own, op=Sum, name="the weights of a loss", process_set=process_set)
+    return tf.math.divide_no_nan(own * tf.cast(len(process_set.members()), own.dtype), total)
 
 
 def _require_data_on_all_ranks(reduction: str) -> None:

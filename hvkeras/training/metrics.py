@@ -1,8 +1,8 @@
-"""Exact metrics: merges the states of all ranks, and computes the result once from the merged state.
+"""Exact metrics: merge the states of all ranks, and compute the result from the merged state.
 
-Averaging results is wrong for anything but means over equally many samples. States, however, are sums (totals and
-counts, confusion matrices), which can be added. So before Keras turns the metrics of an epoch or an evaluation into
-logs, each metric gets the merged state of all ranks.
+Averages of results are wrong for anything but means over equally many samples. States, however, are sums (totals and
+counts, confusion matrices), which can be added. So before Keras computes the logs of an epoch or an evaluation, each
+metric gets the merged state of all ranks.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _AGGREGATIONS = {"mean": "mean", "only_first_replica": "first"}  # the merge for
 
 @dataclass(frozen=True)
 class MetricState:
-    """The state of one metric on one rank.
+    """State of one metric on one rank.
 
     Attributes:
         kind: The name of its class.
-        name: Its own name, used only in messages: automatic names differ between ranks.
+        name: Its name, for messages: automatic names differ between ranks.
         values: The values of its variables.
     """
 
@@ -47,75 +47,75 @@ class MetricState:
     values: Arrays
 
     def shape(self) -> tuple[Any, ...]:
-        """Returns what must be equal on all ranks."""
+        """Return the class and shapes, which must be equal on all ranks."""
         return (self.kind, *(np.shape(value) for value in self.values))
 
 
-# What the last merge left in each model's metrics: variable, merged value, this rank's own value.
+# For each model, the variables of metrics that hold merged values: variable, merged value, value of this rank.
 _merged: weakref.WeakKeyDictionary[Any, list[tuple[Any, Any, Any]]] = weakref.WeakKeyDictionary()
 
 
 def check(model: Any) -> None:
-    """Checks that the state of each of the model's metrics can be merged.
+    """Check that the state of each of the model's metrics can be merged.
 
     Raises:
-        UsageError: A user-defined metric does not say how to merge its state.
+        UsageError: A user-defined metric does not declare how to merge its state.
     """
     for metric in _flat(compat.metric_groups(model)):
         merging_of(metric)
 
 
 def own_states(model: Any) -> list[list[MetricState]]:
-    """Returns this rank's own state of all metrics, after restoring it in metrics that still hold the last merge."""
+    """Return this rank's state of all metrics, restored in metrics that hold merged values."""
     forget_merged(model)
     return [[MetricState(type(metric).__name__, metric.name, [np.asarray(variable) for variable in metric.variables])
              for metric in group] for group in compat.metric_groups(model)]
 
 
-def must_call(function: str) -> str:
-    """Returns what to write instead, in messages about a rank that waits alone in a call of Keras."""
+def missing_call_hint(function: str) -> str:
+    """Return the hint for messages about a rank that waits alone in a function of Keras."""
     return f"all ranks must call {function}; put what only one rank does into `with hvd.alone():`"
 
 
 def merge(model: Any, process_set: ProcessSet, what: str, own: list[list[MetricState]] | None) -> list[bool]:
-    """Replaces the state of the model's metrics with the merged state of all ranks.
+    """Replace the state of the model's metrics with the merged state of all ranks.
 
     Args:
         model: The model.
         process_set: The participating ranks.
-        what: What the metrics belong to, for messages.
+        what: The call that the metrics belong to, for messages.
         own: This rank's states; None if it had no data.
 
     Returns:
-        For each rank, whether it had states; False for a rank without data.
+        One value per rank: False for a rank without data.
 
     Raises:
-        UsageError: A metric does not say how to merge, or ranks have different metrics.
+        UsageError: A metric does not declare how to merge, or ranks have different metrics.
     """
     check(model)
     everyone = [None if states is None else _flat(states)
                 for states in gather_objects(own, process_set, f"the metrics of {what}",
-                                             must_call(what) if what == "evaluate" else "")]
+                                             missing_call_hint(what) if what == "evaluate" else "")]
     present = [(rank, states) for rank, states in zip(process_set.ranks, everyone, strict=True) if states is not None]
-    _require_same(present, what)
-    kept = _merged[model] = []
+    _require_same_metrics(present, what)
+    restorable = _merged[model] = []
     metrics = _flat(compat.metric_groups(model)) if own is not None else []
     for index, metric in enumerate(metrics):
         merged = merge_states(metric, [states[index].values for _, states in present])
         for variable, value in zip(metric.variables, merged, strict=True):
             mine = np.asarray(variable)
             variable.assign(np.asarray(value).astype(mine.dtype))
-            kept.append((variable, np.asarray(variable), mine))
+            restorable.append((variable, np.asarray(variable), mine))
     return [states is not None for states in everyone]
 
 
 def average_logs(logs: Any, process_set: ProcessSet, what: str) -> Any:
-    """Averages logs that do not come from metrics: those that a user-defined `train_step` returned last.
+    """Average logs that do not come from metrics: the last result of a user-defined `train_step`.
 
     Args:
         logs: This rank's values by name.
         process_set: The participating ranks.
-        what: What the logs belong to, for messages.
+        what: The call that the logs belong to, for messages.
 
     Returns:
         The averages by name; non-numeric values are this rank's.
@@ -128,23 +128,23 @@ def average_logs(logs: Any, process_set: ProcessSet, what: str) -> Any:
 
 
 def average(everyone: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Averages the numbers of several ranks by name, each over the ranks that have it."""
-    names = dict.fromkeys(name for theirs in everyone for name in theirs)
-    means = {name: np.mean([np.asarray(theirs[name], np.float64) for theirs in everyone if name in theirs], axis=0)
+    """Average the numbers of several ranks by name, each over the ranks that have it."""
+    names = dict.fromkeys(name for logs in everyone for name in logs)
+    means = {name: np.mean([np.asarray(logs[name], np.float64) for logs in everyone if name in logs], axis=0)
              for name in names}
     return {name: float(value) if value.ndim == 0 else value for name, value in means.items()}
 
 
 def forget_merged(model: Any) -> None:
-    """Restores this rank's state of metrics that were not reset since the last merge, so that it counts once."""
+    """Restore this rank's state in metrics that were not reset since the last merge, so that it counts once."""
     for variable, merged, mine in _merged.pop(model, ()):
         if np.any(np.not_equal(merged, mine)) and np.array_equal(np.asarray(variable), merged, equal_nan=True):
             variable.assign(mine)
 
 
 @contextlib.contextmanager
-def untouched(model: Any) -> Iterator[None]:
-    """Restores the model's metrics at the end of the context to what they were at its start."""
+def preserved(model: Any) -> Iterator[None]:
+    """Enter a scope that restores the model's metrics at its end."""
     merged = _merged.pop(model, None)
     before = [(variable, np.asarray(variable)) for metric in _flat(compat.metric_groups(model))
               for variable in metric.variables]
@@ -158,28 +158,28 @@ def untouched(model: Any) -> Iterator[None]:
 
 
 def merge_states(metric: Any, states: Sequence[Arrays]) -> Arrays:
-    """Merges the states of several ranks.
+    """Merge the states of several ranks.
 
     Args:
-        metric: The metric, which says how to merge.
+        metric: The metric, which declares how to merge.
         states: The values of each rank, one array per variable.
 
     Returns:
         The merged values.
 
     Raises:
-        UsageError: The metric does not say how to merge.
+        UsageError: The metric does not declare how to merge.
     """
-    how = merging_of(metric)
-    if callable(how):
-        return list(how([list(values) for values in states]))
-    return [_MERGES[rule](values) for rule, values in zip(how, zip(*states, strict=True), strict=True)]
+    merging = merging_of(metric)
+    if callable(merging):
+        return list(merging([list(values) for values in states]))
+    return [_MERGES[rule](values) for rule, values in zip(merging, zip(*states, strict=True), strict=True)]
 
 
 def merging_of(metric: Any) -> Any:
-    """Returns how to merge a metric's state: a function, or the kind of merge for each variable.
+    """Return how to merge a metric's state: a function, or the rule for each variable.
 
-    The states of Keras's own metrics are sums. A user-defined metric with variables of its own declares the merge by an
+    The states of Keras's own metrics are sums. A user-defined metric with additional variables declares the merge by an
     attribute or method `hvkeras_merge`, or by the `aggregation` of its variables.
 
     Raises:
@@ -199,26 +199,26 @@ def merging_of(metric: Any) -> Any:
     aggregations = [compat.aggregation_of(variable) for variable in metric.variables]
     if any(aggregation in _AGGREGATIONS for aggregation in aggregations):
         return [_AGGREGATIONS.get(aggregation, "sum") for aggregation in aggregations]
-    if _has_state_of_its_own(type(metric)):
+    if _adds_variables(type(metric)):
         raise UsageError(explain(
-            f"The metric {type(metric).__name__} must say how the states of several ranks are merged",
+            f"The metric {type(metric).__name__} must declare how the states of several ranks are merged",
             f'set {type(metric).__name__}.hvkeras_merge = "sum" if its variables are sums and counts, else "max",'
             ' "min", "mean", a list with one of these for each variable, or a method that merges a list of states',
             variables=[variable.name for variable in metric.variables]))
     return ["sum"] * count
 
 
-def _has_state_of_its_own(cls: type) -> bool:
-    """Whether a user-defined class adds variables to those of the Keras class that it derives from."""
+def _adds_variables(cls: type) -> bool:
+    """Return whether a user-defined class adds variables to those of its Keras base class."""
     own = [base for base in cls.__mro__ if not compat.is_of_keras(base)]
     nearest = next(base for base in cls.__mro__ if compat.is_of_keras(base))
     if own and nearest.__name__ == "Metric":
         return True
-    return any(adder in function.__code__.co_names for base in own for function in vars(base).values()
-               if hasattr(function, "__code__") for adder in ("add_variable", "add_weight"))
+    return any(method in function.__code__.co_names for base in own for function in vars(base).values()
+               if hasattr(function, "__code__") for method in ("add_variable", "add_weight"))
 
 
-def _require_same(present: Sequence[tuple[int, list[MetricState]]], what: str) -> None:
+def _require_same_metrics(present: Sequence[tuple[int, list[MetricState]]], what: str) -> None:
     for rank, states in present[1:]:
         first_rank, first = present[0]
         for one, other in zip(first, states, strict=False):
@@ -242,5 +242,5 @@ def _flat(groups: list[list[Any]]) -> list[Any]:
 
 
 def _wide(value: Any) -> Any:
-    """Converts float states to float64, so that their sums do not depend on the number of ranks."""
+    # Sums in float64 do not depend on the number of ranks.
     return value.astype(np.float64) if np.issubdtype(value.dtype, np.floating) else value

@@ -1,4 +1,4 @@
-"""Loads saved models so that they continue training on all ranks."""
+"""Loading of saved models to continue training on all ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def load_model(
     legacy_opts: bool = False,  # noqa: ARG001 - Horovod's parameter
     shard_update: bool | str = "auto",
 ) -> Model:
-    """Loads a saved model and distributes its optimizer, keeping the saved optimizer state.
+    """Load a saved model and distribute its optimizer, with the saved optimizer state.
 
     The file always holds the plain Keras optimizer, so any saved model with an optimizer works.
 
@@ -28,10 +28,10 @@ def load_model(
 
     Args:
         filepath: A `.keras` or `.h5` file; with tf_keras also a SavedModel folder.
-        custom_optimizers: Your own optimizer classes that the model was trained with.
+        custom_optimizers: User-defined optimizer classes that the model was trained with.
         custom_objects: Classes or functions by name that Keras needs to load the model.
-        compression: The compression of gradients for communication.
-        legacy_opts: Accepted for compatibility with Horovod; the file says which optimizer it holds.
+        compression: The compression of gradients.
+        legacy_opts: Accepted for compatibility with Horovod; the file contains the kind of optimizer.
         shard_update: As for `DistributedOptimizer`.
 
     Returns:
@@ -41,8 +41,8 @@ def load_model(
         NotInitializedError: `init()` was not called.
         OSError: The file does not exist.
     """
-    known = {cls.__name__: cls for cls in custom_optimizers or ()} | dict(custom_objects or {})
-    model: Model = compat.default_keras().models.load_model(filepath, custom_objects=known)
+    objects = {cls.__name__: cls for cls in custom_optimizers or ()} | dict(custom_objects or {})
+    model: Model = compat.default_keras().models.load_model(filepath, custom_objects=objects)
     compat.repair_optimizer(model, filepath)
     optimizer: Any = getattr(model, "optimizer", None)
     # A custom object may have distributed it already.

@@ -1,4 +1,4 @@
-"""What accompanies a session: the record, the hooks around `fit`, the timeline, and process sets."""
+"""Services of a session: the record, the hooks around `fit`, the timeline, and process sets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hvkeras.training import fit_hooks
 
 
 def start_services(session: Session, process_sets: Any = None) -> None:
-    """Starts what accompanies a session that is current.
+    """Start the services of the current session.
 
     Args:
         session: The session.
@@ -44,26 +44,26 @@ def start_services(session: Session, process_sets: Any = None) -> None:
 
 
 def install_hooks(session: Session) -> None:
-    """Puts hvkeras around `fit`, and makes TensorFlow trace functions again whenever the ranks have changed."""
+    """Install the hooks around `fit`, and make TensorFlow retrace functions after each membership change."""
     fit_hooks.install()
     if session.settings.run_membership:
         compat.renew_traces(anew=session.number > 1)
 
 
 def stop_services() -> None:
-    """Stops what accompanies the present session."""
+    """Stop the services of the current session."""
     recording().finish()
     patches.uninstall_job()
 
 
 def restart_with_services(session: Session) -> None:
-    """Closes a session, and opens another one of the same ranks; Keras stays as it is changed."""
+    """Close a session and open another one with the same ranks; hooks in Keras stay installed."""
     recording().finish()
     start_services(restart_session(session))
 
 
 def add_process_sets(process_sets: str | Sequence[ProcessSet | Sequence[int]] | None) -> None:
-    """Registers the process sets that are not registered yet."""
+    """Register the process sets that are not registered yet."""
     if not process_sets or isinstance(process_sets, str):  # Horovod's "dynamic" has no effect here
         return
     for process_set in process_sets:

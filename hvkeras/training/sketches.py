@@ -1,9 +1,9 @@
-"""Sketches of variables: a few numbers for each, by which ranks compare their values.
+"""Sketches of variables: a few numbers per variable, with which ranks compare their values.
 
-Each variable is sketched by a few sums of its elements under fixed pseudo-random signs. The difference of two sketches
-estimates the norm of the variables' difference (Alon, Matias, Szegedy: "The space complexity of approximating the
-frequency moments", 1996), whatever the difference looks like. Sums without signs would miss differences in the bias of
-a softmax layer, whose gradients add up to zero.
+A sketch consists of a few sums of the elements under fixed pseudo-random signs. The difference of two sketches
+estimates the norm of any difference of the variables (Alon, Matias, Szegedy: "The space complexity of approximating the
+frequency moments", 1996). Sums without signs would miss differences in the bias of a softmax layer, whose gradients add
+up to zero.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _COLUMNS = _signs.choice([-1.0, 1.0], (WIDTH, SKETCHES)).astype(np.float32)
 
 
 def tolerance(steps: int) -> float:
-    """Returns how far weights may be apart, relative to their norm.
+    """Return the tolerance for differences of weights, relative to their norm.
 
-    Ranks apply the same gradients, so weights differ at most by the rounding of different processors, which
-    accumulates like a random walk.
+    Ranks apply the same gradients, so weights differ at most by rounding on different processors. Rounding errors
+    accumulate like a random walk.
 
     Args:
         steps: Steps since the start.
@@ -42,7 +42,7 @@ def tolerance(steps: int) -> float:
 
 
 def sketch(variable: Any, columns: Any = _COLUMNS) -> Any:
-    """Computes the sketch of a variable.
+    """Compute the sketch of a variable.
 
     Args:
         variable: A floating-point variable or tensor.
@@ -56,25 +56,25 @@ def sketch(variable: Any, columns: Any = _COLUMNS) -> Any:
     sums = tf.matmul(values[tf.newaxis, rows * WIDTH :], columns[:rest])
     if rows:
         signs = np.random.default_rng(1).choice([-1.0, 1.0], (rows, 1)).astype(np.float32)
-        whole = tf.matmul(tf.reshape(values[: rows * WIDTH], [rows, WIDTH]), columns)
-        sums += tf.reduce_sum(whole * signs, 0, keepdims=True)
+        matrix = tf.matmul(tf.reshape(values[: rows * WIDTH], [rows, WIDTH]), columns)
+        sums += tf.reduce_sum(matrix * signs, 0, keepdims=True)
     return _finite(sums, values[tf.newaxis])[0]
 
 
 def _sketch_all(variables: Sequence[Any]) -> Any:
-    """Sketches variables, all short ones of a length together: tracing takes milliseconds for each operation."""
+    """Sketch variables; short ones of equal length together, as tracing takes milliseconds per operation."""
     columns = tf.constant(_COLUMNS)
     indices: dict[int, list[int]] = {}
     for index, variable in enumerate(variables):
         indices.setdefault(variable.shape.num_elements(), []).append(index)
-    found = []
-    for length, those in indices.items():
+    sketched = []
+    for length, group in indices.items():
         if length > WIDTH:
-            found += [sketch(variables[index], columns)[tf.newaxis] for index in those]
+            sketched += [sketch(variables[index], columns)[tf.newaxis] for index in group]
         else:
-            values = tf.stack([_flat(variables[index]) for index in those])
-            found.append(_finite(tf.matmul(values, columns[:length]), values))
-    return tf.gather(tf.concat(found, 0), np.argsort([index for those in indices.values() for index in those]))
+            values = tf.stack([_flat(variables[index]) for index in group])
+            sketched.append(_finite(tf.matmul(values, columns[:length]), values))
+    return tf.gather(tf.concat(sketched, 0), np.argsort([index for group in indices.values() for index in group]))
 
 
 def _flat(variable: Any) -> Any:
@@ -82,22 +82,21 @@ def _flat(variable: Any) -> Any:
 
 
 def _finite(sums: Any, values: Any) -> Any:
-    """Returns rows of sketches: the sums, and the norms of the values that are summed."""
-    sketched = tf.concat([sums, tf.norm(values, axis=1, keepdims=True)], 1)
-    return tf.where(tf.math.is_finite(sketched), sketched, _NOT_FINITE)
+    """Return rows of sketches: the sums, and the norms of the summed values."""
+    result = tf.concat([sums, tf.norm(values, axis=1, keepdims=True)], 1)
+    return tf.where(tf.math.is_finite(result), result, _NOT_FINITE)
 
 
-# For each model and purpose: the keys of variables, and the function that sketches them: tracing takes longer than
-# running.
+# For each model and purpose: the keys of variables, and the traced function, as tracing takes longer than running.
 _functions: weakref.WeakKeyDictionary[Any, dict[str, tuple[list[Any], Any]]] = weakref.WeakKeyDictionary()
 
 
 def sketches(model: Any, purpose: str, variables: Sequence[Any]) -> Any:
-    """Sketches variables, with a function that is retraced when the variables change.
+    """Sketch variables, with a function that is retraced if the variables change.
 
     Args:
         model: The model.
-        purpose: What they are compared for; each has a function of its own.
+        purpose: The key of the traced function.
         variables: The variables.
 
     Returns:
@@ -108,15 +107,15 @@ def sketches(model: Any, purpose: str, variables: Sequence[Any]) -> Any:
     if not natives:
         return tf.zeros([0, SKETCHES + 1])
 
-    known = _functions.setdefault(model, {})
-    if purpose not in known or known[purpose][0] != keys:
+    functions = _functions.setdefault(model, {})
+    if purpose not in functions or functions[purpose][0] != keys:
         # Keep the concrete function: TensorFlow would warn about many tf.functions where many models are trained.
-        known[purpose] = (keys, tf.function(lambda: _sketch_all(natives), autograph=False).get_concrete_function())
-    return known[purpose][1]()
+        functions[purpose] = (keys, tf.function(lambda: _sketch_all(natives), autograph=False).get_concrete_function())
+    return functions[purpose][1]()
 
 
 def spread(mine: Any, name: str, process_set: ProcessSet, flag: bool = False) -> tuple[Any, Any, bool]:
-    """Returns the largest and smallest numbers of the ranks' sketches, and whether any rank set the flag."""
+    """Return the maximum and minimum of the ranks' sketches, and whether any rank set the flag."""
     flat = tf.reshape(mine, [-1])
     largest = allreduce(tf.concat([[float(flag)], flat, -flat], 0), op=Max, name=name, process_set=process_set).numpy()
     high, low = largest[1 : 1 + len(flat)], -largest[1 + len(flat) :]
@@ -124,16 +123,16 @@ def spread(mine: Any, name: str, process_set: ProcessSet, flag: bool = False) ->
 
 
 def first_diverged(high: Any, low: Any, steps: int) -> int | None:
-    """Returns the index of the first variable whose sketches differ by more than the tolerance, or None."""
+    """Return the index of the first variable whose sketches differ by more than the tolerance, or None."""
     return next(iter(all_diverged(high, low, steps)), None)
 
 
 def all_diverged(high: Any, low: Any, steps: int) -> list[int]:
-    """Returns the indices of the variables whose sketches differ by more than the tolerance.
+    """Return the indices of the variables whose sketches differ by more than the tolerance.
 
     Args:
-        high: The largest numbers of the ranks' sketches, of shape `[variables, SKETCHES + 1]`.
-        low: The smallest ones.
+        high: The maximum of the ranks' sketches, of shape `[variables, SKETCHES + 1]`.
+        low: The minimum, of the same shape.
         steps: Steps since the start.
     """
     difference = (high.astype(np.float64) - low)[:, :-1].max(1, initial=0.0)

@@ -25,7 +25,7 @@ from hvkeras.typing import Tensor, TensorLike
 if TYPE_CHECKING:
 
     class SyncBatchNormalization(Any):  # type: ignore[misc]  # Keras ships no types
-        """What type checkers see of the class that `sync_batch_normalization` makes."""
+        """Type of the class that `sync_batch_normalization` returns."""
 
         def __init__(
             self, fused: Literal[False] = False, *, axis: int | Sequence[int] = -1, momentum: float = 0.99,
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 
 
 def sync_batch_normalization() -> Any:
-    """Returns `SyncBatchNormalization` for the Keras in use: Keras 3, or tf_keras under TF_USE_LEGACY_KERAS."""
+    """Return `SyncBatchNormalization` for the Keras in use: Keras 3, or tf_keras under TF_USE_LEGACY_KERAS."""
     return class_for(compat.default_keras())
 
 
 @functools.cache
 def class_for(keras: Any) -> Any:
-    """Returns the `SyncBatchNormalization` of a Keras."""
+    """Return the `SyncBatchNormalization` of a Keras."""
 
     class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[misc]  # Keras ships no types
         """Batch normalization that, in training, uses the mean and variance over the batches of all ranks.
@@ -78,64 +78,65 @@ def class_for(keras: Any) -> Any:
 
 def moments_over_ranks(inputs: Any, axes: Sequence[int], keep_dims: bool, mask: Any,
                        process_set: ProcessSet) -> tuple[Any, Any]:
-    """Computes the mean and variance of the batches of all ranks, with the gradients of one process on all of them.
+    """Compute the mean and variance over the batches of all ranks, with the gradients of one process.
 
     Args:
-        inputs: This rank's batch; under a strategy within each rank, that of one device.
+        inputs: The batch of this rank; under a strategy within each rank, of one device.
         axes: The axes to reduce over.
         keep_dims: Whether the results keep these axes, with length 1.
-        mask: Which samples count, one axis shorter than `inputs`; None for all.
+        mask: The samples to include, one axis shorter than `inputs`; None for all.
         process_set: The participating ranks.
     """
     ranks = members(process_set, "batch normalization")
     total: Callable[[Any], Any] = functools.partial(allreduce, op=Sum, process_set=process_set)
-    counts, *found = _moments(tf.cast(inputs, tf.float64 if inputs.dtype == tf.float64 else tf.float32), axes, mask)
+    dtype = tf.float64 if inputs.dtype == tf.float64 else tf.float32
+    counts, *mean_and_variance = _moments(tf.cast(inputs, dtype), axes, mask)
     if joining().active:
         weight = tf.cast(joining().weight(), counts.dtype)
-        counts, total = counts * weight, _weighted(total, weight)
-    moments = tf.stack([tf.reshape(one, [-1]) for one in (counts, *found)])
+        counts, total = counts * weight, _with_weighted_gradient(total, weight)
+    moments = tf.stack([tf.reshape(one, [-1]) for one in (counts, *mean_and_variance)])
     if (strategy := replicas.strategy_within_rank()) is not None:
         replica = tf.distribute.get_replica_context()
-        moments = _combined(moments, compat.number_of_replica(), strategy.num_replicas_in_sync, functools.partial(
-            replica.all_reduce, tf.distribute.ReduceOp.SUM))
+        moments = _combine_moments(moments, compat.number_of_replica(), strategy.num_replicas_in_sync,
+                                   functools.partial(replica.all_reduce, tf.distribute.ReduceOp.SUM))
         total = _once_for_all_replicas(total, strategy.num_replicas_in_sync)
-    _, *combined = tf.unstack(_combined(moments, ranks.index(rank()), len(ranks), total))
+    _, *combined = tf.unstack(_combine_moments(moments, ranks.index(rank()), len(ranks), total))
     mean, variance = (tf.reshape(tf.cast(one, inputs.dtype), counts.shape) for one in combined)
     return (mean, variance) if keep_dims else (tf.squeeze(mean, axes), tf.squeeze(variance, axes))
 
 
 def _moments(inputs: Any, axes: Sequence[int], mask: Any) -> tuple[Any, Any, Any]:
-    """Returns numbers of samples, means and variances, with the reduced axes."""
+    """Return the numbers of samples, means and variances, with the reduced axes."""
     if mask is None:
         mean, variance = tf.nn.moments(inputs, axes, keepdims=True)
         count = tf.cast(tf.size(inputs) // tf.maximum(tf.size(mean), 1), inputs.dtype)
         return tf.fill(mean.shape, count), mean, variance
-    kept = tf.broadcast_to(tf.cast(mask, tf.bool)[..., tf.newaxis], tf.shape(inputs))
-    counts = tf.reduce_sum(tf.cast(kept, inputs.dtype), axes, keepdims=True)
+    unmasked = tf.broadcast_to(tf.cast(mask, tf.bool)[..., tf.newaxis], tf.shape(inputs))
+    counts = tf.reduce_sum(tf.cast(unmasked, inputs.dtype), axes, keepdims=True)
 
     def mean_of(values: Any) -> Any:
-        total = tf.reduce_sum(tf.where(kept, values, tf.zeros([], values.dtype)), axes, keepdims=True)
+        total = tf.reduce_sum(tf.where(unmasked, values, tf.zeros([], values.dtype)), axes, keepdims=True)
         return tf.math.divide_no_nan(total, counts)
 
     mean = mean_of(inputs)
     return counts, mean, mean_of(tf.square(inputs - mean))
 
 
-def _combined(moments: Any, index: int, number: int, total: Callable[[Any], Any]) -> Any:
-    """Combines the moments of several parts (Chan et al., 1979, "Updating formulae and a pairwise algorithm").
+def _combine_moments(moments: Any, index: int, parts: int, total: Callable[[Any], Any]) -> Any:
+    """Combine the moments of parts (Chan et al., 1979, "Updating formulae and a pairwise algorithm").
 
     Args:
-        moments: The numbers of samples of this part, their means and their variances, of shape `[3, channels]`.
-        index: The number of this part.
-        number: How many parts there are.
+        moments: Numbers of samples, means and variances of this part, of shape `[3, channels]`.
+        index: The index of this part.
+        parts: The number of parts.
         total: Sums a tensor over the parts.
 
     Returns:
-        The same of all parts together.
+        The moments of all parts together, of the same shape.
     """
-    moments = tf.where(moments[:1] > 0, moments, tf.zeros([], moments.dtype))  # without samples, there is no mean
-    # Each part adds its rows to zeros: this gathers the rows, with a gradient that is a sum and a shape that is known.
-    gathered = total(tf.pad(moments[tf.newaxis], [[index, number - 1 - index], [0, 0], [0, 0]]))
+    moments = tf.where(moments[:1] > 0, moments, tf.zeros([], moments.dtype))  # the mean of no samples may be NaN
+    # The sum of rows padded with zeros gathers the rows, with a sum as gradient and a static shape.
+    gathered = total(tf.pad(moments[tf.newaxis], [[index, parts - 1 - index], [0, 0], [0, 0]]))
     counts, means, variances = tf.unstack(gathered, axis=1)
     count = tf.reduce_sum(counts, axis=0)
     shares = tf.math.divide_no_nan(counts, count)
@@ -143,21 +144,21 @@ def _combined(moments: Any, index: int, number: int, total: Callable[[Any], Any]
     return tf.stack([count, mean, tf.reduce_sum(shares * (variances + tf.square(means - mean)), axis=0)])
 
 
-def _weighted(total: Callable[[Any], Any], weight: Any) -> Callable[[Any], Any]:
-    """Returns a sum whose gradient counts the loss of this rank by its weight in the step, as its own gradients are."""
+def _with_weighted_gradient(total: Callable[[Any], Any], weight: Any) -> Callable[[Any], Any]:
+    """Return a sum whose gradient scales this rank's loss by its weight in the step."""
 
     def weighted(tensor: Any) -> Any:
-        found = total(tensor)
-        return weight * found + tf.stop_gradient((1.0 - weight) * found)
+        summed = total(tensor)
+        return weight * summed + tf.stop_gradient((1.0 - weight) * summed)
 
     return weighted
 
 
-def _once_for_all_replicas(over_ranks: Callable[[Any], Any], number: int) -> Callable[[Any], Any]:
-    """Returns what sums over the ranks a tensor that all replicas of this rank have, and its gradient."""
+def _once_for_all_replicas(over_ranks: Callable[[Any], Any], count: int) -> Callable[[Any], Any]:
+    """Return a sum over the ranks for a tensor that all replicas of this rank hold, and its gradient."""
 
     def sum_once(tensor: Any) -> Any:
-        share = tensor / tf.cast(number, tensor.dtype)
+        share = tensor / tf.cast(count, tensor.dtype)
         return replicas.reduce_over_both([share], lambda summed: [over_ranks(summed[0])])[0]
 
     total: Callable[[Any], Any] = tf.custom_gradient(lambda tensor: (sum_once(tensor), sum_once))

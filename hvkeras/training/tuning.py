@@ -16,14 +16,14 @@ _RUNNING, _COMPLETED = "RUNNING", "COMPLETED"  # Keras Tuner's status of a trial
 
 
 def DistributedTuner(tuner: TunerT) -> TunerT:  # noqa: N802 - named like DistributedOptimizer
-    """Makes a tuner of Keras Tuner run one search on all ranks, instead of one on each.
+    """Make a tuner of Keras Tuner run a single search on all ranks, instead of one per rank.
 
-    Rank 0 chooses each trial, and all ranks train it. A trial counts as completed if it was completed on every rank; if
-    a rank is lost, the search ends, and the trial runs again when the search is resumed. Rank 0's folder is that of the
-    search. Every other rank has a folder `rank_<n>` in it for its own copies of checkpoints, so ranks need not share a
-    file system. Rank 0 alone prints the progress of the search.
+    Rank 0 chooses each trial, and all ranks train it. A trial is completed if every rank completed it. If a rank is
+    lost, the search ends, and the trial runs again when the search is resumed. Rank 0 uses the folder of the search.
+    Every other rank has a subfolder `rank_<n>` for its own copies of checkpoints, so ranks need not share a file
+    system. Only rank 0 prints the progress of the search.
 
-    Call it on all ranks, before `search`. All ranks call `search` as well.
+    Call it on all ranks before `search`; all ranks also call `search`.
 
     Example:
         tuner = hvd.DistributedTuner(keras_tuner.RandomSearch(build, "val_accuracy", max_trials=10, directory="search"))
@@ -31,7 +31,7 @@ def DistributedTuner(tuner: TunerT) -> TunerT:  # noqa: N802 - named like Distri
                      callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
 
     Args:
-        tuner: A tuner of Keras Tuner, of any class. The models that it builds have a distributed optimizer.
+        tuner: A tuner of Keras Tuner, of any class, whose models have a distributed optimizer.
 
     Returns:
         The same tuner.
@@ -50,56 +50,50 @@ def DistributedTuner(tuner: TunerT) -> TunerT:  # noqa: N802 - named like Distri
     return tuner
 
 
-def _share(tuner: Any, oracle: Any, chooses: bool) -> None:
-    # As Keras Tuner saves both: as JSON. Neither can be pickled.
-    packed = [_packed(trial) for trial in oracle.trials.values()], json.dumps(oracle.get_state())
+def _share(tuner: Any, oracle: Any, is_first: bool) -> None:
+    # As JSON, like Keras Tuner: neither can be pickled.
+    packed = [_pack(trial) for trial in oracle.trials.values()], json.dumps(oracle.get_state())
     trials, state = broadcast_object(packed, name="the state of the tuner")
-    if not chooses:
-        oracle.trials = {trial.trial_id: trial for trial in map(_unpacked, trials)}
+    if not is_first:
+        oracle.trials = {trial.trial_id: trial for trial in map(_unpack, trials)}
         oracle.set_state(json.loads(state))
         tuner.directory = os.path.join(tuner.directory, tuner.project_name)
         tuner.project_name = f"rank_{current_session().topology.rank}"
         oracle._set_project_dir(tuner.directory, tuner.project_name)
-        for name in ("on_trial_begin", "on_trial_end"):  # what prints the progress
+        for name in ("on_trial_begin", "on_trial_end"):  # hooks that print the progress
             setattr(oracle._display, name, lambda trial: None)  # noqa: ARG005
-    search = _SharedSearch(oracle, chooses)
+    search = _SharedSearch(oracle, is_first)
     oracle.create_trial, oracle.end_trial = search.create_trial, search.end_trial
 
 
 class _SharedSearch:
-    """What the oracle of a tuner does instead of its own methods: trials are those of rank 0.
+    """Replacement for methods of a tuner's oracle, with the trials of rank 0."""
 
-    Args:
-        oracle: The oracle.
-        chooses: Whether this is rank 0.
-    """
-
-    def __init__(self, oracle: Any, chooses: bool) -> None:
-        self._oracle, self._chooses = oracle, chooses
-        self._create, self._end = oracle.create_trial, oracle.end_trial
+    def __init__(self, oracle: Any, is_first: bool) -> None:
+        self._oracle, self._is_first = oracle, is_first
+        self._create_trial, self._end_trial = oracle.create_trial, oracle.end_trial
 
     def create_trial(self, tuner_id: str) -> Any:
-        """Returns the next trial."""
-        mine = self._create(tuner_id) if self._chooses else None
-        packed = broadcast_object(_packed(mine) if self._chooses else None, name="the next trial of the tuner")
+        mine = self._create_trial(tuner_id) if self._is_first else None
+        packed = broadcast_object(_pack(mine) if self._is_first else None, name="the next trial of the tuner")
         if mine is not None:
             return mine
-        trial, oracle = _unpacked(packed), self._oracle
+        trial, oracle = _unpack(packed), self._oracle
         if trial.status == _RUNNING:
             oracle.trials[trial.trial_id] = oracle.ongoing_trials[tuner_id] = trial
         return trial
 
     def end_trial(self, trial: Any) -> Any:
-        """Ends a trial as it ended on the rank where it went worst; raises first if another rank is gone."""
+        """End a trial with the worst status of all ranks; raise first if a rank is lost."""
         everyone = allgather_object((trial.status, trial.message), name="the end of the tuner's trial")
         trial.status, trial.message = next((one for one in everyone if one[0] != _COMPLETED), everyone[0])
-        return self._end(trial)
+        return self._end_trial(trial)
 
 
-def _packed(trial: Any) -> tuple[type, str]:
+def _pack(trial: Any) -> tuple[type, str]:
     return type(trial), json.dumps(trial.get_state())
 
 
-def _unpacked(packed: tuple[type, str]) -> Any:
+def _unpack(packed: tuple[type, str]) -> Any:
     cls: Any = packed[0]
     return cls.from_state(json.loads(packed[1]))

@@ -1,4 +1,4 @@
-"""A single progress bar and a single writer for the whole job."""
+"""A single progress bar and a single writer of files for the job."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hvkeras.typing import CallbackT
 
 
 def verbose() -> int:
-    """Returns a value for Keras's `verbose`: a bar on rank 0's terminal, plain lines without one, else nothing.
+    """Return a value for Keras's `verbose`, so that only rank 0 prints progress.
 
     Example:
         model.fit(x, y, verbose=hvd.verbose())
@@ -24,7 +24,7 @@ def verbose() -> int:
 
 
 def rank0_callbacks(callbacks: Sequence[CallbackT]) -> list[CallbackT]:
-    """Keeps callbacks that write files or draw to rank 0, so that no two ranks write the same file.
+    """Return callbacks that write files or print on rank 0 only, so that no two ranks write the same file.
 
     The callbacks must not communicate, since the other ranks do not run them.
 
@@ -36,6 +36,6 @@ def rank0_callbacks(callbacks: Sequence[CallbackT]) -> list[CallbackT]:
         callbacks: Keras callbacks.
 
     Returns:
-        The same callbacks on rank 0, and none elsewhere.
+        The same callbacks on rank 0; an empty list on the others.
     """
     return list(callbacks) if current_session().topology.rank == 0 else []

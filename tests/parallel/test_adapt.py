@@ -56,9 +56,9 @@ def test_feature_spaces_learn_from_all_ranks(outcome: Outcome) -> None:
 
 @pytest.mark.parametrize(
     ("case", "text"),
-    [("dense", "UnsupportedError: hvd.adapt knows how Keras's own layers learn"),
-     ("own", "UnsupportedError: hvd.adapt knows how Keras's own layers learn"),
-     ("given", "UsageError: Only a layer that was not given what it should learn"),
+    [("dense", "UnsupportedError: hvd.adapt supports these layers of Keras"),
+     ("own", "UnsupportedError: hvd.adapt supports these layers of Keras"),
+     ("given", "UsageError: A layer to adapt must not have a given state"),
      ("given mean", "HINT: create it without mean"),
      ("no data", "UsageError: A layer needs data on at least one rank"),
      ("samples", "HINT: create it with axis=None"),
@@ -107,7 +107,7 @@ def test_fit_names_a_layer_that_differs(layer: str, outcome: Outcome) -> None:
 
 def test_as_horovod_a_layer_that_differs_is_a_warning(outcome: Outcome) -> None:
     assert [found["as Horovod"] for found in outcome.results("guarded")] == ["no error"] * 2
-    told = "hvkeras: the layer text (TextVectorization) has learned different things on ranks 0 and 1, which train"
+    told = "hvkeras: the layer text (TextVectorization) has learned different state on ranks 0 and 1, which train"
     assert (outcome.stderr(0).count(told), outcome.stderr(1).count(told)) == (1, 0)
 
 

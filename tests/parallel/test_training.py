@@ -90,7 +90,7 @@ def test_all_that_keras_reports_is_that_of_one_process(
 def test_a_metric_says_how_it_is_merged(outcome: Outcome) -> None:
     for found in outcome.results("own_metrics"):
         assert found["Declared"] == found["Merging"] == pytest.approx(found["truth"], abs=1e-6)
-        assert "The metric Largest must say how the states of several ranks are merged" in found["Largest"]
+        assert "The metric Largest must declare how the states of several ranks are merged" in found["Largest"]
         assert 'HINT: set Largest.hvkeras_merge = "sum"' in found["Largest"]
         assert found["in fit"] == 1, "found out after the first step"
 
@@ -238,8 +238,8 @@ def test_moving_statistics_are_averaged_where_all_ranks_are(outcome: Outcome) ->
 def test_state_that_layers_keep_is_that_of_all_ranks(outcome: Outcome) -> None:
     results = outcome.results("kept_state")
     for rank, found in enumerate(results):
-        for said in ("DivergenceError", "which the layer center (Center) keeps by itself", "differs between ranks 0",
-                     "hvd.register_statistic", "register_local_var", "hvd.allreduce"):
+        for said in ("DivergenceError", "which the layer center (Center) updates outside the optimizer",
+                     "differs between ranks 0", "hvd.register_statistic", "register_local_var", "hvd.allreduce"):
             assert said in found["own"]
         mean = np.mean(found["truth"], 0).tolist()
         for case in ("over ranks", "registered", "registered variable"):

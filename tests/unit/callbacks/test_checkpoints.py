@@ -239,7 +239,7 @@ def test_data_that_end_where_the_backup_was_made(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("arguments", "message"), [
     (("",), "needs a folder.*pass backup_dir="), ((None,), "needs a folder"),
-    (("gs://bucket/backup",), "needs a folder of this machine"),
+    (("gs://bucket/backup",), "needs a local folder"),
     (("backup", "batch"), 'save_freq must be "epoch" or a positive number'), (("backup", 0), "save_freq must be"),
     (("backup", False), "save_freq must be"),
 ])

@@ -48,7 +48,7 @@ def test_each_sample_is_dealt_once_however_ranks_change() -> None:
             made = chance.randint(1, len(steps))
             for number in range(1, made + 1):
                 seen.update(steps[number - 1])
-                account.note(first + number)
+                account.record_steps(first + number)
             account.passes, account.done = account.position  # a commit, and a change of ranks
             account.stop()
             if account.done == count:
@@ -62,13 +62,13 @@ def test_a_pass_goes_on_with_the_step_that_leaves_as_many_as_there_are() -> None
     account = Account(160)
     with as_rank(0, 4):
         assert account.begin(4) == 0
-    account.note(3)
+    account.record_steps(3)
     assert account.position == (0, 48)
     account.passes, account.done = account.position
     with as_rank(0, 2):
         assert account.steps(4) == 14
         assert account.begin(4) == 20 - 14
-    account.note(20)
+    account.record_steps(20)
     assert account.position == (0, 160)
     account.end()
     assert account.position == (1, 0)

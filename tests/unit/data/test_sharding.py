@@ -427,4 +427,4 @@ def test_fingerprints_distinguish_contents_but_not_rounding() -> None:
 
 def test_coverage_lines() -> None:
     assert Coverage(718, 1437, 1).line(1) == "rank 1: 718 of 1,437, overlap 0, dropped 1"
-    assert "could not compare" in Coverage(718, 1437, 1).doubtful().line(1)
+    assert "could not compare" in Coverage(718, 1437, 1).unverified().line(1)

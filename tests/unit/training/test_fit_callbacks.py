@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tf_keras
 
-from hvkeras.training.fit_callbacks import followed
+from hvkeras.training.fit_callbacks import with_hook_callbacks
 
 
 class Run:
@@ -37,20 +37,21 @@ def names(callbacks: Any) -> list[str]:
 
 def test_ours_are_around_those_of_the_user(made: Any) -> None:
     own = made.keras.callbacks.EarlyStopping()
-    assert names(followed(made.model, None)) == ["Follower"]
+    assert names(with_hook_callbacks(made.model, None)) == ["ActivityCallback"]
     for given in (own, [own], (own,)):
-        assert names(followed(made.model, given, made.run)) == ["Follower", "EarlyStopping", "Watch"]
-    assert names(followed(made.model, [], None, SimpleNamespace())) == ["Follower", "Watch"]
+        assert names(with_hook_callbacks(made.model, given, made.run)) == [
+            "ActivityCallback", "EarlyStopping", "FitCallback"]
+    assert names(with_hook_callbacks(made.model, [], None, SimpleNamespace())) == ["ActivityCallback", "FitCallback"]
 
 
 def test_a_list_of_keras_has_ours_once(made: Any) -> None:
     own = made.keras.callbacks.EarlyStopping()
     given = made.keras.callbacks.CallbackList([own], add_history=True, model=made.model)
     for run in (made.run, Run(made.model)):
-        assert followed(made.model, given, run) is given
-        assert names(given.callbacks) == ["Follower", "EarlyStopping", "History", "Watch"]
+        assert with_hook_callbacks(made.model, given, run) is given
+        assert names(given.callbacks) == ["ActivityCallback", "EarlyStopping", "History", "FitCallback"]
     before = list(given.callbacks)
-    followed(made.model, given)  # the validation of fit
+    with_hook_callbacks(made.model, given)  # the validation of fit
     assert given.callbacks == before
 
 
@@ -59,7 +60,7 @@ def test_keras_calls_callbacks_asynchronously_as_before() -> None:
     plain = keras.callbacks.CallbackList([], model=model)
     if not hasattr(plain, "_async_train"):
         pytest.skip("this Keras calls all callbacks synchronously")
-    ours = keras.callbacks.CallbackList(followed(model, None, Run(model)), model=model)
+    ours = keras.callbacks.CallbackList(with_hook_callbacks(model, None, Run(model)), model=model)
     for name in ("_async_train", "_async_test", "_async_predict"):
         assert getattr(ours, name) == getattr(plain, name)
 
@@ -67,7 +68,7 @@ def test_keras_calls_callbacks_asynchronously_as_before() -> None:
 def test_a_run_and_an_account_are_told_of_each_step_and_epoch(made: Any) -> None:
     account = Run(made.model)
     made.model.fit(np.ones((3, 1)), np.ones((3, 1)), batch_size=2, epochs=1, verbose=0,
-                   callbacks=followed(made.model, None, made.run, account))
+                   callbacks=with_hook_callbacks(made.model, None, made.run, account))
     assert made.run.told == [("begin",), ("begin_epoch",), ("before_step", 0), ("before_step", 1), ("epoch_end", 0, 2),
-                             ("average_renewed_statistics", "the end of fit"), ("end",)]
+                             ("average_recomputed_statistics", "the end of fit"), ("end",)]
     assert account.told == [("begin_epoch",), ("begin_step", 0), ("begin_step", 1), ("end_epoch",)]

@@ -92,7 +92,7 @@ def test_a_wrong_declaration_is_an_error(declared: Any) -> None:
 def test_only_state_of_the_users_own_must_be_declared() -> None:
     assert merging_of(Inheriting()) == ["sum", "sum"]
     for metric in (Own(), Adding()):
-        with pytest.raises(UsageError, match=f"The metric {type(metric).__name__} must say how"):
+        with pytest.raises(UsageError, match=f"The metric {type(metric).__name__} must declare how"):
             merging_of(metric)
 
 
