@@ -1,6 +1,6 @@
 """hvkeras on Apache Spark: ranks in the tasks of a barrier stage. Also importable as Horovod's `horovod.spark`.
 
-Names are looked up on first use, so importing this package imports nothing of pyspark.
+Names are resolved lazily, so that importing this package does not import pyspark.
 """
 
 from __future__ import annotations
