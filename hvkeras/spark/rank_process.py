@@ -59,7 +59,7 @@ Pipes = Mapping[str, tuple[int, int]]
 
 
 @dataclass(frozen=True)
-class Ended:
+class RankExit:
     """Exit of a rank.
 
     Attributes:
@@ -108,7 +108,7 @@ class RankProcess:
             self._order = -1
             json.dump(dict(environment), pipe)
 
-    def wait(self, show: Callable[[str, bytes], None]) -> Ended:
+    def wait(self, show: Callable[[str, bytes], None]) -> RankExit:
         """Wait without a timeout for the rank to exit.
 
         Args:
@@ -132,7 +132,7 @@ class RankProcess:
         pid, status = _STATUS.unpack(read["status"]) if len(read["status"]) == _STATUS.size else (0, signal.SIGKILL)
         code = os.waitstatus_to_exitcode(status)
         result = bytes(read["result"]) if code == 0 and read["result"] else None
-        return Ended(pid, code, result, _cause_in(read["cause"]), read["stderr"].decode(errors="replace"))
+        return RankExit(pid, code, result, _cause_in(read["cause"]), read["stderr"].decode(errors="replace"))
 
     def close(self) -> None:
         """Terminate the rank if it is still running, and close the pipes."""

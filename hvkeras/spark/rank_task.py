@@ -35,7 +35,7 @@ from hvkeras.launcher.printer import Printer
 from hvkeras.settings import Settings
 from hvkeras.spark.order import Order, marked, ranks_by_host
 from hvkeras.spark.output import OutputLink
-from hvkeras.spark.rank_process import Ended, RankProcess
+from hvkeras.spark.rank_process import RankExit, RankProcess
 from hvkeras.spark.task import visible_devices
 
 FIRST_FAILURE_GRACE = 3.0  # seconds for Spark to cancel this task after the task whose rank failed first reports it
@@ -219,7 +219,7 @@ class RankTask:
 
     # Exit.
 
-    def _fail(self, ended: Ended) -> None:
+    def _fail(self, ended: RankExit) -> None:
         """Raise the report of a failed rank; Spark keeps one report, which should be that of the first failure."""
         how = described_end(ended.code) if ended.code else "exited before its function returned"
         kind = CauseKind.SIGNAL if ended.code < 0 else CauseKind.EXIT
