@@ -24,7 +24,7 @@ from hvkeras.launcher.calls import pickled_call
 from hvkeras.launcher.reported_job import ReportedJob, Results, values_of
 from hvkeras.ray.placement import REPORT_EVERY, Shape, check_versions
 from hvkeras.ray.ray_settings import RaySettings, require_ray
-from hvkeras.ray.worker import Place
+from hvkeras.ray.worker import RankSlot
 from hvkeras.settings import PREFIX, Settings
 
 Callbacks = Sequence[Callable[[dict[str, Any]], Any]]
@@ -152,7 +152,7 @@ class ElasticRayJob:
         alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         slots = sum(_slots(node, self._worker) for node in alive)
         for _ in range((slots if self._maximum is None else min(slots, self._maximum)) - len(self._actors)):
-            handle = ray.remote(Place).options(num_cpus=self._worker.cpus, num_gpus=self._worker.gpus).remote()
+            handle = ray.remote(RankSlot).options(num_cpus=self._worker.cpus, num_gpus=self._worker.gpus).remote()
             self._actors.append(_Actor(handle, handle.facts.remote()))
 
     def _serve(self, ray: Any, job: ReportedJob, actor: _Actor) -> None:

@@ -1,4 +1,4 @@
-"""Actors on Ray: `RankActor` is one rank; `Place` runs one rank of an elastic job after another."""
+"""Actors on Ray: `RankActor` is one rank; `RankSlot` runs one rank of an elastic job after another."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _reporting(call: Callable[[], Any]) -> Any:
 POLL = 0.2  # seconds between reads of rank 0's log
 
 
-class Place:
+class RankSlot:
     """Actor of a slot, whose child processes are the ranks of an elastic job, one after another."""
 
     def facts(self) -> dict[str, Any]:
