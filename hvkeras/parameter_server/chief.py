@@ -35,7 +35,7 @@ from hvkeras.settings import Settings
 
 
 @contextlib.contextmanager
-def balanced_over(strategy: Any, servers: int) -> Iterator[None]:
+def balanced_scope(strategy: Any, servers: int) -> Iterator[None]:
     """Enters a strategy's scope, and places the variables created in it by their size.
 
     Args:
@@ -168,7 +168,7 @@ class Chief:
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
         """Returns the strategy's scope, in which variables are balanced over the parameter servers by size."""
-        return balanced_over(self.strategy, sum(task.startswith("ps ") for task in self._launch.tasks))
+        return balanced_scope(self.strategy, sum(task.startswith("ps ") for task in self._launch.tasks))
 
     def end(self, error: BaseException | None) -> None:
         """Ends the job for all tasks.

@@ -12,7 +12,7 @@ from hvkeras.control.launch_environments import Launch
 from hvkeras.errors import UsageError, explain
 from hvkeras.host.console import say
 from hvkeras.parameter_server.server import Registration
-from hvkeras.parameter_server.steps import whole
+from hvkeras.parameter_server.steps import full_dataset
 from hvkeras.parameter_server.training import TrainingPlan, built_model
 from hvkeras.settings import Settings
 
@@ -38,12 +38,12 @@ def evaluate_checkpoints(launch: Launch, settings: Settings, plan: TrainingPlan,
                                  " and validation_data= to train(), or start no evaluator",
                                  checkpoint_dir=checkpoints and "given", validation_data=validation_data))
     registration = Registration(launch, settings)
-    dataset = whole(validation_data, "validation_data")
+    dataset = full_dataset(validation_data, "validation_data")
     model = built_model(plan, dataset.element_spec)
     writer = tf.summary.create_file_writer(str(Path(log_dir) / "evaluator")) if log_dir is not None else None
     seen = max(0, plan.initial_epoch)
     while True:
-        is_over = registration.is_over  # read before the check, so that the last checkpoint is not missed
+        is_over = registration.has_ended  # read before the check, so that the last checkpoint is not missed
         found = checkpoints.epochs()
         if found and found[-1] > seen and not registration.failed:
             seen = found[-1]

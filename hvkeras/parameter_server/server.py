@@ -44,13 +44,13 @@ class Registration:
 
     def wait(self, seconds: float) -> bool:
         """Waits until the job is over, or for some seconds; returns whether it is over."""
-        while seconds > 0 and not self.is_over:
+        while seconds > 0 and not self.has_ended:
             self._over.wait(min(_POLL_INTERVAL, seconds))
             seconds -= _POLL_INTERVAL
-        return self.is_over
+        return self.has_ended
 
     @property
-    def is_over(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether the job has ended, successfully or not."""
         return self._over.is_set() or self._client.detached
 

@@ -20,7 +20,7 @@ from hvkeras.training import metrics
 DatasetFunction = Callable[[Any], Any]
 
 
-def whole(function: DatasetFunction, what: str) -> Any:
+def full_dataset(function: DatasetFunction, what: str) -> Any:
     """Returns the dataset that a single worker would get.
 
     Args:
@@ -33,17 +33,17 @@ def whole(function: DatasetFunction, what: str) -> Any:
     return _checked(function(tf.distribute.InputContext(1, 0, 1)), what)
 
 
-def part(function: DatasetFunction, what: str, number: int, index: Any) -> Any:
+def dataset_shard(function: DatasetFunction, what: str, number: int, index: Any) -> Any:
     """Returns one of several parts of a dataset; the index may be a tensor."""
     return _checked(function(tf.distribute.InputContext(number, index, 1)), what)
 
 
-def endless_on_workers(coordinator: Any, function: DatasetFunction, workers: int) -> Any:
+def per_worker_batches(coordinator: Any, function: DatasetFunction, workers: int) -> Any:
     """Returns an iterator on each worker that repeats the worker's part, as pairs of worker number and batch."""
 
     def make() -> Any:
         index = tf.distribute.coordinator.experimental_get_current_worker_index()
-        batches = part(function, "dataset_fn", workers, tf.cast(index, tf.int64)).repeat()
+        batches = dataset_shard(function, "dataset_fn", workers, tf.cast(index, tf.int64)).repeat()
         return tf.data.Dataset.zip((tf.data.Dataset.from_tensors(index).repeat(), batches))
 
     return iter(coordinator.create_per_worker_dataset(make))
@@ -188,7 +188,7 @@ def evaluation(model: Any, tally: Tally, function: DatasetFunction, parts: int) 
     """
 
     def evaluate(index: Any) -> list[Any]:
-        iterator = iter(part(function, "validation_data", parts, index))
+        iterator = iter(dataset_shard(function, "validation_data", parts, index))
 
         def step(values: list[Any], batch: Any) -> tuple[list[Any], Any]:
             with asynchronous.OwnState(list(zip(tally.variables, values, strict=True)), []) as state:

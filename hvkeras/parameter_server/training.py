@@ -21,11 +21,11 @@ from hvkeras.parameter_server.chief import Chief
 from hvkeras.parameter_server.steps import (
     DatasetFunction,
     Tally,
-    endless_on_workers,
     evaluation,
+    full_dataset,
+    per_worker_batches,
     steps_of,
     training_steps,
-    whole,
 )
 
 _AHEAD = 16  # executions per worker that are scheduled before the oldest one is done
@@ -81,7 +81,7 @@ def fit(chief: Chief, plan: TrainingPlan) -> Any:
     Returns:
         Keras's `History`, whose model is a plain model with the trained variables.
     """
-    dataset = whole(plan.dataset_fn, "dataset_fn")
+    dataset = full_dataset(plan.dataset_fn, "dataset_fn")
     steps = plan.steps_per_epoch or steps_of(dataset)
     with chief.scope():
         model = built_model(plan, dataset.element_spec)
@@ -140,7 +140,7 @@ class _Loop:
         """Trains from epoch `first` on, and returns the history."""
         model, plan, logs = self._model, self._plan, {}
         model.stop_training = False
-        batches = endless_on_workers(self._coordinator, plan.dataset_fn, self._workers)
+        batches = per_worker_batches(self._coordinator, plan.dataset_fn, self._workers)
         self._callbacks.on_train_begin()
         for epoch in range(first, plan.epochs):
             self._callbacks.on_epoch_begin(epoch)
