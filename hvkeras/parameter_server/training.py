@@ -1,4 +1,4 @@
-"""The chief's training loop: schedules steps, gathers what they add to the metrics, and calls Keras's callbacks."""
+"""The chief's training loop: schedules steps, accumulates metrics, and calls Keras's callbacks."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from hvkeras.parameter_server.steps import (
     training_steps,
 )
 
-_AHEAD = 16  # executions per worker that are scheduled before the oldest one is done
-_RETRY = 0.1  # seconds until a result that could not be fetched is requested again
+_AHEAD = 16  # pending executions per worker
+_RETRY = 0.1  # seconds until a failed fetch of a result is retried
 _LOGS_EVERY = 0.1  # seconds between computations of the logs within an epoch
 
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """The arguments of `train`; see there."""
+    """Arguments of `train`."""
 
     build_model: Any
     dataset_fn: DatasetFunction
@@ -50,10 +50,10 @@ class TrainingPlan:
 
 
 def built_model(plan: TrainingPlan, spec: Any) -> Any:
-    """Builds the model with all variables of its layers, metrics and optimizer.
+    """Build the model, including the variables of its metrics and optimizer.
 
     Raises:
-        UsageError: `build_model` returned no compiled Keras 3 model.
+        UsageError: `build_model` did not return a compiled Keras 3 model.
     """
     with asynchronous.reset_object_names():
         model = plan.build_model()
@@ -72,14 +72,14 @@ def built_model(plan: TrainingPlan, spec: Any) -> Any:
 
 
 def fit(chief: Chief, plan: TrainingPlan) -> Any:
-    """Trains on the workers of a cluster.
+    """Train on the workers of a cluster.
 
     Args:
         chief: The chief of the cluster.
         plan: The arguments of `train`.
 
     Returns:
-        Keras's `History`, whose model is a plain model with the trained variables.
+        Keras's `History`, whose model is an ordinary model with the trained variables.
     """
     dataset = full_dataset(plan.dataset_fn, "dataset_fn")
     steps = plan.steps_per_epoch or steps_of(dataset)
@@ -88,14 +88,14 @@ def fit(chief: Chief, plan: TrainingPlan) -> Any:
     first = _restored_epoch(plan, model)
     loop = _Loop(chief, plan, model, steps)
     history = loop.run(max(first, plan.initial_epoch))
-    plain = built_model(plan, dataset.element_spec)
-    _copy(model, plain)
-    history.set_model(plain)
+    result = built_model(plan, dataset.element_spec)
+    _copy(model, result)
+    history.set_model(result)
     return history
 
 
 def _restored_epoch(plan: TrainingPlan, model: Any) -> int:
-    """Restores the last checkpoint, if there is one; returns the number of epochs that it was trained for."""
+    """Restore the latest checkpoint, if any, and return its number of completed epochs."""
     found = plan.checkpoints.epochs() if plan.checkpoints is not None else []
     if not found or plan.checkpoints is None:
         return 0
@@ -104,18 +104,17 @@ def _restored_epoch(plan: TrainingPlan, model: Any) -> int:
     return found[-1]
 
 
-def _copy(model: Any, plain: Any) -> None:
-    """Copies the values of a model's variables to a model that was built in the same way."""
-    for source, target in zip(_everything(model), _everything(plain), strict=True):
+def _copy(model: Any, result: Any) -> None:
+    for source, target in zip(_all_variables(model), _all_variables(result), strict=True):
         compat.as_tf_variable(target).assign(compat.as_tf_variable(source).numpy())
 
 
-def _everything(model: Any) -> list[Any]:
+def _all_variables(model: Any) -> list[Any]:
     return [*model.weights, *asynchronous.seed_states(model), *model.optimizer.variables]
 
 
 class _Loop:
-    """One training run."""
+    """Training loop of one call of `fit`."""
 
     def __init__(self, chief: Chief, plan: TrainingPlan, model: Any, steps: int) -> None:
         self._coordinator = chief.coordinator
@@ -137,7 +136,7 @@ class _Loop:
             steps=steps, model=model)
 
     def run(self, first: int) -> Any:
-        """Trains from epoch `first` on, and returns the history."""
+        """Train from epoch `first` on, and return the history."""
         model, plan, logs = self._model, self._plan, {}
         model.stop_training = False
         batches = per_worker_batches(self._coordinator, plan.dataset_fn, self._workers)
@@ -188,19 +187,15 @@ class _Loop:
         return logs
 
     def _result(self, remote: Any) -> Any:
-        """Returns the result of a step.
-
-        Raises:
-            UsageError: A worker's part has no batches.
-        """
+        """Return the result of a step; raise UsageError if a worker's shard has no batches."""
         try:
             return self._fetched(remote)
-        except tf.errors.OutOfRangeError as error:  # or what a step found that a lost server left without data
+        except tf.errors.OutOfRangeError as error:  # also after the loss of a parameter server
             raise UsageError(explain("dataset_fn must give every worker batches", "shard by examples rather than files,"
                                      " or start fewer workers", workers=self._workers)) from error
 
     def _fetched(self, remote: Any) -> Any:
-        """Fetches a result; if it was lost with its worker, another worker computes it again and replaces it."""
+        """Fetch a result; if its worker was lost, another worker recomputes it."""
         all_done = False
         while True:
             try:
