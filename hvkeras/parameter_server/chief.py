@@ -189,8 +189,8 @@ class Chief:
             at_exit(mute_engines)  # TensorFlow logs lost tasks even during exit
         if error is not None and lost is None:
             interrupted = isinstance(error, KeyboardInterrupt)
-            what = "was interrupted (Ctrl-C)" if interrupted else f"failed with {summary(error)}"
-            self._server.fail(self._own_cause(CauseKind.SIGNAL if interrupted else CauseKind.EXCEPTION, what))
+            description = "was interrupted (Ctrl-C)" if interrupted else f"failed with {summary(error)}"
+            self._server.fail(self._own_cause(CauseKind.SIGNAL if interrupted else CauseKind.EXCEPTION, description))
         self._server.stop()
         with contextlib.suppress(OSError):
             remove_announcement(self._launch, self._settings)
@@ -210,9 +210,9 @@ class Chief:
             time.sleep(0.05)
         return server.cause
 
-    def _own_cause(self, kind: CauseKind, what: str) -> Cause:
+    def _own_cause(self, kind: CauseKind, description: str) -> Cause:
         host = socket.gethostname()
-        return Cause(kind, None, host, os.getpid(), f"chief 0 on {host} (pid {os.getpid()}) {what}")
+        return Cause(kind, None, host, os.getpid(), f"chief 0 on {host} (pid {os.getpid()}) {description}")
 
     # Other threads call the methods below.
 

@@ -127,8 +127,8 @@ class ClusterHandler(Handler):
             self.ranks.end(Cause(CauseKind.LOST, None, "", None, f"all workers were lost ({workers}) and none rejoined"
                                  f" within {self._start_timeout:g} s (HVKERAS_START_TIMEOUT)"))
 
-    def _end(self, kind: CauseKind, member: Member, what: str) -> None:
-        self.ranks.end(Cause(kind, None, member.host, member.pid, f"{self._describe(member)} {what}"))
+    def _end(self, kind: CauseKind, member: Member, description: str) -> None:
+        self.ranks.end(Cause(kind, None, member.host, member.pid, f"{self._describe(member)} {description}"))
 
     def _describe(self, member: Member) -> str:
         return f"{self.task_of(member.number)} on {member.host} (pid {member.pid})"

@@ -41,14 +41,14 @@ def evaluate_checkpoints(launch: Launch, settings: Settings, plan: TrainingPlan,
     dataset = full_dataset(validation_data, "validation_data")
     model = built_model(plan, dataset.element_spec)
     writer = tf.summary.create_file_writer(str(Path(log_dir) / "evaluator")) if log_dir is not None else None
-    seen = max(0, plan.initial_epoch)
+    last_epoch = max(0, plan.initial_epoch)
     while True:
         ended = registration.has_ended  # read before the check, so that the last checkpoint is not missed
-        found = checkpoints.epochs()
-        if found and found[-1] > seen and not registration.failed:
-            seen = found[-1]
-            if _restored(checkpoints, model, seen):
-                _report_results(seen, model.evaluate(dataset, verbose=0, return_dict=True), writer)
+        epochs = checkpoints.epochs()
+        if epochs and epochs[-1] > last_epoch and not registration.failed:
+            last_epoch = epochs[-1]
+            if _restored(checkpoints, model, last_epoch):
+                _report_results(last_epoch, model.evaluate(dataset, verbose=0, return_dict=True), writer)
         elif ended:
             registration.leave()
         else:

@@ -148,15 +148,15 @@ def training_steps(model: Any, strategy: Any, tally: Tally, steps: int) -> Any:
     def on_replica(iterator: Any) -> list[Any]:
         worker, batch = next(iterator)
         # Concurrent workers read the same seed state, so each adds its index to it; worker 0 uses Keras's seed.
-        drawn = [tf.convert_to_tensor(compat.as_tf_variable(seed)) for seed in seeds]
-        begin = [state + tf.cast(tf.stack([worker, 0]), state.dtype) for state in drawn]
-        own = [*zip(tally.variables, tally.initial, strict=True), *zip(seeds, begin, strict=True)]
-        with asynchronous.OwnState(own, counters) as state:
+        seed_states = [tf.convert_to_tensor(compat.as_tf_variable(seed)) for seed in seeds]
+        offset_states = [state + tf.cast(tf.stack([worker, 0]), state.dtype) for state in seed_states]
+        local_values = [*zip(tally.variables, tally.initial, strict=True), *zip(seeds, offset_states, strict=True)]
+        with asynchronous.OwnState(local_values, counters) as state:
             model.train_step(batch)
-        for seed, now, before in zip(seeds, state.values(seeds), begin, strict=True):
-            compat.as_tf_variable(seed).assign_add(now - before)
-        own_values: list[Any] = state.values(tally.variables)
-        return own_values
+        for seed, after, before in zip(seeds, state.values(seeds), offset_states, strict=True):
+            compat.as_tf_variable(seed).assign_add(after - before)
+        metric_values: list[Any] = state.values(tally.variables)
+        return metric_values
 
     def one(iterator: Any) -> list[Any]:
         results = strategy.run(on_replica, args=(iterator,))
@@ -196,8 +196,8 @@ def evaluation(model: Any, tally: Tally, function: DatasetFunction, parts: int) 
                 model.test_step(batch.get_value())
             return state.values(tally.variables), iterator.get_next_as_optional()
 
-        begin = [tf.constant(value) for value in tally.initial]
-        values, _ = tf.while_loop(lambda _, batch: batch.has_value(), step, (begin, iterator.get_next_as_optional()))
+        initial = [tf.constant(value) for value in tally.initial]
+        values, _ = tf.while_loop(lambda _, batch: batch.has_value(), step, (initial, iterator.get_next_as_optional()))
         return [value[tf.newaxis] for value in values]
 
     return tf.function(evaluate, autograph=False)

@@ -96,12 +96,12 @@ def fit(chief: Chief, plan: TrainingPlan) -> Any:
 
 def _restored_epoch(plan: TrainingPlan, model: Any) -> int:
     """Restore the latest checkpoint, if any, and return its number of completed epochs."""
-    found = plan.checkpoints.epochs() if plan.checkpoints is not None else []
-    if not found or plan.checkpoints is None:
+    epochs = plan.checkpoints.epochs() if plan.checkpoints is not None else []
+    if not epochs or plan.checkpoints is None:
         return 0
-    plan.checkpoints.restore(model, found[-1])
-    say(f"training resumes after epoch {found[-1]}, from {plan.checkpoints.path(found[-1])}")
-    return found[-1]
+    plan.checkpoints.restore(model, epochs[-1])
+    say(f"training resumes after epoch {epochs[-1]}, from {plan.checkpoints.path(epochs[-1])}")
+    return epochs[-1]
 
 
 def _copy(model: Any, result: Any) -> None:
@@ -124,9 +124,10 @@ class _Loop:
         self._steps_per_execution = compat.steps_per_execution(model)
         self._steps = steps
         self._tally = Tally(model)
-        rest = steps % self._steps_per_execution
+        remainder = steps % self._steps_per_execution
         self._execute = training_steps(model, chief.strategy, self._tally, self._steps_per_execution)
-        self._execute_last = training_steps(model, chief.strategy, self._tally, rest) if rest else self._execute
+        self._execute_last = (training_steps(model, chief.strategy, self._tally, remainder) if remainder
+                              else self._execute)
         self._evaluate = None
         if plan.validation_data is not None:
             self._evaluate = evaluation(model, self._tally, plan.validation_data, self._workers)
@@ -178,10 +179,10 @@ class _Loop:
         assert self._evaluate is not None
         self._callbacks.on_test_begin()
         self._tally.reset()
-        parts = [self._coordinator.schedule(self._evaluate, args=(tf.constant(index, tf.int64),))
-                 for index in range(self._workers)]
-        for found in parts:
-            self._tally.add(self._result(found))
+        results = [self._coordinator.schedule(self._evaluate, args=(tf.constant(index, tf.int64),))
+                   for index in range(self._workers)]
+        for result in results:
+            self._tally.add(self._result(result))
         logs = self._tally.logs()
         self._callbacks.on_test_end(logs)
         return logs

@@ -121,10 +121,10 @@ class RayTrial(Trial):
 def _recorded(call: Callable[[], Any], folder: str) -> None:
     """Call the function on a rank, with its output redirected to files in the folder; "" for no redirection."""
     if folder:
-        own = Path(folder) / f"rank.{os.environ['HVKERAS_RUN_RANK']}"
-        own.mkdir(parents=True, exist_ok=True)
+        rank_folder = Path(folder) / f"rank.{os.environ['HVKERAS_RUN_RANK']}"
+        rank_folder.mkdir(parents=True, exist_ok=True)
         for name, descriptor in (("stdout", 1), ("stderr", 2)):
-            setattr(sys, name, (own / name).open("w", buffering=1))
+            setattr(sys, name, (rank_folder / name).open("w", buffering=1))
             os.dup2(getattr(sys, name).fileno(), descriptor)
     call()
     hvd.shutdown()  # completes the record before the driver terminates this process

@@ -187,7 +187,7 @@ class ElasticRayJob:
                 callback(entry)
 
     def _wait_for_slots(self, ray: Any) -> None:
-        began = reported = time.monotonic()
+        started_at = reported_at = time.monotonic()
         while True:
             alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
             slots = min(sum(_slots(node, self._worker) for node in alive),
@@ -195,19 +195,18 @@ class ElasticRayJob:
             now = time.monotonic()
             if slots >= self._minimum:
                 return
-            if now - began >= self._timeout:
+            if now - started_at >= self._timeout:
                 raise MachineError(explain(
                     f"The Ray cluster must have slots for {self._minimum} workers within {self._timeout:g} s",
                     "add nodes, lower min_workers, or raise elastic_timeout", slots=slots, nodes=len(alive)))
-            if now - reported >= REPORT_EVERY:
-                reported = now
+            if now - reported_at >= REPORT_EVERY:
+                reported_at = now
                 say(f"waiting for {self._minimum} slots in the Ray cluster, which has {slots} on {len(alive)} nodes,"
-                    f" {now - began:.0f} s of {self._timeout:g} s")
+                    f" {now - started_at:.0f} s of {self._timeout:g} s")
             time.sleep(POLL_INTERVAL)
 
 
 def _slots(resources: Mapping[str, float], worker: Shape) -> int:
-    """Return the number of ranks that fit into resources."""
     needs = {name: amount for name, amount in (("CPU", worker.cpus), ("GPU", worker.gpus)) if amount}
     return int(min(resources.get(name, 0) // amount for name, amount in needs.items()))
 

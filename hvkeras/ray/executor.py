@@ -144,15 +144,14 @@ class RayExecutor:
                       if name.startswith(PREFIX) and not name.startswith(_OF_RANKS)}
             if self.settings.nics:
                 shared[f"{PREFIX}NETWORK_INTERFACES"] = ",".join(self.settings.nics)
-            own = variables_of_ranks(self._facts, self._job.address, self._job.secret)
-            self._get(ray, [worker.prepare.remote({**shared, **variables, **of_rank}, None)
-                            for worker, of_rank in zip(self._workers, own, strict=True)])
+            rank_variables = variables_of_ranks(self._facts, self._job.address, self._job.secret)
+            self._get(ray, [worker.prepare.remote({**shared, **variables, **extra}, None)
+                            for worker, extra in zip(self._workers, rank_variables, strict=True)])
         except BaseException:
             self.shutdown()
             raise
 
     def _create_actors(self, ray: Any) -> None:
-        """Start the actors, and assign ranks to them."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         current = ray.util.get_current_placement_group() if self._uses_current else None
@@ -284,7 +283,6 @@ class RayExecutor:
         return self._workers
 
     def _listen(self, callbacks: Callbacks | None) -> None:
-        """Connect rank 0 to a queue for the values that it logs."""
         if callbacks and self._queue is None:
             ray = require_ray()
             from ray.util.queue import Queue

@@ -84,14 +84,14 @@ class RayJob:
         text = str(error).strip()
         if self._server.cause is None and isinstance(error, ray.exceptions.RayTaskError):
             first = next((line for line in reversed(text.splitlines()) if line.strip()), type(error).__name__)
-            found = Cause(CauseKind.EXCEPTION, rank, fact["host"], fact["pid"], f"failed with {first}", text)
+            cause = Cause(CauseKind.EXCEPTION, rank, fact["host"], fact["pid"], f"failed with {first}", text)
         else:
             # A surviving rank only reports an aborted collective; the control channel receives the cause.
             deadline = time.monotonic() + CAUSE_GRACE
             while self._server.cause is None and time.monotonic() < deadline:
                 time.sleep(0.05)
-            found = self._server.cause or Cause(CauseKind.LOST, rank, fact["host"], fact["pid"], f"was lost: {text}")
-        self._server.fail(found)  # no effect if there already is a cause
-        lines = (found.traceback or text).splitlines()[-LAST_LINES:]
-        message = explain(f"A function must succeed on every rank, but {found.sentence()}")
-        return RankError("\n".join([message, *lines]), found)
+            cause = self._server.cause or Cause(CauseKind.LOST, rank, fact["host"], fact["pid"], f"was lost: {text}")
+        self._server.fail(cause)  # no effect if there already is a cause
+        lines = (cause.traceback or text).splitlines()[-LAST_LINES:]
+        message = explain(f"A function must succeed on every rank, but {cause.sentence()}")
+        return RankError("\n".join([message, *lines]), cause)

@@ -46,9 +46,9 @@ class Shape:
 
     def bundles(self) -> list[dict[str, float]]:
         """Return the bundles to reserve: one for each host, or for each worker without `hosts`."""
-        count, each = (self.hosts, self.workers) if self.hosts else (self.workers, 1)
-        wanted = {"CPU": self.cpus * each, "GPU": self.gpus * each}
-        return [{name: amount for name, amount in wanted.items() if amount}] * count
+        count, per_bundle = (self.hosts, self.workers) if self.hosts else (self.workers, 1)
+        resources = {"CPU": self.cpus * per_bundle, "GPU": self.gpus * per_bundle}
+        return [{name: amount for name, amount in resources.items() if amount}] * count
 
     def bundle_of(self, worker: int) -> int:
         """Return the index of a worker's bundle."""
@@ -102,10 +102,10 @@ def reserve(shape: Shape, timeout: float) -> Any:
     import ray
 
     group = ray.util.placement_group(shape.bundles(), strategy=shape.strategy)
-    began = time.monotonic()
+    started_at = time.monotonic()
     try:
-        while not group.wait(min(REPORT_EVERY, max(0.1, timeout - (time.monotonic() - began)))):
-            waited = time.monotonic() - began
+        while not group.wait(min(REPORT_EVERY, max(0.1, timeout - (time.monotonic() - started_at)))):
+            waited = time.monotonic() - started_at
             resources = "; ".join(f"{name} {amount}" for name, amount in _resources().items()) or "no nodes"
             if waited >= timeout:
                 raise MachineError(explain(
@@ -161,7 +161,7 @@ def variables_of_ranks(facts: Sequence[Mapping[str, Any]], address: str, secret:
         address: host:port of the control channel.
         secret: The job's secret.
     """
-    found = []
+    result = []
     for rank in range(len(facts)):
         topology = topology_from_hosts(rank, [fact["host"] for fact in facts], [fact["identity"] for fact in facts])
         variables = with_launcher(LAUNCHER, topology_variables(topology)) | {
@@ -172,5 +172,5 @@ def variables_of_ranks(facts: Sequence[Mapping[str, Any]], address: str, secret:
         # As with other launchers, each rank sees all GPUs of its host's ranks, and selects one by its local rank.
         gpus = dict.fromkeys(gpu for fact in facts if fact["identity"] == facts[rank]["identity"]
                              for gpu in fact["gpus"])
-        found.append(variables | ({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}))
-    return found
+        result.append(variables | ({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}))
+    return result

@@ -109,13 +109,13 @@ class RankSlot:
         Returns:
             The results of the ranks that ran here.
         """
-        own = {**variables, hvkeras_run.STARTED_BY: LAUNCHER}
+        environment = {**variables, hvkeras_run.STARTED_BY: LAUNCHER}
         with tempfile.TemporaryDirectory(prefix="hvkeras-log-") as folder, contextlib.ExitStack() as stack:
             if queue is not None:
                 log = Path(folder) / "log"
-                own[ray_logger.FILE] = str(log)
+                environment[ray_logger.FILE] = str(log)
                 stack.enter_context(_forwarded(log, queue))
-            return serve(address, secret, index, call, own, commits)
+            return serve(address, secret, index, call, environment, commits)
 
 
 @contextlib.contextmanager

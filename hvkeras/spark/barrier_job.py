@@ -57,7 +57,6 @@ class StageJob:
         return _on_node(data, module)
 
     def _collect(self, tasks: Any) -> None:
-        """Run the stage; called in the thread that `_start` creates."""
         try:
             self._context.addJobTag(self._tag)
             self._context.setInterruptOnCancel(True)
@@ -103,13 +102,13 @@ def _on_node(data: bytes, module: str) -> Callable[[Iterable[Any]], Iterator[Any
         hint = ("HINT: set PYSPARK_PYTHON (spark-submit: --conf spark.pyspark.python=...) to a Python that has it; the"
                 f" driver's is {python}")
         try:
-            here = importlib.import_module("hvkeras").__version__
+            installed = importlib.import_module("hvkeras").__version__
         except ImportError as error:
             raise RuntimeError(f"{begins}hvkeras {version} must be installed on every host of Spark, as in the driver"
                                f" ({error}). {where}. {hint}.{ends}") from None
-        if here != version:
+        if installed != version:
             raise RuntimeError(f"{begins}All hosts of Spark must have the same hvkeras as the driver, {version}."
-                               f" {where}, hvkeras={here!r}. {hint}.{ends}")
+                               f" {where}, hvkeras={installed!r}. {hint}.{ends}")
         return importlib.import_module(module).run(pickle.loads(data))  # type: ignore[no-any-return]
 
     return on_node
@@ -182,9 +181,9 @@ class BarrierJob(StageJob):
             raise
         if self._error is not None:
             report = report_in(str(self._error))
-            failed = PeerError(f"{explain('The function must succeed on every rank')}\n"
-                               f"{report or self._described(str(self._error))}")
-            raise failed from (None if report else self._error)  # Java's traceback adds nothing to a rank's traceback
+            failure = PeerError(f"{explain('The function must succeed on every rank')}\n"
+                                f"{report or self._describe_failure(str(self._error))}")
+            raise failure from (None if report else self._error)  # Java's traceback adds nothing to a rank's traceback
         return [result for _, result in sorted(self._rows)]
 
     # Start.
@@ -199,7 +198,7 @@ class BarrierJob(StageJob):
                                      f"master local[{self._order.size}], or a smaller num_proc",
                                      num_proc=self._order.size, master=self._context.master, slots=slots))
 
-    def _wait(self, what: str, slots: int) -> None:
+    def _wait(self, reason: str, slots: int) -> None:
         """Sleep for a tick, and report the wait from time to time; raise MachineError after the start timeout."""
         waited = time.monotonic() - self._started_at
         if waited >= self._start_timeout:
@@ -208,7 +207,7 @@ class BarrierJob(StageJob):
                                        " or raise start_timeout", num_proc=self._order.size, slots=slots))
         if waited >= self._next_report:
             self._next_report = waited + REPORT_EVERY
-            say(f"waiting: {what}, {waited:.0f} s of {self._start_timeout:g} s")
+            say(f"waiting: {reason}, {waited:.0f} s of {self._start_timeout:g} s")
         time.sleep(TICK)
 
     def _has_started(self) -> bool:
@@ -221,8 +220,8 @@ class BarrierJob(StageJob):
     def _started_tasks(self) -> bool:
         tracker = self._context._jsc.sc().statusTracker()
         for job in tracker.getJobIdsForTag(self._tag):
-            found = tracker.getJobInfo(job)
-            for stage in found.get().stageIds() if found.isDefined() else ():
+            job_info = tracker.getJobInfo(job)
+            for stage in job_info.get().stageIds() if job_info.isDefined() else ():
                 info = tracker.getStageInfo(stage)
                 if info.isDefined() and (info.get().numActiveTasks() or info.get().numFailedTasks()
                                          or info.get().numCompletedTasks()):
@@ -231,19 +230,19 @@ class BarrierJob(StageJob):
 
     # Failures.
 
-    def _described(self, text: str) -> str:
+    def _describe_failure(self, text: str) -> str:
         """Describe a failure that no task has reported: of a Python worker, of an executor, or of the job."""
         if cancelled := _CANCELLED.search(text):
             return f"the job was cancelled in Spark ({cancelled[1]})"
         lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith(("at ", "..."))]
-        found = _TASK.search(text)
-        if found is None:
+        match = _TASK.search(text)
+        if match is None:
             return "\n".join(lines[:10])
-        after = text[found.end() :].splitlines()[1:]
+        after = text[match.end() :].splitlines()[1:]
         reason = next((line.strip() for line in after if line.strip() and not line.lstrip().startswith("at ")), "")
         details = [line for line in after if line and not line.lstrip().startswith(("at ", "..."))][:20]
-        hosts = self._hosts(int(found[1]))
-        task = int(found[2])
+        hosts = self._hosts(int(match[1]))
+        task = int(match[2])
         rank = ranks_by_host(hosts)[task] if self._order.by_host and len(hosts) == self._order.size else task
         where = f" on {hosts[task]}" if len(hosts) == self._order.size else ""
         return "\n".join([f"the task of rank {rank}{where} was lost: {reason}", *details[1:]])
@@ -252,6 +251,6 @@ class BarrierJob(StageJob):
         """Return the host of each task of a stage; empty if Spark does not provide it."""
         with contextlib.suppress(Exception):  # internal to Spark
             tasks = self._context._jsc.sc().statusStore().taskList(stage, 0, self._order.size)
-            found = {tasks.apply(number).index(): tasks.apply(number).host() for number in range(tasks.size())}
-            return [str(found[number]) for number in range(self._order.size)]
+            hosts = {tasks.apply(number).index(): tasks.apply(number).host() for number in range(tasks.size())}
+            return [str(hosts[number]) for number in range(self._order.size)]
         return []

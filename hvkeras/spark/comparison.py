@@ -72,8 +72,8 @@ class SparkTrial(Trial):
     def run_job(self, timeout: float, update: Callable[[float], None]) -> str:
         """Run the job until it ends; see `Trial.run_job`."""
         backend = "local" if self.name == ONE_PROCESS else self.name
-        further = {"HVKERAS_RECORD": str(self.records), "HVKERAS_BACKEND": backend}
-        order = Order(self.call, self.processes, secrets.token_hex(32), exported(self.environment, further))
+        extra = {"HVKERAS_RECORD": str(self.records), "HVKERAS_BACKEND": backend}
+        order = Order(self.call, self.processes, secrets.token_hex(32), exported(self.environment, extra))
 
         def watch(seconds: float) -> None:
             update(seconds)

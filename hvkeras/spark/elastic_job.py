@@ -102,8 +102,8 @@ class ElasticSparkJob(StageJob):
                 job.finish()
             except PeerError as error:
                 if self._error is not None:
-                    why = report_in(str(self._error)) or str(self._error).splitlines()[0]
-                    reason = explain(f"Spark must run the tasks of the ranks, but {why}")
+                    detail = report_in(str(self._error)) or str(self._error).splitlines()[0]
+                    reason = explain(f"Spark must run the tasks of the ranks, but {detail}")
                     raise PeerError(f"{error}\n{reason}") from None
                 raise
         return values_of([pickle.loads(row) for row in self._rows])

@@ -18,7 +18,7 @@ from hvkeras.spark.output import DriverOutput
 
 _EXPORTED = ("HVKERAS_", "HOROVOD_", "KERAS_", "TF_")  # prefixes of the driver's variables that ranks inherit
 _NOT_EXPORTED = {"HVKERAS_SECRET", "TF_CONFIG", *(row.variable for row in TABLE if row.internal)}
-_said: set[str] = set()
+_printed: set[str] = set()
 
 
 def exported(environ: Mapping[str, str], further: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -28,8 +28,9 @@ def exported(environ: Mapping[str, str], further: Mapping[str, str] | None = Non
         environ: The driver's environment.
         further: Additional variables, which take precedence.
     """
-    own = {name: value for name, value in environ.items() if name.startswith(_EXPORTED) and name not in _NOT_EXPORTED}
-    return {**own, **{name: str(value) for name, value in (further or {}).items()}}
+    inherited = {name: value for name, value in environ.items()
+                 if name.startswith(_EXPORTED) and name not in _NOT_EXPORTED}
+    return {**inherited, **{name: str(value) for name, value in (further or {}).items()}}
 
 
 def run_order(context: Any, order: Order, start_timeout: float | None = None, output: DriverOutput | None = None,
@@ -58,8 +59,8 @@ def run_order(context: Any, order: Order, start_timeout: float | None = None, ou
 
 def say_once(text: str) -> None:
     """Print a line, unless this process has printed it already."""
-    if text not in _said:
-        _said.add(text)
+    if text not in _printed:
+        _printed.add(text)
         say(text)
 
 
@@ -70,6 +71,6 @@ def say_ignored(what: str, **arguments: tuple[Any, str]) -> None:
         what: The name of the function or class.
         **arguments: The value of each argument, and the reason. None and "" count as not passed.
     """
-    for name, (value, why) in arguments.items():
+    for name, (value, reason) in arguments.items():
         if value not in (None, ""):
-            say_once(f"{what} ignores {name}: {why}")
+            say_once(f"{what} ignores {name}: {reason}")

@@ -116,9 +116,9 @@ class MirroredStrategyRunner:
         return result
 
     def _run_in_driver(self, train_fn: Callable[..., ResultT], kwargs: dict[str, Any]) -> ResultT:
-        given = {name: info.addresses for name, info in self.sc.resources.items()}
+        assigned = {name: info.addresses for name, info in self.sc.resources.items()}
         gpus = Gpus(self._resource, [self._slots]) if self._use_gpu else Gpus(hidden=True)
-        with _with_variable(VISIBLE, visible_devices(gpus, 0, given, os.environ)):
+        with _with_variable(VISIBLE, visible_devices(gpus, 0, assigned, os.environ)):
             if self._custom:
                 return train_fn(**kwargs)
             import tensorflow as tf
@@ -136,12 +136,12 @@ def _in_scope(train_fn: Callable[..., ResultT], **kwargs: Any) -> ResultT:
 
 @contextlib.contextmanager
 def _with_variable(name: str, value: str | None) -> Iterator[None]:
-    before = os.environ.get(name)
+    previous = os.environ.get(name)
     if value is not None:
         os.environ[name] = value
     try:
         yield
     finally:
         os.environ.pop(name, None)
-        if before is not None:
-            os.environ[name] = before
+        if previous is not None:
+            os.environ[name] = previous

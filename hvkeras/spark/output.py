@@ -149,12 +149,12 @@ class DriverOutput:
             The order with the address of the server; the same order if the driver cannot listen.
         """
         announced = LOOPBACK if is_fixed(context) else configured(context, "spark.driver.host", LOOPBACK)
-        listens_at = announced if is_local(announced) else configured(context, "spark.driver.bindAddress", announced)
+        bind_address = announced if is_local(announced) else configured(context, "spark.driver.bindAddress", announced)
         quiet = not prints_at(Settings(order.environment), "INFO")
         out = cast("Any", TextTarget(self._stdout or sys.stdout))
         err = cast("Any", TextTarget(self._stderr or sys.stderr))
         try:
-            server = OutputServer(order.size, order.secret.encode(), listens_at,
+            server = OutputServer(order.size, order.secret.encode(), bind_address,
                                   Printer(order.size, out, err, timestamps=self._timestamps, quiet=quiet,
                                           folder=self._folder))
         except (MachineError, OSError) as error:

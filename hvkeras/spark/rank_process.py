@@ -115,14 +115,14 @@ class RankProcess:
             show: Called with each chunk of output: `stdout` or `stderr`, and the bytes.
         """
         read: dict[str, bytearray] = {name: bytearray() for name in _PIPES}
-        with selectors.DefaultSelector() as waiting:
+        with selectors.DefaultSelector() as selector:
             for descriptor in self._reads:
-                waiting.register(descriptor, selectors.EVENT_READ)
-            while waiting.get_map():
-                for key, _ in waiting.select():
+                selector.register(descriptor, selectors.EVENT_READ)
+            while selector.get_map():
+                for key, _ in selector.select():
                     name, data = self._reads[key.fd], os.read(key.fd, CHUNK)
                     if not data:
-                        waiting.unregister(key.fd)
+                        selector.unregister(key.fd)
                         continue
                     if name in ("stdout", "stderr"):
                         show(name, data)
@@ -180,9 +180,9 @@ def _guard(worker: int, pipes: Pipes, order: Order) -> NoReturn:
         for descriptor in ends:
             if descriptor != report:
                 os.close(descriptor)
-    nothing = os.open(os.devnull, os.O_RDWR)
+    devnull = os.open(os.devnull, os.O_RDWR)
     for descriptor in (1, 2):
-        os.dup2(nothing, descriptor)
+        os.dup2(devnull, descriptor)
     status = _status_of(rank)
     deadline = time.monotonic() + KILL_GRACE
     while time.monotonic() < deadline and kill_descendants():
@@ -262,11 +262,11 @@ def _write_result(order: Order, target: int) -> None:
         data = data[os.write(target, data):]
 
 
-def _run_as_script(work: Callable[[], None], causes: int) -> NoReturn:
+def _run_as_script(function: Callable[[], None], causes: int) -> NoReturn:
     """Run a function like a script: with exception hooks, exit handlers and an exit code."""
     code = 0
     try:
-        work()
+        function()
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else 1
         if not isinstance(ended.code, int):
@@ -285,7 +285,6 @@ def _run_as_script(work: Callable[[], None], causes: int) -> NoReturn:
 
 
 def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
-    """Remove hvkeras's frames from the beginning of a traceback."""
     rest = trace
     while rest is not None and rest.tb_frame.f_code.co_filename in _OWN_FILES:
         rest = rest.tb_next

@@ -105,12 +105,12 @@ class RankTask:
         self._stack.callback(process.close)
         self._open_output()
         process.start(self._environment())
-        ended = process.wait(self._show)
-        if ended.result is None:
-            self._fail(ended)
-        assert ended.result is not None
+        rank_exit = process.wait(self._show)
+        if rank_exit.result is None:
+            self._fail(rank_exit)
+        assert rank_exit.result is not None
         self._context.barrier()  # rank 0's task serves the control channel until all ranks have exited
-        return ended.result
+        return rank_exit.result
 
     def _refuse_retry(self) -> None:
         if self._context.attemptNumber():
@@ -140,7 +140,7 @@ class RankTask:
         elif self._printer is not None:
             self._printer.show(self.rank, stream, data)
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         self._show("stderr", f"hvkeras: {text}\n".encode())
 
     # The start.
@@ -152,21 +152,21 @@ class RankTask:
             facts["control"] = self._serve()
         if self._order.tf_config:
             facts["port"] = self._reserve_port()
-        found = sorted(self._gather(facts), key=lambda fact: int(fact["rank"]))
-        topology = topology_from_hosts(self.rank, [fact["host"] for fact in found],
-                                       [fact["identity"] for fact in found])
-        given = {name: info.addresses for name, info in self._context.resources().items()}
-        devices = visible_devices(self._order.gpus, self._task, given, os.environ)
+        tasks = sorted(self._gather(facts), key=lambda fact: int(fact["rank"]))
+        topology = topology_from_hosts(self.rank, [fact["host"] for fact in tasks],
+                                       [fact["identity"] for fact in tasks])
+        assigned = {name: info.addresses for name, info in self._context.resources().items()}
+        devices = visible_devices(self._order.gpus, self._task, assigned, os.environ)
         environment = {
             **quiet_variables(self._settings.log_level), **({} if devices is None else {VISIBLE: devices}),
             **self._order.environment,
             "PYTHONUNBUFFERED": "1", "HVKERAS_SECRET": self._order.secret, **self._topology_variables(topology),
-            launch.CONTROL_ADDRESS: found[0]["control"],
+            launch.CONTROL_ADDRESS: tasks[0]["control"],
         }
         if self._order.tf_config:
-            hosts = [LOOPBACK] * topology.size if self._one_host else [self._address_of(fact) for fact in found]
+            hosts = [LOOPBACK] * topology.size if self._one_host else [self._address_of(fact) for fact in tasks]
             workers = [f"[{host}]:{fact['port']}" if ":" in host else f"{host}:{fact['port']}"
-                       for host, fact in zip(hosts, found, strict=True)]
+                       for host, fact in zip(hosts, tasks, strict=True)]
             environment |= tf_config.worker_variables(workers, self.rank, os.environ)
         return environment
 
@@ -190,12 +190,13 @@ class RankTask:
             return LOOPBACK
         if self._settings.network_interfaces:
             return interface_address(self._settings.network_interfaces)
-        own: str = self._hosts[self._task]
-        return socket.gethostbyname(own) if is_local(own) else own_address(self._settings, {})
+        host: str = self._hosts[self._task]
+        return socket.gethostbyname(host) if is_local(host) else own_address(self._settings, {})
 
     def _serve(self) -> str:
         self._server = ControlServer(self._order.size, self._order.secret.encode(), self._own_address(), 0,
-                                     Deadlines.from_settings(self._settings), on_warning=self._say, on_note=self._say)
+                                     Deadlines.from_settings(self._settings), on_warning=self._print,
+                                     on_note=self._print)
         self._stack.callback(self._server.stop)
         host, port = self._server.start()
         return f"{host}:{port}"
@@ -210,38 +211,38 @@ class RankTask:
     def _gather(self, facts: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Exchange facts with all tasks; raise PeerError if a task does not participate in time."""
         timeout = self._settings.start_timeout
-        answers = _within(timeout, lambda: self._context.allGather(json.dumps(facts)))
-        if answers is None:
+        gathered = _within(timeout, lambda: self._context.allGather(json.dumps(facts)))
+        if gathered is None:
             raise PeerError(explain(f"The tasks of all ranks must reach the barrier within {timeout:g} s, and at least"
                                     " one has not", "see the executors' logs, or raise HVKERAS_START_TIMEOUT",
                                     hosts=self._hosts))
-        return [json.loads(answer) for answer in answers]
+        return [json.loads(answer) for answer in gathered]
 
     # Exit.
 
-    def _fail(self, ended: RankExit) -> None:
+    def _fail(self, rank_exit: RankExit) -> None:
         """Raise the report of a failed rank; Spark keeps one report, which should be that of the first failure."""
-        how = described_end(ended.code) if ended.code else "exited before its function returned"
-        kind = CauseKind.SIGNAL if ended.code < 0 else CauseKind.EXIT
-        own = Cause(kind, self.rank, socket.gethostname(), ended.pid or None, how)
-        cause = ended.cause or own
+        description = described_end(rank_exit.code) if rank_exit.code else "exited before its function returned"
+        kind = CauseKind.SIGNAL if rank_exit.code < 0 else CauseKind.EXIT
+        own_cause = Cause(kind, self.rank, socket.gethostname(), rank_exit.pid or None, description)
+        cause = rank_exit.cause or own_cause
         if self._server is not None and self._server.cause is None:
             self._server.fail(cause)
         if cause.rank != self.rank:
             time.sleep(FIRST_FAILURE_GRACE)
         if cause.rank == self.rank and cause.kind is CauseKind.LOST:
-            cause = replace(cause, error=how)
-        raise TaskFailedError(marked(exit_report(cause, {self.rank: ended.code}, ended.tail, prefix="")))
+            cause = replace(cause, error=description)
+        raise TaskFailedError(marked(exit_report(cause, {self.rank: rank_exit.code}, rank_exit.tail, prefix="")))
 
 
-def _within(seconds: float, work: Callable[[], WorkT]) -> WorkT | None:
+def _within(seconds: float, function: Callable[[], WorkT]) -> WorkT | None:
     """Call a blocking function in a thread, and return None if it does not return in time."""
-    done: list[WorkT] = []
+    results: list[WorkT] = []
     errors: list[BaseException] = []
 
     def call() -> None:
         try:
-            done.append(work())
+            results.append(function())
         except BaseException as error:  # noqa: BLE001 - raised below
             errors.append(error)
 
@@ -250,4 +251,4 @@ def _within(seconds: float, work: Callable[[], WorkT]) -> WorkT | None:
     thread.join(seconds)
     if errors:
         raise errors[0]
-    return done[0] if done else None
+    return results[0] if results else None

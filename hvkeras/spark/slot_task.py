@@ -25,7 +25,7 @@ def run(order: SlotOrder) -> Iterator[bytes]:
     from pyspark import TaskContext
 
     task = TaskContext.get()
-    addresses = {name: given.addresses for name, given in task.resources().items()}
+    addresses = {name: resource.addresses for name, resource in task.resources().items()}
     variables = {**order.environment, hvkeras_run.STARTED_BY: LAUNCHER}
     devices = visible_devices(order.gpus, task.partitionId(), addresses, os.environ)
     if devices is not None:

@@ -24,15 +24,15 @@ def visible_devices(gpus: Gpus, task: int, addresses: Mapping[str, Sequence[str]
     """
     if gpus.hidden:
         return ""
-    given = list(addresses.get(gpus.resource, ()))
-    if not given and not gpus.counts:
+    assigned = list(addresses.get(gpus.resource, ()))
+    if not assigned and not gpus.counts:
         return None
-    count = gpus.counts[task] if gpus.counts else len(given)
-    if len(given) < count:
+    count = gpus.counts[task] if gpus.counts else len(assigned)
+    if len(assigned) < count:
         raise UsageError(explain(f"Spark must assign as many GPUs to each task as its rank uses, {count} to this one",
                                  f"set spark.task.resource.{gpus.resource}.amount and the executors' amounts",
-                                 **{gpus.resource: given}))
-    return ",".join(_device_name(address, environ) for address in given[:count])
+                                 **{gpus.resource: assigned}))
+    return ",".join(_device_name(address, environ) for address in assigned[:count])
 
 
 def _device_name(address: str, environ: Mapping[str, str]) -> str:
@@ -54,5 +54,5 @@ def get_available_devices() -> list[str]:
     from pyspark import TaskContext
 
     context = TaskContext.get()
-    given = {} if context is None else context.resources()
-    return list(given[Gpus().resource].addresses) if Gpus().resource in given else []
+    resources = {} if context is None else context.resources()
+    return list(resources[Gpus().resource].addresses) if Gpus().resource in resources else []

@@ -13,7 +13,7 @@ ResultT = TypeVar("ResultT")
 
 
 class Backend(abc.ABC):
-    """Base class of what runs an estimator's ranks; estimators accept any subclass as `backend`."""
+    """Base class of estimator backends, which run functions on ranks."""
 
     @abc.abstractmethod
     def run(self, fn: Callable[..., ResultT], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None,

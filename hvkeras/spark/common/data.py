@@ -56,7 +56,7 @@ def prepared(df: Any, store: Store, columns: Sequence[str], validation: float | 
             if part is not None:
                 _vectors_as_arrays(part, kinds).repartition(partitions).write.mode("overwrite").parquet(
                     store.for_spark(path))
-        yield _checked(Prepared(paths[0], "" if val is None else paths[1], kinds), store)
+        yield _validated(Prepared(paths[0], "" if val is None else paths[1], kinds), store)
     finally:
         for path in paths:
             store.delete(path)
@@ -82,10 +82,10 @@ def found_in(store: Store, index: object) -> Prepared:
     filesystem, path = store.located(train_path)
     schema = dataset.dataset(path, format="parquet", filesystem=filesystem).schema
     kinds = {field.name: ARRAY if pa.types.is_nested(field.type) else SCALAR for field in schema}
-    return _checked(Prepared(train_path, val_path if store.is_parquet_dataset(val_path) else "", kinds), store)
+    return _validated(Prepared(train_path, val_path if store.is_parquet_dataset(val_path) else "", kinds), store)
 
 
-def _checked(found: Prepared, store: Store) -> Prepared:
+def _validated(found: Prepared, store: Store) -> Prepared:
     """Check for nulls before any rank starts, and omit validation data without rows.
 
     Raises:

@@ -115,14 +115,14 @@ class _Reader(MLReader):  # type: ignore[misc]
 
     def load(self, path: str) -> Any:
         metadata = DefaultParamsReader.loadMetadata(path, self.sparkSession)
-        found = self._cls()
+        instance = self._cls()
         if not metadata["class"].endswith(f".{self._cls.__name__}"):
             raise UsageError(explain(f"The folder must hold a {self._cls.__name__}", "load it with the class that saved"
                                      " it", path=path, holds=metadata["class"]))
-        found._resetUid(metadata["uid"])
+        instance._resetUid(metadata["uid"])
         values = metadata["paramMap"]
         custom_objects = _decoded(values.get("custom_objects"))
-        return found._set(**{name: _decoded(value, custom_objects) for name, value in values.items()})
+        return instance._set(**{name: _decoded(value, custom_objects) for name, value in values.items()})
 
 
 def _encoded(value: Any) -> Any:

@@ -72,9 +72,9 @@ def own_objects(model: Any, *others: Any) -> dict[str, Any]:
         model: The model.
         *others: Losses and metrics, possibly nested in lists and dicts.
     """
-    parts = [model, *model._flatten_layers(), *(part for other in others for part in _flat(other))]
-    found = [part if hasattr(part, "__name__") else type(part) for part in parts]
-    return {each.__name__: each for each in found if each.__module__.split(".")[0] not in (*_FAMILIES, "builtins")}
+    objects = [model, *model._flatten_layers(), *(part for other in others for part in _flat(other))]
+    classes = [part if hasattr(part, "__name__") else type(part) for part in objects]
+    return {each.__name__: each for each in classes if each.__module__.split(".")[0] not in (*_FAMILIES, "builtins")}
 
 
 def _flat(value: Any) -> list[Any]:
@@ -97,12 +97,12 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return super().reducer_override(obj)
 
 
-def _model_again(data: bytes, family: str, known: Mapping[str, Any]) -> Any:
+def _model_again(data: bytes, family: str, custom_objects: Mapping[str, Any]) -> Any:
     """Load a model, uncompiled if its optimizer, loss or metrics cannot be restored."""
     try:
-        return model_of(data, family, known)
+        return model_of(data, family, custom_objects)
     except (TypeError, ValueError):
-        return model_of(data, family, known, compiled=False)
+        return model_of(data, family, custom_objects, compiled=False)
 
 
 def _from_config(cls: Any, config: dict[str, Any]) -> Any:

@@ -54,10 +54,10 @@ def column_array(name: str, column: Any) -> Any:
                                  "convert it with Spark's functions first", column=name, type=str(array.type)))
     if pa.types.is_decimal(array.type):
         array = array.cast(pa.float64())
-    found = array.to_numpy(zero_copy_only=False)
-    if found.dtype == np.float64:
-        found = found.astype(np.float32)
-    return found.reshape(shape)
+    result = array.to_numpy(zero_copy_only=False)
+    if result.dtype == np.float64:
+        result = result.astype(np.float32)
+    return result.reshape(shape)
 
 
 def shaped(name: str, array: Any, shape: Any) -> Any:
@@ -75,8 +75,8 @@ def shaped(name: str, array: Any, shape: Any) -> Any:
         return array
     if any(size is None for size in shape):
         return array  # Keras raises if it does not fit
-    values, wanted = int(np.prod(array.shape[1:])), int(np.prod(shape))
-    if values != wanted:
+    values, expected = int(np.prod(array.shape[1:])), int(np.prod(shape))
+    if values != expected:
         raise UsageError(explain("Rows of a column must have as many values as the model expects",
                                  "compare the column with the model's inputs, or set label_shapes", column=name,
                                  values=values, expected=tuple(shape)))
@@ -173,14 +173,14 @@ class ParquetShare:
         """
         random = np.random.default_rng(seed)
         order = random.permutation(len(self._pieces)) if shuffle else range(len(self._pieces))
-        enough = max(batch_size, self._pool_rows() if pool is None else pool) if shuffle else batch_size
+        pool_rows = max(batch_size, self._pool_rows() if pool is None else pool) if shuffle else batch_size
         buffered: list[Arrays] = []
         rows = 0
         for index, number in enumerate(order):
             buffered.append(self._cached[number] if self._cached is not None else self._read(self._pieces[number]))
             rows += self._pieces[number].count
             last = index == len(self._pieces) - 1
-            if rows < enough and not last:
+            if rows < pool_rows and not last:
                 continue
             pooled = _joined(buffered)
             if shuffle:
@@ -207,15 +207,15 @@ class ParquetShare:
         import pyarrow as pa
 
         assert self._transform is not None
-        found = self._transform(table.to_pandas())
-        if len(found) != table.num_rows:
+        transformed = self._transform(table.to_pandas())
+        if len(transformed) != table.num_rows:
             raise UsageError(explain("transformation_fn must return as many rows as it gets", "filter rows with Spark",
-                                     rows=table.num_rows, returned=len(found)))
-        missing = [name for name in self._columns if name not in found.columns]
+                                     rows=table.num_rows, returned=len(transformed)))
+        missing = [name for name in self._columns if name not in transformed.columns]
         if missing:
             raise UsageError(explain("transformation_fn must return all columns that training needs",
-                                     f"return {missing[0]!r} as well", columns=list(found.columns)))
-        return pa.Table.from_pandas(found[self._columns], preserve_index=False)
+                                     f"return {missing[0]!r} as well", columns=list(transformed.columns)))
+        return pa.Table.from_pandas(transformed[self._columns], preserve_index=False)
 
 
 def share_of(total: int, rank: int, size: int, training: bool) -> tuple[int, int]:

@@ -58,10 +58,10 @@ class Store:
             **kwargs: Additional keyword arguments.
         """
         text = os.fspath(prefix_path)
-        kinds: dict[str, type[Store]] = {"hdfs://": HDFSStore, "dbfs:/": DBFSLocalStore, "/dbfs/": DBFSLocalStore,
-                                         "file:": LocalStore}
-        kind = next((store for beginning, store in kinds.items() if text.startswith(beginning)), None)
-        return (kind or (FilesystemStore if "://" in text else LocalStore))(text, *args, **kwargs)
+        classes: dict[str, type[Store]] = {"hdfs://": HDFSStore, "dbfs:/": DBFSLocalStore, "/dbfs/": DBFSLocalStore,
+                                           "file:": LocalStore}
+        cls = next((store for prefix, store in classes.items() if text.startswith(prefix)), None)
+        return (cls or (FilesystemStore if "://" in text else LocalStore))(text, *args, **kwargs)
 
     # Paths of data and of runs.
 

@@ -61,8 +61,8 @@ class FitOrder:
     @property
     def columns(self) -> list[str]:
         """The columns to read."""
-        own = [self.sample_weight_col] if self.sample_weight_col else []
-        return list(dict.fromkeys([*self.feature_cols, *self.label_cols, *own]))
+        weights = [self.sample_weight_col] if self.sample_weight_col else []
+        return list(dict.fromkeys([*self.feature_cols, *self.label_cols, *weights]))
 
 
 def train(plan: FitOrder) -> tuple[dict[str, list[float]], bytes] | None:
@@ -94,13 +94,13 @@ class _Rank:
         if plan.seed is not None:
             self._keras.utils.set_random_seed(plan.seed + hvd.rank())
         data = self._dataset(plan.train_path, plan.batch_size, plan.train_steps, training=True)
-        held_out = self._dataset(plan.val_path, plan.val_batch_size, plan.val_steps) if plan.val_path else None
-        found = self.model.fit(
-            data, epochs=plan.epochs, steps_per_epoch=plan.train_steps, validation_data=held_out,
-            validation_steps=plan.val_steps if held_out is not None else None, callbacks=self._callbacks(),
+        validation_data = self._dataset(plan.val_path, plan.val_batch_size, plan.val_steps) if plan.val_path else None
+        history = self.model.fit(
+            data, epochs=plan.epochs, steps_per_epoch=plan.train_steps, validation_data=validation_data,
+            validation_steps=plan.val_steps if validation_data is not None else None, callbacks=self._callbacks(),
             shuffle=False, verbose=(2 if plan.verbose else 0) if hvd.rank() == 0 else 0)
         self._save_logs()
-        return {name: [float(value) for value in values] for name, values in found.history.items()}
+        return {name: [float(value) for value in values] for name, values in history.history.items()}
 
     def best_model(self) -> bytes:
         """Return the file of the best model, or of the last one if the user's checkpoint callback saved none."""
