@@ -62,7 +62,7 @@ def prepared(df: Any, store: Store, columns: Sequence[str], validation: float | 
             store.delete(path)
 
 
-def found_in(store: Store, index: object) -> Prepared:
+def find_data(store: Store, index: object) -> Prepared:
     """Find the training and validation data that the user has written to a store.
 
     Args:

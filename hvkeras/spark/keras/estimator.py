@@ -11,7 +11,7 @@ from pyspark.ml import Estimator
 
 from hvkeras.errors import UsageError, explain
 from hvkeras.spark.common.backend import Backend, SparkBackend
-from hvkeras.spark.common.data import Prepared, found_in, prepared
+from hvkeras.spark.common.data import Prepared, find_data, prepared
 from hvkeras.spark.common.params import Parameter, PickledParams, with_parameters
 from hvkeras.spark.common.pickling import family_of, model_of, own_objects, packed
 from hvkeras.spark.common.store import Store
@@ -197,7 +197,7 @@ class KerasEstimator(PickledParams, Estimator):  # type: ignore[misc]
             UsageError: The store has no such data, or a parameter is missing or invalid.
         """
         estimator: KerasEstimator = self.copy(params) if params else self
-        return estimator._train(found_in(estimator._store(), dataset_idx))
+        return estimator._train(find_data(estimator._store(), dataset_idx))
 
     def _fit(self, df: Any) -> KerasModel:
         columns = [*self._columns("feature_cols"), *self._columns("label_cols")]
