@@ -1,6 +1,6 @@
 """Asynchronous training with parameter servers: `tf.distribute.ParameterServerStrategy` for Keras 3 models.
 
-Every task of a TF_CONFIG cluster, with the roles `chief`, `worker`, `ps` and optionally `evaluator`, runs the same
+All tasks of a TF_CONFIG cluster, with the roles `chief`, `worker`, `ps` and optionally `evaluator`, run the same
 script, which calls `train`.
 """
 
@@ -26,12 +26,12 @@ def train(
     validation_freq: int = 1, checkpoint_dir: PathLike | None = None, checkpoints_to_keep: int = 3,
     log_dir: PathLike | None = None,
 ) -> History:
-    """Trains a compiled Keras 3 model asynchronously on a cluster's workers, with its variables on parameter servers.
+    """Train a compiled Keras 3 model asynchronously on a cluster's workers, with its variables on parameter servers.
 
     Every task calls this function with the same arguments, and acts according to its role in TF_CONFIG. The chief
-    schedules steps, and returns when training has ended. Workers and parameter servers serve, and an evaluator
-    evaluates the checkpoints, until the job ends; then their processes end. Code after the call therefore runs only in
-    the chief.
+    schedules steps, and returns when training has ended. Workers and parameter servers run TensorFlow servers, and an
+    evaluator evaluates checkpoints. Their processes exit when the job ends, so code after the call runs only in the
+    chief.
 
     Example:
         def build_model():
@@ -48,30 +48,31 @@ def train(
         history.model.save("model.keras")
 
     Args:
-        build_model: Creates and compiles the model. Steps are scheduled `steps_per_execution` at a time.
-        dataset_fn: Takes a `tf.distribute.InputContext`, and returns a `tf.data.Dataset` of batches in the form that
-            `fit` takes: the part of worker `input_pipeline_id` (a tensor) of `num_input_pipelines`. It is repeated.
-        epochs: The epoch at which training ends.
-        steps_per_epoch: Steps of all workers together in an epoch; by default the number of batches in the dataset that
+        build_model: Function that creates and compiles the model. The chief schedules `steps_per_execution` steps at a
+            time.
+        dataset_fn: Function that takes a `tf.distribute.InputContext`, and returns a `tf.data.Dataset` of batches for
+            `fit`: shard `input_pipeline_id` (a tensor) of `num_input_pipelines`. Each worker repeats its shard.
+        epochs: The final epoch.
+        steps_per_epoch: Steps per epoch, summed over all workers; by default the number of batches in the dataset that
             `dataset_fn` returns for a single worker.
-        initial_epoch: The epoch at which training begins; a checkpoint of a later epoch takes precedence.
-        verbose: As in `fit`; applies only to the chief.
+        initial_epoch: The epoch at which training starts; a checkpoint of a later epoch takes precedence.
+        verbose: As for `fit`; applies only to the chief.
         callbacks: Keras callbacks; they run only in the chief.
-        validation_data: Like `dataset_fn`, for the data that are evaluated after an epoch and by the evaluator.
+        validation_data: Like `dataset_fn`, for the data of validation and of the evaluator.
         validation_freq: The number of epochs between validations.
-        checkpoint_dir: Folder for a checkpoint after each epoch, from which training resumes when all tasks are
-            restarted; the chief and the evaluator use it.
-        checkpoints_to_keep: The number of newest checkpoints to keep.
-        log_dir: Where the evaluator writes its results for TensorBoard, in a folder `evaluator`.
+        checkpoint_dir: Folder of the checkpoints after each epoch, on storage that the chief and the evaluator share.
+            Training resumes from the latest one when all tasks are restarted.
+        checkpoints_to_keep: The number of latest checkpoints to keep.
+        log_dir: Folder in which the evaluator writes its results for TensorBoard, in the subfolder `evaluator`.
 
     Returns:
-        Keras's `History`. Its `model` is a plain model with the trained weights and optimizer, to evaluate or save.
+        Keras's `History`. Its `model` is an ordinary Keras model with the trained weights and optimizer.
 
     Raises:
         UsageError: An argument or TF_CONFIG is invalid.
         MachineError: A port is in use, or a checkpoint cannot be written.
-        PeerError: A task is missing at the start, or a parameter server is lost.
-        SystemExit: In all tasks except the chief, when the job has ended.
+        PeerError: A task did not connect at the start, or a parameter server was lost.
+        SystemExit: The job has ended; raised in all tasks except the chief.
     """
     if is_initialized():
         raise UsageError(explain("Training with parameter servers must not be mixed with synchronous training in one"

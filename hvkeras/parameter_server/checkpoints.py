@@ -1,7 +1,7 @@
 """Checkpoints of asynchronous training: one file per epoch, in the format of Keras's `save_weights`.
 
-Only the chief writes them. It first writes each under another name, so that a killed process leaves no partial file.
-Checkpoints do not depend on the cluster: they can be loaded with another number of workers and servers, or without any.
+Only the chief writes them, atomically: each file is written under a temporary name, and then renamed. Checkpoints do
+not depend on the cluster, and can be loaded with any number of workers and servers.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from hvkeras.host.files import replace_durably
 
 _ENDING = ".weights.h5"
 _UNFINISHED = "unfinished-"
-_OURS = "hvkeras"  # the group in the file that Keras does not know
+_GROUP = "hvkeras"  # the HDF5 group of values that Keras does not save
 
 
 class Checkpoints:
-    """The checkpoints in a folder.
+    """Checkpoints in a folder.
 
     Args:
-        folder: The folder; created when the first checkpoint is written.
-        keep: The number of newest checkpoints to keep.
+        folder: The folder; `save` creates it.
+        keep: The number of latest checkpoints to keep.
     """
 
     def __init__(self, folder: Any, keep: int = 3) -> None:
@@ -36,20 +36,20 @@ class Checkpoints:
         self._keep = keep
 
     def epochs(self) -> list[int]:
-        """Returns the epochs after which there is a checkpoint, in ascending order."""
+        """Return the epochs that have a checkpoint, in ascending order."""
         found = [re.fullmatch(rf"epoch-(\d+){re.escape(_ENDING)}", path.name) for path in self._folder.glob("epoch-*")]
         return sorted(int(match[1]) for match in found if match)
 
     def path(self, epoch: int) -> Path:
-        """Returns the path of the checkpoint after a number of epochs."""
+        """Return the path of the checkpoint after `epoch` epochs."""
         return self._folder / f"epoch-{epoch:05d}{_ENDING}"
 
     def save(self, model: Any, epochs: int) -> None:
-        """Writes weights, optimizer and random seeds.
+        """Save weights, optimizer state and random seeds.
 
         Args:
             model: The model.
-            epochs: The number of epochs that it was trained for.
+            epochs: The number of completed epochs.
 
         Raises:
             MachineError: The file cannot be written.
@@ -68,11 +68,11 @@ class Checkpoints:
                                        " free space", path=str(path))) from error
 
     def restore(self, model: Any, epochs: int) -> None:
-        """Restores a model from a checkpoint.
+        """Restore a model from a checkpoint.
 
         Args:
-            model: A model with the same layers and all its variables, under any strategy or none.
-            epochs: The number of epochs after which the checkpoint was written.
+            model: A built model with the same layers, with or without a strategy.
+            epochs: The number of completed epochs of the checkpoint.
 
         Raises:
             UsageError: The file belongs to another model, or is not a checkpoint.
@@ -94,7 +94,7 @@ def _add_to_file(path: Path, epochs: int, seeds: Sequence[Any]) -> None:
     import h5py  # type: ignore[import-untyped]
 
     with h5py.File(path, "a") as file:
-        group = file.create_group(_OURS)
+        group = file.create_group(_GROUP)
         group.attrs["epochs"] = epochs
         for number, seed in enumerate(seeds):
             group[f"seed_{number}"] = seed
@@ -104,5 +104,5 @@ def _read_from_file(path: Path) -> list[Any]:
     import h5py
 
     with h5py.File(path, "r") as file:
-        group = file[_OURS]
+        group = file[_GROUP]
         return [group[f"seed_{number}"][()] for number in range(len(group))]

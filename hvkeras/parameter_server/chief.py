@@ -1,8 +1,8 @@
 """Chief of a cluster: connects to the other tasks, provides the strategy, and ends the job for all tasks.
 
-Each variable is placed as a whole on the parameter server that holds the least data so far, as Keras 3's variables
-cannot be sharded. `variable_partitioner` creates a `ShardedVariable`, which has no `handle`, and Keras's `Variable`
-treats it as a `tf.Variable`: `GradientTape.gradient` fails on the first weights.
+Each variable is placed on the parameter server that holds the least data so far. Variables are not sharded, as Keras 3
+does not support it: `variable_partitioner` creates a `ShardedVariable`, which has no `handle`, but Keras's `Variable`
+treats it as a `tf.Variable`, and `GradientTape.gradient` fails on the first weights.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from hvkeras.settings import Settings
 
 
 @contextlib.contextmanager
-def balanced_over(strategy: Any, servers: int) -> Iterator[None]:
-    """Enters a strategy's scope, and places the variables created in it by their size.
+def balanced_scope(strategy: Any, servers: int) -> Iterator[None]:
+    """Enter a strategy's scope, and balance the variables created in it over the parameter servers by size.
 
     Args:
         strategy: A `ParameterServerStrategy`.
@@ -60,7 +60,7 @@ def balanced_over(strategy: Any, servers: int) -> Iterator[None]:
 
 
 def server_of(variable: Any) -> int:
-    """Returns the number of the parameter server that holds a `tf.Variable`."""
+    """Return the task index of the parameter server that holds a `tf.Variable`."""
     return int(tf.DeviceSpec.from_string(variable.device).task)
 
 
@@ -73,14 +73,14 @@ _CAUSE_GRACE = 3.0  # seconds to wait, after a TensorFlow error, for a report th
 
 @contextlib.contextmanager
 def running_chief(launch: Launch, settings: Settings) -> Iterator[Chief]:
-    """Runs the chief of a cluster: all tasks are connected inside the context, and end with it.
+    """Run the chief of a cluster; on exit from the context, the job ends for all tasks.
 
     Args:
-        launch: The chief's place in the cluster, which is that of this process.
+        launch: The cluster, and this process's task in it.
         settings: The settings in force.
 
     Raises:
-        PeerError: A task is missing, or was lost.
+        PeerError: A task did not connect, or was lost.
         MachineError: A port is in use.
     """
     chief = Chief(launch, settings)
@@ -94,21 +94,21 @@ def running_chief(launch: Launch, settings: Settings) -> Iterator[Chief]:
 
 
 class Chief:
-    """The coordinator of a cluster.
+    """Coordinator of a cluster.
 
     Args:
-        launch: The chief's place in the cluster, which is that of this process.
+        launch: The cluster, and this process's task in it.
         settings: The settings in force.
 
     Attributes:
         strategy: The `ParameterServerStrategy`.
-        coordinator: Its `ClusterCoordinator`.
+        coordinator: The `ClusterCoordinator`.
     """
 
     def __init__(self, launch: Launch, settings: Settings) -> None:
         self._launch = launch
         self._settings = settings
-        self._ended = threading.Event()  # once set, failures of tasks no longer matter
+        self._ended = threading.Event()  # once set, failures of tasks are ignored
         self._log_level = logging.getLogger("tensorflow").level
         self._signals = SignalWatch(self._on_signal)
         self._server: ClusterMembership | None = None
@@ -117,18 +117,18 @@ class Chief:
 
     @property
     def workers(self) -> int:
-        """The number of workers in the cluster."""
+        """Number of workers in the cluster."""
         return sum(task.startswith("worker ") for task in self._launch.tasks)
 
     def start(self) -> None:
-        """Waits for the other tasks, and connects to them.
+        """Wait for the other tasks, and connect to them.
 
         Raises:
-            PeerError: A task is missing.
+            PeerError: A task did not connect in time.
             MachineError: A port is in use.
         """
         def serve(launch: Launch, settings: Settings, secret: bytes, host: str, port: int = 0) -> ClusterMembership:
-            self._server = ClusterMembership(launch, settings, secret, host, port, self._job_ended)
+            self._server = ClusterMembership(launch, settings, secret, host, port, self._on_job_end)
             self._server.start()
             return self._server
 
@@ -138,7 +138,7 @@ class Chief:
         if threading.current_thread() is threading.main_thread():
             self._signals.install()
         server.wait_for_all()
-        if not prints_at(self._settings, "INFO"):  # a lost task takes one line, not TensorFlow's hundreds
+        if not prints_at(self._settings, "INFO"):  # TensorFlow logs hundreds of lines about a lost task
             logging.getLogger("tensorflow").setLevel(logging.CRITICAL)
         self.strategy = self._strategy()
         self.coordinator = tf.distribute.coordinator.ClusterCoordinator(self.strategy)
@@ -167,14 +167,14 @@ class Chief:
                                            address=cluster["chief"][0])) from error
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
-        """Returns the strategy's scope, in which variables are balanced over the parameter servers by size."""
-        return balanced_over(self.strategy, sum(task.startswith("ps ") for task in self._launch.tasks))
+        """Return the strategy's scope, in which variables are balanced over the parameter servers by size."""
+        return balanced_scope(self.strategy, sum(task.startswith("ps ") for task in self._launch.tasks))
 
     def end(self, error: BaseException | None) -> None:
-        """Ends the job for all tasks.
+        """End the job for all tasks.
 
         Args:
-            error: The exception with which training failed; None if it succeeded.
+            error: The exception of training; None if it succeeded.
 
         Raises:
             PeerError: Training failed because a task was lost.
@@ -186,11 +186,11 @@ class Chief:
         self._signals.uninstall()
         self._ended.set()
         if error is not None:
-            at_exit(mute_engines)  # TensorFlow logs lost tasks even after hvkeras's last line
+            at_exit(mute_engines)  # TensorFlow logs lost tasks even during exit
         if error is not None and lost is None:
             interrupted = isinstance(error, KeyboardInterrupt)
-            what = "was interrupted (Ctrl-C)" if interrupted else f"failed with {summary(error)}"
-            self._server.fail(self._own_cause(CauseKind.SIGNAL if interrupted else CauseKind.EXCEPTION, what))
+            description = "was interrupted (Ctrl-C)" if interrupted else f"failed with {summary(error)}"
+            self._server.fail(self._own_cause(CauseKind.SIGNAL if interrupted else CauseKind.EXCEPTION, description))
         self._server.stop()
         with contextlib.suppress(OSError):
             remove_announcement(self._launch, self._settings)
@@ -201,7 +201,7 @@ class Chief:
                             ) from None
 
     def _lost_task(self, server: ClusterMembership, error: BaseException) -> Cause | None:
-        """Returns the loss of a task that is the cause of a TensorFlow error, if there is one."""
+        """Return the cause of a TensorFlow error if it is a lost task; wait briefly for its report."""
         by_tensorflow = any(isinstance(each, tf.errors.OpError) for each in (error, error.__cause__))
         if isinstance(error, KeyboardInterrupt) or (isinstance(error, HvkerasError) and not by_tensorflow):
             return None
@@ -210,18 +210,18 @@ class Chief:
             time.sleep(0.05)
         return server.cause
 
-    def _own_cause(self, kind: CauseKind, what: str) -> Cause:
+    def _own_cause(self, kind: CauseKind, description: str) -> Cause:
         host = socket.gethostname()
-        return Cause(kind, None, host, os.getpid(), f"chief 0 on {host} (pid {os.getpid()}) {what}")
+        return Cause(kind, None, host, os.getpid(), f"chief 0 on {host} (pid {os.getpid()}) {description}")
 
-    # The methods below run in other threads.
+    # Other threads call the methods below.
 
-    def _job_ended(self, cause: Cause) -> None:
-        threading.Thread(target=self._reap, args=(cause,), name="hvkeras-reaper", daemon=True).start()
+    def _on_job_end(self, cause: Cause) -> None:
+        threading.Thread(target=self._exit_if_blocked, args=(cause,), name="hvkeras-reaper", daemon=True).start()
 
-    def _reap(self, cause: Cause) -> None:
-        """Ends a chief that is blocked inside TensorFlow, waiting for a task that will not answer."""
-        # TensorFlow itself soon reports a task that has ended, but never one that has stopped responding.
+    def _exit_if_blocked(self, cause: Cause) -> None:
+        """Terminate a chief that is blocked inside TensorFlow, waiting for a lost task."""
+        # TensorFlow soon reports a task that has exited, but never one that has stopped responding.
         if not self._ended.wait(self._settings.exit_grace + (0 if cause.kind is CauseKind.SILENT else _CAUSE_GRACE)):
             self._end_process(cause, 1)
 

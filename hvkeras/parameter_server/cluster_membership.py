@@ -1,4 +1,4 @@
-"""ClusterMembership of a cluster, on the chief's end of the control channel. Only workers may leave and come back."""
+"""Membership of a cluster, on the chief's side of the control channel. Only workers may leave and rejoin."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ _POLL_INTERVAL = 0.1  # seconds between checks of which tasks have connected
 
 
 class ClusterHandler(Handler):
-    """Tracks every task of a cluster, and decides whether the job continues when one is lost.
+    """Handler that tracks the tasks of a cluster, and decides whether the job continues when a task is lost.
 
-    A worker may be lost, and may come back, as long as another worker runs or one comes back in time. A lost parameter
-    server ends the job, since its variables are lost with it. A connected task that gives no sign of life also ends the
-    job, since no other task can take over its work.
+    Workers may be lost and rejoin, if another worker is running or rejoins in time. A lost parameter server ends the
+    job, since its variables are lost. A connected task without heartbeats also ends the job, since no other task can
+    take over its work.
 
     Args:
-        launch: The chief's place in the cluster.
+        launch: The cluster, and the chief's task in it.
         settings: The settings in force.
         on_end: Called once with the cause when the job ends early.
 
     Attributes:
         ranks: The tasks.
-        all_connected: Whether all have been there at the same time.
+        all_connected: Whether all tasks have been connected at the same time.
     """
 
     def __init__(self, launch: Launch, settings: Settings, on_end: Callable[[Cause], None]) -> None:
@@ -48,15 +48,15 @@ class ClusterHandler(Handler):
         self._no_worker_since = self._next_beat = 0.0
 
     def task_of(self, number: int) -> str:
-        """Returns the name of a task in TF_CONFIG: `worker 0`."""
+        """Return the role and the index of a task, such as `worker 0`."""
         tasks = self._launch.tasks
         return tasks[number] if number < len(tasks) else f"evaluator {number - self.ranks.size}"
 
     def on_join(self, member: Member) -> str:
-        """Admits a task once; the others continue without a newcomer that does not belong to the cluster."""
+        """Admit a task, or return the reason for rejecting it; the job continues either way."""
         first = self.members.get(member.number)
         if first is not None:
-            return f"{self._describe(first)} is connected already; give each process a task of its own"
+            return f"{self._describe(first)} is connected already; start each process with a different task"
         if member.size != self.ranks.size:
             return (f"the new process was started in a cluster of {member.size} tasks, the chief in one of"
                     f" {self.ranks.size}")
@@ -64,13 +64,13 @@ class ClusterHandler(Handler):
             return self.ranks.cause.sentence()
         self.ranks.present[member.number] = RankState(member)
         if self.ranks.lost.pop(member.number, None) is not None:
-            say(f"{self._describe(member)} is back")
+            say(f"{self._describe(member)} has rejoined")
         return ""
 
     def on_message(self, member: Member, message: Message) -> None:
-        """Handles a message from a task."""
+        """Handle a message from a task."""
         rank = self.ranks.present.get(member.number)
-        if rank is None or rank.member is not member:  # it has come again
+        if rank is None or rank.member is not member:  # the task has reconnected
             return
         match message:
             case Failed():
@@ -82,9 +82,9 @@ class ClusterHandler(Handler):
         self.ranks.check_exit_reports()
 
     def on_leave(self, member: Member) -> None:
-        """Decides whether the job continues without a task."""
+        """Decide whether the job continues without a task."""
         rank = self.ranks.present.pop(member.number)
-        if not member.arrived:  # it comes again, or is missing
+        if not member.arrived:  # it did not complete the handshake, and may retry
             return
         self.ranks.lost[member.number] = rank
         self.ranks.check_exit_reports()
@@ -96,12 +96,12 @@ class ClusterHandler(Handler):
             others = sum(map(self._is_worker, self.members))
             say(f"{self._describe(member)} {_LOST}; " + (f"training continues with {others} of the"
                                                          " workers" if others else
-                                                         "training waits for it to come back"))
+                                                         "training waits for it to rejoin"))
         else:
             say(f"{self._describe(member)} {_LOST}; training continues")
 
     def on_tick(self, now: float) -> None:
-        """Checks all tasks, and gives them a sign of life."""
+        """Check all tasks, and send them heartbeats."""
         if self.ranks.cause is None:
             self._check_tasks(now)
         if now >= self._next_beat:
@@ -109,7 +109,7 @@ class ClusterHandler(Handler):
             self.members.broadcast(Heartbeat())
 
     def on_fault(self, what: str, error: BaseException) -> None:
-        """Ends the job for a fault of hvkeras."""
+        """End the job after an internal error of hvkeras."""
         self.ranks.end(Cause(CauseKind.EXCEPTION, None, "", None, f"the control channel's server failed {what} with"
                              f" {summary(error)}"))
 
@@ -124,11 +124,11 @@ class ClusterHandler(Handler):
         elif now - self._no_worker_since > self._start_timeout:
             workers = ", ".join(self._describe(rank.member) for number, rank in sorted(self.ranks.lost.items())
                                 if self._is_worker(number))
-            self.ranks.end(Cause(CauseKind.LOST, None, "", None, f"all workers were lost ({workers}) and none came back"
-                                 f" for {self._start_timeout:g} s (HVKERAS_START_TIMEOUT)"))
+            self.ranks.end(Cause(CauseKind.LOST, None, "", None, f"all workers were lost ({workers}) and none rejoined"
+                                 f" within {self._start_timeout:g} s (HVKERAS_START_TIMEOUT)"))
 
-    def _end(self, kind: CauseKind, member: Member, what: str) -> None:
-        self.ranks.end(Cause(kind, None, member.host, member.pid, f"{self._describe(member)} {what}"))
+    def _end(self, kind: CauseKind, member: Member, description: str) -> None:
+        self.ranks.end(Cause(kind, None, member.host, member.pid, f"{self._describe(member)} {description}"))
 
     def _describe(self, member: Member) -> str:
         return f"{self.task_of(member.number)} on {member.host} (pid {member.pid})"
@@ -141,7 +141,7 @@ class ClusterMembership:
     """The chief's server of the control channel.
 
     Args:
-        launch: The chief's place in the cluster.
+        launch: The cluster, and the chief's task in it.
         settings: The settings in force.
         secret: The job's secret.
         host: The address to listen on.
@@ -158,27 +158,27 @@ class ClusterMembership:
         self.address: tuple[str, int] = self._server.address
 
     def start(self) -> tuple[str, int]:
-        """Starts serving; returns the address that tasks connect to."""
+        """Start serving, and return the address that tasks connect to."""
         return self._server.start()
 
     def stop(self) -> None:
-        """Stops serving."""
+        """Stop serving."""
         self._server.stop()
 
     def fail(self, cause: Cause) -> None:
-        """Ends the job from outside."""
+        """End the job with a cause; may be called from any thread."""
         self._server.call(self._handler.ranks.end, cause)
 
     @property
     def cause(self) -> Cause | None:
-        """Why the job ends early; None as long as it does not."""
+        """Cause of an early end of the job; None while it runs."""
         return self._handler.ranks.cause
 
     def wait_for_all(self) -> None:
-        """Waits until all workers and parameter servers have connected.
+        """Wait until all workers and parameter servers have connected.
 
         Raises:
-            PeerError: Some tasks, which the message names, did not connect in time, or one connected and was lost.
+            PeerError: Tasks did not connect in time, and the message names them, or a connected task was lost.
         """
         waiting = Waiting(self._start_timeout)
         while missing := [number for number in range(1, self._launch.size) if number not in self._handler.members]:

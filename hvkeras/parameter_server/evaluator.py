@@ -1,4 +1,4 @@
-"""Evaluator: evaluates checkpoints as they appear during training, up to the last one."""
+"""Evaluator: evaluates checkpoints during training, up to the last one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hvkeras.control.launch_environments import Launch
 from hvkeras.errors import UsageError, explain
 from hvkeras.host.console import say
 from hvkeras.parameter_server.server import Registration
-from hvkeras.parameter_server.steps import whole
+from hvkeras.parameter_server.steps import full_dataset
 from hvkeras.parameter_server.training import TrainingPlan, built_model
 from hvkeras.settings import Settings
 
@@ -20,10 +20,10 @@ _POLL_INTERVAL = 0.5  # seconds between checks for a new checkpoint
 
 
 def evaluate_checkpoints(launch: Launch, settings: Settings, plan: TrainingPlan, log_dir: Any) -> NoReturn:
-    """Evaluates checkpoints until training has ended, and then ends this process.
+    """Evaluate checkpoints until training has ended, and then exit.
 
     Args:
-        launch: This task's place in the cluster.
+        launch: The cluster, and this process's task in it.
         settings: The settings in force.
         plan: The arguments of `train`.
         log_dir: The folder for TensorBoard's files; None to write none.
@@ -38,25 +38,25 @@ def evaluate_checkpoints(launch: Launch, settings: Settings, plan: TrainingPlan,
                                  " and validation_data= to train(), or start no evaluator",
                                  checkpoint_dir=checkpoints and "given", validation_data=validation_data))
     registration = Registration(launch, settings)
-    dataset = whole(validation_data, "validation_data")
+    dataset = full_dataset(validation_data, "validation_data")
     model = built_model(plan, dataset.element_spec)
     writer = tf.summary.create_file_writer(str(Path(log_dir) / "evaluator")) if log_dir is not None else None
-    seen = max(0, plan.initial_epoch)
+    last_epoch = max(0, plan.initial_epoch)
     while True:
-        is_over = registration.is_over  # read before the check, so that the last checkpoint is not missed
-        found = checkpoints.epochs()
-        if found and found[-1] > seen and not registration.failed:
-            seen = found[-1]
-            if _restored(checkpoints, model, seen):
-                _report_results(seen, model.evaluate(dataset, verbose=0, return_dict=True), writer)
-        elif is_over:
+        ended = registration.has_ended  # read before the check, so that the last checkpoint is not missed
+        epochs = checkpoints.epochs()
+        if epochs and epochs[-1] > last_epoch and not registration.failed:
+            last_epoch = epochs[-1]
+            if _restored(checkpoints, model, last_epoch):
+                _report_results(last_epoch, model.evaluate(dataset, verbose=0, return_dict=True), writer)
+        elif ended:
             registration.leave()
         else:
             registration.wait(_POLL_INTERVAL)
 
 
 def _restored(checkpoints: Any, model: Any, epoch: int) -> bool:
-    """Restores a checkpoint, and returns whether it still exists: the chief may have removed it for newer ones."""
+    """Restore a checkpoint; return False if the chief has removed it in the meantime."""
     try:
         checkpoints.restore(model, epoch)
     except UsageError:

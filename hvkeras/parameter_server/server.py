@@ -1,4 +1,4 @@
-"""Workers and parameter servers: they run TensorFlow's server until the chief reports that the job is over."""
+"""Workers and parameter servers: they run TensorFlow's server until the chief reports that the job has ended."""
 
 from __future__ import annotations
 
@@ -19,48 +19,48 @@ from hvkeras.host.console import mute_engines, say_last
 from hvkeras.job.signals import SignalWatch
 from hvkeras.settings import Settings
 
-_POLL_INTERVAL = 0.1  # seconds between checks of whether the job is over
-_UNWIND = 1.0  # seconds that a task may take to unwind before its process is forced to end
+_POLL_INTERVAL = 0.1  # seconds between checks of whether the job has ended
+_EXIT_TIMEOUT = 1.0  # seconds for a clean exit before the process is forced to exit
 
 
 class Registration:
-    """A task's connection to its chief, which reports whether the job is over and how it ended.
+    """Connection of a task to its chief, which reports whether and why the job has ended.
 
     Args:
-        launch: The task's place in the cluster.
+        launch: The cluster, and this process's task in it.
         settings: The settings in force.
 
     Raises:
-        HvkerasError: The chief cannot be found in time, or refuses this task.
+        HvkerasError: The chief cannot be found in time, or rejects this task.
     """
 
     def __init__(self, launch: Launch, settings: Settings) -> None:
         self._name = launch.tasks[launch.rank]
-        self._over = threading.Event()
+        self._ended = threading.Event()
         self._signals = SignalWatch(self._on_signal)
-        self._client: ControlClient = join_parameter_servers(launch, settings, lambda _: self._over.set())
+        self._client: ControlClient = join_parameter_servers(launch, settings, lambda _: self._ended.set())
         if threading.current_thread() is threading.main_thread():
             self._signals.install()
 
     def wait(self, seconds: float) -> bool:
-        """Waits until the job is over, or for some seconds; returns whether it is over."""
-        while seconds > 0 and not self.is_over:
-            self._over.wait(min(_POLL_INTERVAL, seconds))
+        """Wait until the job has ended or `seconds` have passed; return `has_ended`."""
+        while seconds > 0 and not self.has_ended:
+            self._ended.wait(min(_POLL_INTERVAL, seconds))
             seconds -= _POLL_INTERVAL
-        return self.is_over
+        return self.has_ended
 
     @property
-    def is_over(self) -> bool:
-        """Whether the job has ended, successfully or not."""
-        return self._over.is_set() or self._client.detached
+    def has_ended(self) -> bool:
+        """True if the job has ended, successfully or not."""
+        return self._ended.is_set() or self._client.detached
 
     @property
     def failed(self) -> bool:
-        """Whether the job has ended in failure."""
+        """True if the job has failed."""
         return self._client.cause is not None
 
     def leave(self) -> NoReturn:
-        """Ends this process: with exit code 0 if the job succeeded, else with 1, after a last line that says why."""
+        """Exit with code 0 if the job succeeded; otherwise print the cause, and exit with code 1."""
         self._signals.uninstall()
         self._client.leave()
         cause = self._client.cause
@@ -75,17 +75,17 @@ class Registration:
     def _on_signal(self, number: int) -> None:
         if number == signal.SIGTERM:
             who = f"{self._name} on {socket.gethostname()} (pid {os.getpid()})"
-            if self._name.startswith("ps "):  # reports the cause to the other tasks
+            if self._name.startswith("ps "):  # report the cause to the other tasks
                 self._client.fail(Cause(CauseKind.SIGNAL, None, "", None, f"{who} received SIGTERM"))
             say_last(f"{who} received SIGTERM")
             os._exit(128 + number)
 
 
 def serve(launch: Launch, settings: Settings) -> NoReturn:
-    """Runs the server of a worker or parameter server until the job ends, and then ends this process.
+    """Run the server of a worker or parameter server until the job ends, and then exit.
 
     Args:
-        launch: This task's place in the cluster.
+        launch: The cluster, and this process's task in it.
         settings: The settings in force.
 
     Raises:
@@ -121,13 +121,13 @@ def _started(launch: Launch) -> Any:
 
 
 def _sentence(cause: Cause) -> str:
-    """Returns why the job ended; the control channel calls the chief rank 0."""
+    """Describe the cause; on the control channel, the chief is rank 0."""
     return f"chief 0 on {cause.host} {cause.error}" if cause.rank == 0 else cause.sentence()
 
 
 def _exit_after_timeout(code: int, exit_process: Callable[[int], None] = os._exit) -> None:
-    """Forces the process to end soon, as threads of TensorFlow's server can keep the interpreter waiting."""
-    timer = threading.Timer(_UNWIND, exit_process, (code,))
+    """Force the process to exit after a timeout, as threads of TensorFlow's server can block a clean exit."""
+    timer = threading.Timer(_EXIT_TIMEOUT, exit_process, (code,))
     timer.name = "hvkeras-exit"
     timer.daemon = True
     timer.start()

@@ -1,7 +1,7 @@
-"""Steps of workers: training and evaluation on variables that all workers share, and their datasets.
+"""Training and evaluation steps of workers on shared variables, and the workers' datasets.
 
-A step returns what it adds to the metrics. Therefore, a step that is repeated because its worker was lost counts once,
-and no two workers change the same metric. Each worker's part of a dataset is repeated until training ends.
+A step returns its contribution to the metrics. So a step that is repeated because its worker was lost counts once, and
+workers do not update metrics concurrently. Each worker repeats its shard of the dataset until training ends.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from hvkeras.training import metrics
 DatasetFunction = Callable[[Any], Any]
 
 
-def whole(function: DatasetFunction, what: str) -> Any:
-    """Returns the dataset that a single worker would get.
+def full_dataset(function: DatasetFunction, what: str) -> Any:
+    """Return the dataset that a single worker would get.
 
     Args:
-        function: Takes a `tf.distribute.InputContext`, and returns a dataset.
+        function: Function that takes a `tf.distribute.InputContext`, and returns a dataset.
         what: The name of the function in messages.
 
     Raises:
@@ -33,24 +33,24 @@ def whole(function: DatasetFunction, what: str) -> Any:
     return _checked(function(tf.distribute.InputContext(1, 0, 1)), what)
 
 
-def part(function: DatasetFunction, what: str, number: int, index: Any) -> Any:
-    """Returns one of several parts of a dataset; the index may be a tensor."""
+def dataset_shard(function: DatasetFunction, what: str, number: int, index: Any) -> Any:
+    """Return shard `index`, which may be a tensor, of `number` shards of a dataset."""
     return _checked(function(tf.distribute.InputContext(number, index, 1)), what)
 
 
-def endless_on_workers(coordinator: Any, function: DatasetFunction, workers: int) -> Any:
-    """Returns an iterator on each worker that repeats the worker's part, as pairs of worker number and batch."""
+def per_worker_batches(coordinator: Any, function: DatasetFunction, workers: int) -> Any:
+    """Return an iterator on each worker that repeats its shard, as pairs of worker index and batch."""
 
     def make() -> Any:
         index = tf.distribute.coordinator.experimental_get_current_worker_index()
-        batches = part(function, "dataset_fn", workers, tf.cast(index, tf.int64)).repeat()
+        batches = dataset_shard(function, "dataset_fn", workers, tf.cast(index, tf.int64)).repeat()
         return tf.data.Dataset.zip((tf.data.Dataset.from_tensors(index).repeat(), batches))
 
     return iter(coordinator.create_per_worker_dataset(make))
 
 
 def steps_of(dataset: Any) -> int:
-    """Returns the number of batches in a dataset.
+    """Return the number of batches in a dataset.
 
     Raises:
         UsageError: The number is unknown, or the dataset is infinite or empty.
@@ -78,10 +78,10 @@ _ASSOCIATIVE = ("sum", "max", "min", "first")
 
 
 class Tally:
-    """The metrics of a model, accumulated over steps that run elsewhere.
+    """Metrics of a model, accumulated in the chief over steps that workers run.
 
     Args:
-        model: The compiled model, whose metrics have their variables.
+        model: The compiled model, whose metrics are built.
 
     Raises:
         UsageError: A metric does not define how its states are merged.
@@ -97,66 +97,66 @@ class Tally:
         self._added: list[list[Any]] = []
 
     def reset(self) -> None:
-        """Discards all steps."""
+        """Discard all steps."""
         self._added = []
 
     def add(self, states: Sequence[Any]) -> None:
-        """Adds steps.
+        """Add the metric states of one or several steps, each starting from reset metrics.
 
         Args:
-            states: For each variable, its values after one or several steps, each of which began with a reset metric.
+            states: An array of shape `[steps, ...]` for each metric variable.
         """
         for number in range(len(states[0]) if states else 0):
             self._added.append([np.asarray(values)[number] for values in states])
 
     def _merged(self) -> list[Any]:
-        """Returns the merged state of all steps; it replaces their states if that makes no difference later."""
+        """Return the merged state of all steps, which replaces their states if merging is associative."""
         merged: list[Any] = []
         for metric in self._metrics:
-            mine = slice(len(merged), len(merged) + len(metric.variables))
-            merged += metrics.merge_states(metric, [states[mine] for states in self._added])
+            own = slice(len(merged), len(merged) + len(metric.variables))
+            merged += metrics.merge_states(metric, [states[own] for states in self._added])
         rules = [metrics.merging_of(metric) for metric in self._metrics]
         if all(rule in _ASSOCIATIVE for group in rules for rule in ([group] if callable(group) else group)):
             self._added = [merged]
         return merged
 
     def logs(self) -> dict[str, float]:
-        """Returns the results in the form in which Keras's `fit` passes them to callbacks."""
+        """Return the metric results in the form of Keras's `logs`."""
         values = self._merged() if self._added else self.initial
         typed = [(variable, np.asarray(value).astype(initial.dtype)) for variable, value, initial in
                  zip(self.variables, values, self.initial, strict=True)]
         with asynchronous.OwnState(typed, []):
             results = self._model.get_metrics_result()
-        return {name: _plain(value) for name, value in results.items()}
+        return {name: _as_float(value) for name, value in results.items()}
 
 
 def training_steps(model: Any, strategy: Any, tally: Tally, steps: int) -> Any:
-    """Builds the function that a worker runs for a number of training steps.
+    """Build the function with which a worker runs `steps` training steps.
 
     Args:
-        model: The compiled model, with all its variables.
+        model: The built and compiled model.
         strategy: The strategy under which the model was created.
         tally: The model's metrics.
         steps: The number of steps in one call.
 
     Returns:
-        A `tf.function` that takes an iterator of pairs of a worker's number and a batch, and returns, for each variable
-        of the metrics, the values after each step and replica.
+        A `tf.function` that takes an iterator of pairs of worker index and batch. It returns the values of each metric
+        variable after each step and replica.
     """
     seeds, counters = asynchronous.seed_states(model), asynchronous.step_counters(model.optimizer)
 
     def on_replica(iterator: Any) -> list[Any]:
         worker, batch = next(iterator)
-        # Workers that draw at the same time would read the same state, so each uses another seed, the first Keras's.
-        drawn = [tf.convert_to_tensor(compat.as_tf_variable(seed)) for seed in seeds]
-        begin = [state + tf.cast(tf.stack([worker, 0]), state.dtype) for state in drawn]
-        own = [*zip(tally.variables, tally.initial, strict=True), *zip(seeds, begin, strict=True)]
-        with asynchronous.OwnState(own, counters) as state:
+        # Concurrent workers read the same seed state, so each adds its index to it; worker 0 uses Keras's seed.
+        seed_states = [tf.convert_to_tensor(compat.as_tf_variable(seed)) for seed in seeds]
+        offset_states = [state + tf.cast(tf.stack([worker, 0]), state.dtype) for state in seed_states]
+        local_values = [*zip(tally.variables, tally.initial, strict=True), *zip(seeds, offset_states, strict=True)]
+        with asynchronous.OwnState(local_values, counters) as state:
             model.train_step(batch)
-        for seed, now, before in zip(seeds, state.values(seeds), begin, strict=True):
-            compat.as_tf_variable(seed).assign_add(now - before)
-        own_values: list[Any] = state.values(tally.variables)
-        return own_values
+        for seed, after, before in zip(seeds, state.values(seeds), offset_states, strict=True):
+            compat.as_tf_variable(seed).assign_add(after - before)
+        metric_values: list[Any] = state.values(tally.variables)
+        return metric_values
 
     def one(iterator: Any) -> list[Any]:
         results = strategy.run(on_replica, args=(iterator,))
@@ -175,33 +175,34 @@ def training_steps(model: Any, strategy: Any, tally: Tally, steps: int) -> Any:
 
 
 def evaluation(model: Any, tally: Tally, function: DatasetFunction, parts: int) -> Any:
-    """Builds the function with which a worker evaluates one part of the validation data.
+    """Build the function with which a worker evaluates one shard of the validation data.
 
     Args:
-        model: The compiled model.
+        model: The built and compiled model.
         tally: The model's metrics.
-        function: Creates the validation data.
-        parts: The number of parts.
+        function: Function that creates the validation data.
+        parts: The number of shards.
 
     Returns:
-        A `tf.function` that takes the index of the part, and returns one value for each variable of the metrics.
+        A `tf.function` that takes the index of the shard, and returns an array of shape `[1, ...]` for each metric
+        variable.
     """
 
     def evaluate(index: Any) -> list[Any]:
-        iterator = iter(part(function, "validation_data", parts, index))
+        iterator = iter(dataset_shard(function, "validation_data", parts, index))
 
         def step(values: list[Any], batch: Any) -> tuple[list[Any], Any]:
             with asynchronous.OwnState(list(zip(tally.variables, values, strict=True)), []) as state:
                 model.test_step(batch.get_value())
             return state.values(tally.variables), iterator.get_next_as_optional()
 
-        begin = [tf.constant(value) for value in tally.initial]
-        values, _ = tf.while_loop(lambda _, batch: batch.has_value(), step, (begin, iterator.get_next_as_optional()))
+        initial = [tf.constant(value) for value in tally.initial]
+        values, _ = tf.while_loop(lambda _, batch: batch.has_value(), step, (initial, iterator.get_next_as_optional()))
         return [value[tf.newaxis] for value in values]
 
     return tf.function(evaluate, autograph=False)
 
 
-def _plain(value: Any) -> Any:
+def _as_float(value: Any) -> Any:
     array = np.asarray(value)
     return float(array) if array.ndim == 0 else array

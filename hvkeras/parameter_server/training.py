@@ -1,4 +1,4 @@
-"""The chief's training loop: schedules steps, gathers what they add to the metrics, and calls Keras's callbacks."""
+"""The chief's training loop: schedules steps, accumulates metrics, and calls Keras's callbacks."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from hvkeras.parameter_server.chief import Chief
 from hvkeras.parameter_server.steps import (
     DatasetFunction,
     Tally,
-    endless_on_workers,
     evaluation,
+    full_dataset,
+    per_worker_batches,
     steps_of,
     training_steps,
-    whole,
 )
 
-_AHEAD = 16  # executions per worker that are scheduled before the oldest one is done
-_RETRY = 0.1  # seconds until a result that could not be fetched is requested again
+_AHEAD = 16  # pending executions per worker
+_RETRY = 0.1  # seconds until a failed fetch of a result is retried
 _LOGS_EVERY = 0.1  # seconds between computations of the logs within an epoch
 
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """The arguments of `train`; see there."""
+    """Arguments of `train`."""
 
     build_model: Any
     dataset_fn: DatasetFunction
@@ -50,10 +50,10 @@ class TrainingPlan:
 
 
 def built_model(plan: TrainingPlan, spec: Any) -> Any:
-    """Builds the model with all variables of its layers, metrics and optimizer.
+    """Build the model, including the variables of its metrics and optimizer.
 
     Raises:
-        UsageError: `build_model` returned no compiled Keras 3 model.
+        UsageError: `build_model` did not return a compiled Keras 3 model.
     """
     with asynchronous.reset_object_names():
         model = plan.build_model()
@@ -72,50 +72,49 @@ def built_model(plan: TrainingPlan, spec: Any) -> Any:
 
 
 def fit(chief: Chief, plan: TrainingPlan) -> Any:
-    """Trains on the workers of a cluster.
+    """Train on the workers of a cluster.
 
     Args:
         chief: The chief of the cluster.
         plan: The arguments of `train`.
 
     Returns:
-        Keras's `History`, whose model is a plain model with the trained variables.
+        Keras's `History`, whose model is an ordinary model with the trained variables.
     """
-    dataset = whole(plan.dataset_fn, "dataset_fn")
+    dataset = full_dataset(plan.dataset_fn, "dataset_fn")
     steps = plan.steps_per_epoch or steps_of(dataset)
     with chief.scope():
         model = built_model(plan, dataset.element_spec)
     first = _restored_epoch(plan, model)
     loop = _Loop(chief, plan, model, steps)
     history = loop.run(max(first, plan.initial_epoch))
-    plain = built_model(plan, dataset.element_spec)
-    _copy(model, plain)
-    history.set_model(plain)
+    result = built_model(plan, dataset.element_spec)
+    _copy(model, result)
+    history.set_model(result)
     return history
 
 
 def _restored_epoch(plan: TrainingPlan, model: Any) -> int:
-    """Restores the last checkpoint, if there is one; returns the number of epochs that it was trained for."""
-    found = plan.checkpoints.epochs() if plan.checkpoints is not None else []
-    if not found or plan.checkpoints is None:
+    """Restore the latest checkpoint, if any, and return its number of completed epochs."""
+    epochs = plan.checkpoints.epochs() if plan.checkpoints is not None else []
+    if not epochs or plan.checkpoints is None:
         return 0
-    plan.checkpoints.restore(model, found[-1])
-    say(f"training resumes after epoch {found[-1]}, from {plan.checkpoints.path(found[-1])}")
-    return found[-1]
+    plan.checkpoints.restore(model, epochs[-1])
+    say(f"training resumes after epoch {epochs[-1]}, from {plan.checkpoints.path(epochs[-1])}")
+    return epochs[-1]
 
 
-def _copy(model: Any, plain: Any) -> None:
-    """Copies the values of a model's variables to a model that was built in the same way."""
-    for source, target in zip(_everything(model), _everything(plain), strict=True):
+def _copy(model: Any, result: Any) -> None:
+    for source, target in zip(_all_variables(model), _all_variables(result), strict=True):
         compat.as_tf_variable(target).assign(compat.as_tf_variable(source).numpy())
 
 
-def _everything(model: Any) -> list[Any]:
+def _all_variables(model: Any) -> list[Any]:
     return [*model.weights, *asynchronous.seed_states(model), *model.optimizer.variables]
 
 
 class _Loop:
-    """One training run."""
+    """Training loop of one call of `fit`."""
 
     def __init__(self, chief: Chief, plan: TrainingPlan, model: Any, steps: int) -> None:
         self._coordinator = chief.coordinator
@@ -125,9 +124,10 @@ class _Loop:
         self._steps_per_execution = compat.steps_per_execution(model)
         self._steps = steps
         self._tally = Tally(model)
-        rest = steps % self._steps_per_execution
+        remainder = steps % self._steps_per_execution
         self._execute = training_steps(model, chief.strategy, self._tally, self._steps_per_execution)
-        self._execute_last = training_steps(model, chief.strategy, self._tally, rest) if rest else self._execute
+        self._execute_last = (training_steps(model, chief.strategy, self._tally, remainder) if remainder
+                              else self._execute)
         self._evaluate = None
         if plan.validation_data is not None:
             self._evaluate = evaluation(model, self._tally, plan.validation_data, self._workers)
@@ -137,10 +137,10 @@ class _Loop:
             steps=steps, model=model)
 
     def run(self, first: int) -> Any:
-        """Trains from epoch `first` on, and returns the history."""
+        """Train from epoch `first` on, and return the history."""
         model, plan, logs = self._model, self._plan, {}
         model.stop_training = False
-        batches = endless_on_workers(self._coordinator, plan.dataset_fn, self._workers)
+        batches = per_worker_batches(self._coordinator, plan.dataset_fn, self._workers)
         self._callbacks.on_train_begin()
         for epoch in range(first, plan.epochs):
             self._callbacks.on_epoch_begin(epoch)
@@ -179,28 +179,24 @@ class _Loop:
         assert self._evaluate is not None
         self._callbacks.on_test_begin()
         self._tally.reset()
-        parts = [self._coordinator.schedule(self._evaluate, args=(tf.constant(index, tf.int64),))
-                 for index in range(self._workers)]
-        for found in parts:
-            self._tally.add(self._result(found))
+        results = [self._coordinator.schedule(self._evaluate, args=(tf.constant(index, tf.int64),))
+                   for index in range(self._workers)]
+        for result in results:
+            self._tally.add(self._result(result))
         logs = self._tally.logs()
         self._callbacks.on_test_end(logs)
         return logs
 
     def _result(self, remote: Any) -> Any:
-        """Returns the result of a step.
-
-        Raises:
-            UsageError: A worker's part has no batches.
-        """
+        """Return the result of a step; raise UsageError if a worker's shard has no batches."""
         try:
             return self._fetched(remote)
-        except tf.errors.OutOfRangeError as error:  # or what a step found that a lost server left without data
+        except tf.errors.OutOfRangeError as error:  # also after the loss of a parameter server
             raise UsageError(explain("dataset_fn must give every worker batches", "shard by examples rather than files,"
                                      " or start fewer workers", workers=self._workers)) from error
 
     def _fetched(self, remote: Any) -> Any:
-        """Fetches a result; if it was lost with its worker, another worker computes it again and replaces it."""
+        """Fetch a result; if its worker was lost, another worker recomputes it."""
         all_done = False
         while True:
             try:

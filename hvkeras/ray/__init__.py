@@ -1,6 +1,6 @@
 """Training on a Ray cluster, with the names and parameters of `horovod.ray`.
 
-Nothing of Ray is imported before an executor starts its workers.
+Ray is imported only when an executor starts its workers.
 """
 
 from hvkeras.ray.comparison import compare

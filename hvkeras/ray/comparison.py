@@ -1,4 +1,4 @@
-"""`hvkeras.ray.compare`: compares backends by jobs on a Ray cluster."""
+"""`hvkeras.ray.compare`: compares backends with jobs on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hvkeras.ray.job import RankError
 from hvkeras.ray.ray_settings import RaySettings, require_ray
 from hvkeras.settings import PREFIX
 
-STOP_WITHIN = 10.0  # seconds for a job that was ended to say so
+STOP_WITHIN = 10.0  # seconds for the thread of a terminated job to return
 
 
 def compare(
@@ -32,35 +32,35 @@ def compare(
     timeout: float = TIMEOUT, out: str | Path | None = None, verbose: bool = False,
     settings: RaySettings | None = None, **executor: Any,
 ) -> ComparisonResult:
-    """Compares a training function on each backend and on one process, by jobs on Ray.
+    """Compare a training function on each backend and in a single process, with jobs on Ray.
 
-    It is `hvd.compare`, with ranks in the workers of executors, which Ray packs onto few nodes.
+    This is `hvd.compare` with ranks in the workers of executors, which Ray packs onto few nodes.
 
     Example:
         ray.init("auto")
         result = hvkeras.ray.compare(train, args=(0.01,), np=4, out="/shared/comparison", cpus_per_worker=2)
 
     Args:
-        func: The function; it calls `hvd.init()` itself, without a backend.
+        func: The function; it must call `hvd.init()`, without a backend.
         args: Its positional arguments.
         kwargs: Its keyword arguments.
-        np: The number of ranks; several numbers give a scaling curve.
-        backends: The backends, in order; by default, all that work in the driver.
-        repeat: How often each job runs.
-        baseline: Whether to run on one process as well.
-        timeout: The time limit of each run, in seconds.
-        out: The folder for the report and the ranks' records; all nodes must share it.
+        np: The number of ranks; several numbers yield a scaling curve.
+        backends: The backends, in order; by default, all that are available in the driver.
+        repeat: The number of runs of each job.
+        baseline: Whether to run in a single process as well.
+        timeout: The time limit of each run in seconds.
+        out: The folder for the report and the ranks' records, on storage that all nodes share.
         verbose: Whether Ray shows the output of all ranks, which otherwise goes to files in that folder.
-        settings: Settings of the executors: what `RayExecutor.create_settings` returns.
-        **executor: Further arguments of `RayExecutor`, such as `cpus_per_worker`.
+        settings: Settings of the executors, as returned by `RayExecutor.create_settings`.
+        **executor: Additional arguments of `RayExecutor`, such as `cpus_per_worker`.
 
     Returns:
-        The result, with `rows` and `table()`; a notebook displays it as the report.
+        The result, with `rows` and `table()`; notebooks display it as a report.
 
     Raises:
         NotInstalledError: Ray is not installed.
-        UsageError: An argument is wrong.
-        MachineError: No backend works here.
+        UsageError: An argument is invalid.
+        MachineError: No backend is available.
     """
     require_ray()
     trial = functools.partial(RayTrial, call=functools.partial(func, *args, **(kwargs or {})), settings=settings,
@@ -73,9 +73,9 @@ class RayTrial(Trial):
     """One job of a comparison, on Ray.
 
     Attributes:
-        call: What each rank calls.
-        settings: Settings of its executor.
-        options: Further arguments of the executor.
+        call: The function of each rank.
+        settings: Settings of the executor.
+        options: Additional arguments of the executor.
         shown: Whether Ray shows the output of all ranks.
     """
 
@@ -85,7 +85,7 @@ class RayTrial(Trial):
     shown: bool = False
 
     def run_job(self, timeout: float, update: Callable[[float], None]) -> str:
-        """Runs the job to its end; see `Trial.run_job`."""
+        """Run the job until it ends; see `Trial.run_job`."""
         self.folder.mkdir(parents=True, exist_ok=True)
         for name in ("stdout", "stderr"):
             (self.folder / name).touch()
@@ -104,13 +104,13 @@ class RayTrial(Trial):
                 errors.append(str(error))
 
         thread = threading.Thread(target=work, name="hvkeras-ray-compare", daemon=True)
-        begun = time.monotonic()
+        started_at = time.monotonic()
         thread.start()
         try:
             while thread.is_alive():
                 thread.join(TICK)
-                update(time.monotonic() - begun)
-                if time.monotonic() - begun > timeout:
+                update(time.monotonic() - started_at)
+                if time.monotonic() - started_at > timeout:
                     return timeout_message(timeout)
         finally:
             executor.shutdown()
@@ -119,12 +119,12 @@ class RayTrial(Trial):
 
 
 def _recorded(call: Callable[[], Any], folder: str) -> None:
-    """Makes the call on a rank, whose output goes to files in the folder, if there is one."""
+    """Call the function on a rank, with its output redirected to files in the folder; "" for no redirection."""
     if folder:
-        own = Path(folder) / f"rank.{os.environ['HVKERAS_RUN_RANK']}"
-        own.mkdir(parents=True, exist_ok=True)
+        rank_folder = Path(folder) / f"rank.{os.environ['HVKERAS_RUN_RANK']}"
+        rank_folder.mkdir(parents=True, exist_ok=True)
         for name, descriptor in (("stdout", 1), ("stderr", 2)):
-            setattr(sys, name, (own / name).open("w", buffering=1))
+            setattr(sys, name, (rank_folder / name).open("w", buffering=1))
             os.dup2(getattr(sys, name).fileno(), descriptor)
     call()
-    hvd.shutdown()  # completes the record before this rank's process may be ended
+    hvd.shutdown()  # completes the record before the driver terminates this process

@@ -1,4 +1,4 @@
-"""`ElasticRayExecutor`: Horovod's class for training that goes on when processes come and go."""
+"""`ElasticRayExecutor`: Horovod's class for training that continues while processes join and leave."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from hvkeras.ray.ray_settings import RaySettings, interfaces, warn_of_ignored
 
 
 class ElasticRayExecutor:
-    """Runs an elastic function on as many processes of a Ray cluster as there is room for.
+    """Executor of elastic functions, on as many processes as the Ray cluster has resources for.
 
-    When a process is lost, the others go on from the newest commit in memory. Processes join at a commit where the
-    cluster has room: in place of those that were lost, and on new nodes.
+    When a process is lost, the others resume from the last commit in memory. New processes join at a commit if the
+    cluster has free resources: as replacements for lost processes, or on new nodes.
 
     Example:
         settings = ElasticRayExecutor.create_settings(min_num_proc=2, reset_limit=5)
@@ -23,12 +23,12 @@ class ElasticRayExecutor:
         results = executor.run(train)
 
     Args:
-        settings: What `create_settings` returns.
-        use_gpu: Whether each process gets a GPU.
-        cpus_per_slot: Cores of a process.
-        gpus_per_slot: GPUs of a process; 1 by default if there are any.
-        env_vars: Environment variables for all processes.
-        override_discovery: Accepted for compatibility with Horovod: Ray knows the nodes.
+        settings: The settings, as returned by `create_settings`.
+        use_gpu: Whether each process gets GPUs.
+        cpus_per_slot: CPU cores per process.
+        gpus_per_slot: GPUs per process; with `use_gpu`, 1 by default.
+        env_vars: Environment variables of all processes.
+        override_discovery: Accepted for compatibility with Horovod: Ray discovers the nodes.
     """
 
     def __init__(self, settings: RaySettings, use_gpu: bool = False, cpus_per_slot: int = 1,
@@ -48,20 +48,20 @@ class ElasticRayExecutor:
         elastic_timeout: int = 600, timeout_s: int = 30, ssh_identity_file: str | None = None,
         nics: str | None = None, min_np: int | None = None, max_np: int | None = None, **kwargs: Any,
     ) -> RaySettings:
-        """Returns settings for an elastic executor.
+        """Return settings for an elastic executor.
 
         Args:
-            min_num_proc: The fewest processes to train with.
-            max_num_proc: The most processes; as many as there is room for by default.
-            reset_limit: How often the processes may change, as some fail, join or leave; no limit by default, but that
-                of an exception that comes twice in a row.
-            elastic_timeout: Seconds to wait for room for the fewest processes.
-            timeout_s: Seconds within which processes must start, once Ray has placed them.
+            min_num_proc: The minimum number of processes.
+            max_num_proc: The maximum number of processes; by default, as many as the cluster has resources for.
+            reset_limit: The maximum number of resets, as processes fail, join or leave. By default there is no limit,
+                except that the same exception twice in a row ends the job.
+            elastic_timeout: Seconds to wait for resources for the minimum number of processes.
+            timeout_s: Seconds within which processes must start after Ray has placed them.
             ssh_identity_file: Accepted for compatibility with Horovod, which uses ssh.
             nics: The network interfaces between hosts, separated by commas.
-            min_np: An older name of `min_num_proc`.
-            max_np: An older name of `max_num_proc`.
-            **kwargs: Horovod's other settings; each is named once, and ignored.
+            min_np: Deprecated alias of `min_num_proc`.
+            max_np: Deprecated alias of `max_num_proc`.
+            **kwargs: Other settings of Horovod, which are ignored with a warning.
         """
         warn_of_ignored(ssh_identity_file=ssh_identity_file, **kwargs)
         return RaySettings(timeout_s, nics=interfaces(nics), min_num_proc=min_num_proc if min_np is None else min_np,
@@ -69,20 +69,21 @@ class ElasticRayExecutor:
                            elastic_timeout=elastic_timeout)
 
     def start(self) -> None:
-        """Does nothing, since `run` starts the processes; Horovod's scripts call it first."""
+        """Do nothing: `run` starts the processes. It exists for compatibility with Horovod."""
 
     def run(self, worker_fn: Callable[[], Any], callbacks: Callbacks | None = None) -> list[Any]:
-        """Runs a function on all processes.
+        """Run a function on all processes.
 
         Args:
-            worker_fn: The function, which calls `hvd.init()` and a function with `@hvd.elastic.run`.
-            callbacks: Called, in this process, with each dict that rank 0 passes to `hvkeras.ray.ray_logger.log`.
+            worker_fn: The function, which calls `hvd.init()` and a function decorated with `@hvd.elastic.run`.
+            callbacks: Functions that this process calls with each dict that rank 0 passes to
+                `hvkeras.ray.ray_logger.log`.
 
         Returns:
-            The results of the processes that are there at the end, in the order of the ranks.
+            The results of the ranks that participate at the end, in rank order.
 
         Raises:
-            PeerError: The function failed too often, or the processes changed more often than `reset_limit` allows.
-            MachineError: There was no room in time.
+            PeerError: The function failed too often, or there were more resets than `reset_limit`.
+            MachineError: The cluster did not have enough resources in time.
         """
         return self._executor.run(worker_fn, callbacks=callbacks)

@@ -1,4 +1,4 @@
-"""`RayExecutor`: runs functions on the ranks of a job whose processes are Ray's actors."""
+"""`RayExecutor`: runs functions on the ranks of a job whose processes are Ray actors."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from hvkeras.ray.worker import RankActor
 from hvkeras.settings import PREFIX, Settings
 
 _OF_RANKS = f"{PREFIX}RUN_"
-_ELASTIC = "An elastic executor has run() alone, as its processes come and go"
+_ELASTIC = "An elastic executor supports only run(), as its processes join and leave"
 
 
 class RayExecutor:
-    """Runs functions on several processes of a Ray cluster, which are the ranks of one job.
+    """Executor of functions on several processes of a Ray cluster, which are the ranks of one job.
 
-    The processes are actors. They stay between calls of `run`, so that a job, a model or data may stay, too. Works
-    inside a trial of Ray Tune, whose placement group it then uses.
+    The processes are actors that persist between calls of `run`, together with their job, models and data. Inside a
+    trial of Ray Tune, the executor uses the placement group of the trial.
 
     Example:
         import ray
@@ -32,29 +32,29 @@ class RayExecutor:
         ray.init()
         executor = RayExecutor(RayExecutor.create_settings(), num_workers=4)
         executor.start()
-        losses = executor.run(train, kwargs={"epochs": 3})    # train() calls hvd.init(); one result a rank
+        losses = executor.run(train, kwargs={"epochs": 3})    # train() calls hvd.init(); one result per rank
         executor.shutdown()
 
     Args:
-        settings: What `create_settings` returns; None for its defaults.
+        settings: The settings, as returned by `create_settings`; None for its defaults.
         num_workers: The number of processes, which Ray packs onto few nodes.
-        num_hosts: Instead of it, the number of nodes that get the same number of processes each.
-        num_workers_per_host: The number of processes on each of them.
-        cpus_per_worker: Cores that Ray reserves for a process.
-        use_gpu: Whether each process gets a GPU.
-        gpus_per_worker: How many GPUs each gets then; 1 by default.
-        use_current_placement_group: Whether to place the processes in the placement group of the caller, as in a trial
-            of Ray Tune, if it has one.
-        min_workers: Makes the executor elastic: with the fewest processes to train with, instead of `num_workers`.
-        max_workers: The most processes of an elastic executor.
-        reset_limit: How often the processes of an elastic executor may change, as some fail, join or leave; None for no
-            limit but that of an exception that comes twice in a row.
-        cooldown_range: Accepted for compatibility with Horovod: nodes are not set aside.
-        elastic_timeout: Seconds that an elastic executor waits for the fewest processes.
-        override_discovery: Accepted for compatibility with Horovod: Ray knows the nodes.
+        num_hosts: The number of nodes, each with `num_workers_per_host` processes; replaces `num_workers`.
+        num_workers_per_host: The number of processes on each of `num_hosts` nodes.
+        cpus_per_worker: CPU cores that Ray reserves for each process.
+        use_gpu: Whether each process gets GPUs.
+        gpus_per_worker: GPUs per process; with `use_gpu`, 1 by default.
+        use_current_placement_group: Whether to use the caller's placement group if it has one, as in a trial of Ray
+            Tune.
+        min_workers: The minimum number of processes of an elastic executor; replaces `num_workers`.
+        max_workers: The maximum number of processes of an elastic executor.
+        reset_limit: The maximum number of resets of an elastic executor, as processes fail, join or leave. None for no
+            limit, except that the same exception twice in a row ends the job.
+        cooldown_range: Accepted for compatibility with Horovod: nodes are not blacklisted.
+        elastic_timeout: Seconds that an elastic executor waits for the minimum number of processes.
+        override_discovery: Accepted for compatibility with Horovod: Ray discovers the nodes.
 
     Raises:
-        UsageError: The arguments contradict each other.
+        UsageError: Arguments are invalid or contradict each other.
     """
 
     def __init__(
@@ -70,17 +70,17 @@ class RayExecutor:
         self._elastic: Callable[[Mapping[str, str]], ElasticRayJob] | None = None
         self._variables: dict[str, str] = {}  # of the ranks of an elastic executor
         self._elastic_job: ElasticRayJob | None = None
-        fewest = min_workers or (None if max_workers is None else num_workers or 1)
-        if fewest is not None and num_hosts is not None:
-            raise UsageError(explain("An elastic executor takes no num_hosts", "pass min_workers and max_workers",
-                                     num_hosts=num_hosts))
-        self._shape = shape_of(fewest or num_workers, num_hosts, num_workers_per_host, cpus_per_worker, use_gpu,
+        minimum = min_workers or (None if max_workers is None else num_workers or 1)
+        if minimum is not None and num_hosts is not None:
+            raise UsageError(explain("An elastic executor does not accept num_hosts", "pass min_workers and"
+                                     " max_workers", num_hosts=num_hosts))
+        self._shape = shape_of(minimum or num_workers, num_hosts, num_workers_per_host, cpus_per_worker, use_gpu,
                                gpus_per_worker)
-        if fewest is not None:
-            limits = (fewest, max_workers, reset_limit, elastic_timeout)
+        if minimum is not None:
+            limits = (minimum, max_workers, reset_limit, elastic_timeout)
             self._elastic = lambda variables: ElasticRayJob(self._shape, *limits, self.settings, variables)
-        self._group: Any = None  # a placement group of our own
-        self._workers: list[Any] = []  # in the order of the ranks
+        self._group: Any = None  # None with the caller's placement group
+        self._workers: list[Any] = []  # in rank order
         self._facts: list[Mapping[str, Any]] = []
         self._job: RayJob | None = None
         self._queue: Any = None
@@ -90,13 +90,13 @@ class RayExecutor:
         cls, timeout_s: int = 30, ssh_identity_file: str | None = None, ssh_str: str | None = None,
         placement_group_timeout_s: int = 100, nics: set[str] | None = None,
     ) -> RaySettings:
-        """Returns settings for an executor.
+        """Return settings for an executor.
 
         Args:
-            timeout_s: Seconds within which the processes must start, once Ray has placed them.
+            timeout_s: Seconds within which the processes must start after Ray has placed them.
             ssh_identity_file: Accepted for compatibility with Horovod, which uses ssh.
             ssh_str: See `ssh_identity_file`.
-            placement_group_timeout_s: Seconds to wait until the cluster has room for all processes.
+            placement_group_timeout_s: Seconds to wait for resources for all processes.
             nics: The network interfaces between hosts.
         """
         warn_of_ignored(ssh_identity_file=ssh_identity_file, ssh_str=ssh_str)
@@ -106,18 +106,18 @@ class RayExecutor:
         self, executable_cls: type | None = None, executable_args: Sequence[Any] | None = None,
         executable_kwargs: Mapping[str, Any] | None = None, extra_env_vars: Mapping[str, str] | None = None,
     ) -> None:
-        """Starts the processes, and creates an object in each of them if asked to.
+        """Start the processes, and create an object in each of them if `executable_cls` is given.
 
         Args:
-            executable_cls: A class; each process creates one object of it, which `execute` passes to functions.
+            executable_cls: A class; each process creates one instance, which `execute` passes to functions.
             executable_args: The positional arguments of the class.
-            executable_kwargs: Its keyword arguments.
-            extra_env_vars: Environment variables for all processes. They get this process's HVKERAS_* settings, too.
+            executable_kwargs: The keyword arguments of the class.
+            extra_env_vars: Environment variables of all processes, in addition to this process's HVKERAS_* variables.
 
         Raises:
             NotInstalledError: Ray is not installed.
-            MachineError: The cluster has no room in time, or its nodes have different versions.
-            PeerError: The object could not be created in some process.
+            MachineError: The cluster did not have enough resources in time, or its nodes have different versions.
+            PeerError: A process failed to create the object.
         """
         if self._elastic is not None:
             if executable_cls is not None:
@@ -131,13 +131,12 @@ class RayExecutor:
                                                 dict(executable_kwargs or {})) for worker in self._workers])
 
     def _start(self, variables: Mapping[str, str]) -> None:
-        """Starts the processes, with environment variables for all of them."""
         ray = require_ray()
         if self._workers:
             raise UsageError(explain("An executor can be started once", "call shutdown() in between"))
         settings = Settings()
         try:
-            self._place(ray)
+            self._create_actors(ray)
             host = LOOPBACK if {fact["identity"] for fact in self._facts} == {host_identity()} else \
                 ray.util.get_node_ip_address()
             self._job = RayJob(len(self._workers), host, settings)
@@ -145,15 +144,14 @@ class RayExecutor:
                       if name.startswith(PREFIX) and not name.startswith(_OF_RANKS)}
             if self.settings.nics:
                 shared[f"{PREFIX}NETWORK_INTERFACES"] = ",".join(self.settings.nics)
-            own = variables_of_ranks(self._facts, self._job.address, self._job.secret)
-            self._get(ray, [worker.prepare.remote({**shared, **variables, **of_rank}, None)
-                            for worker, of_rank in zip(self._workers, own, strict=True)])
+            rank_variables = variables_of_ranks(self._facts, self._job.address, self._job.secret)
+            self._get(ray, [worker.prepare.remote({**shared, **variables, **extra}, None)
+                            for worker, extra in zip(self._workers, rank_variables, strict=True)])
         except BaseException:
             self.shutdown()
             raise
 
-    def _place(self, ray: Any) -> None:
-        """Starts the actors, and sorts them into ranks."""
+    def _create_actors(self, ray: Any) -> None:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         current = ray.util.get_current_placement_group() if self._uses_current else None
@@ -187,19 +185,21 @@ class RayExecutor:
 
     def run(self, fn: Callable[..., Any], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None,
             callbacks: Callbacks | None = None) -> list[Any]:
-        """Runs a function on all processes.
+        """Run a function on all processes.
 
         Args:
-            fn: The function; it calls `hvd.init()` itself.
+            fn: The function; it must call `hvd.init()`.
             args: Its positional arguments.
             kwargs: Its keyword arguments.
-            callbacks: Called, in this process, with each dict that rank 0 passes to `hvkeras.ray.ray_logger.log`.
+            callbacks: Functions that this process calls with each dict that rank 0 passes to
+                `hvkeras.ray.ray_logger.log`.
 
         Returns:
-            The results, in the order of the ranks.
+            The results, in rank order.
 
         Raises:
-            PeerError: The function failed on some rank; the message names it, with the cause. The processes are gone.
+            PeerError: The function failed on a rank, which the message names with the cause. All processes are
+                terminated.
         """
         if self._elastic is not None:
             self._elastic_job = self._elastic(self._variables)
@@ -209,7 +209,7 @@ class RayExecutor:
 
     def run_remote(self, fn: Callable[..., Any], args: Sequence[Any] | None = None,
                    kwargs: Mapping[str, Any] | None = None) -> list[Any]:
-        """Begins to run a function on all processes.
+        """Start a function on all processes without waiting for it.
 
         Args:
             fn: The function.
@@ -217,19 +217,19 @@ class RayExecutor:
             kwargs: Its keyword arguments.
 
         Returns:
-            Ray's references to the results, in the order of the ranks.
+            Ray's object references of the results, in rank order.
         """
         return [worker.run.remote(fn, tuple(args or ()), dict(kwargs or {})) for worker in self._running()]
 
     def execute(self, fn: Callable[[Any], Any], callbacks: Callbacks | None = None) -> list[Any]:
-        """Runs a function on all processes, each with the object that `start` created there.
+        """Run a function on all processes, with the object that `start` created in each of them.
 
         Args:
-            fn: A function of that object.
+            fn: A function that takes the object.
             callbacks: As for `run`.
 
         Returns:
-            The results, in the order of the ranks.
+            The results, in rank order.
 
         Raises:
             PeerError: As for `run`.
@@ -238,21 +238,21 @@ class RayExecutor:
         return self._results([worker.execute.remote(fn) for worker in self._running()], callbacks)
 
     def execute_single(self, fn: Callable[[Any], Any]) -> Any:
-        """Runs a function on rank 0 alone, with the object that `start` created there.
+        """Run a function on rank 0 only, with the object that `start` created there.
 
         Args:
-            fn: A function of that object, which makes no collectives.
+            fn: A function that takes the object, and does not call collectives.
 
         Returns:
-            Its result.
+            The result of rank 0.
 
         Raises:
-            PeerError: It failed.
+            PeerError: The function failed.
         """
         return self._results([self._running()[0].execute.remote(fn)])[0]
 
     def shutdown(self) -> None:
-        """Ends the processes, and gives their places back to the cluster."""
+        """Terminate the processes, which returns their resources to the cluster."""
         if self._elastic_job is not None:
             self._elastic_job.shutdown()
         workers, self._workers = self._workers, []
@@ -263,7 +263,7 @@ class RayExecutor:
             return
         ray = require_ray()
         if ray.is_initialized():
-            # In good order, unless a rank is gone or still busy: nothing waits for that.
+            # Ranks that are lost or still busy cannot shut down cleanly, so the wait is short.
             ray.wait([worker.leave.remote() for worker in workers], num_returns=max(1, len(workers)), timeout=2.0)
             for actor in workers:
                 ray.kill(actor)
@@ -283,7 +283,6 @@ class RayExecutor:
         return self._workers
 
     def _listen(self, callbacks: Callbacks | None) -> None:
-        """Connects rank 0 to a queue for what it logs."""
         if callbacks and self._queue is None:
             ray = require_ray()
             from ray.util.queue import Queue
@@ -293,19 +292,19 @@ class RayExecutor:
             self._get(ray, [first.prepare.remote({}, self._queue)])
 
     def _results(self, calls: list[Any], callbacks: Callbacks | None = None) -> list[Any]:
-        """Waits for all ranks, and shuts down if one fails."""
+        """Wait for the results of all ranks, and shut down if one fails."""
         assert self._job is not None
 
-        def pass_on() -> None:
+        def call_back() -> None:
             while not self._queue.empty():
                 entry = self._queue.get()
                 for callback in callbacks or ():
                     callback(entry)
 
         try:
-            results = self._job.results(calls, self._facts, pass_on if callbacks else None)
+            results = self._job.results(calls, self._facts, call_back if callbacks else None)
             if callbacks:
-                pass_on()
+                call_back()
         except BaseException:
             self.shutdown()
             raise

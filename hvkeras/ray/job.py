@@ -1,4 +1,4 @@
-"""The driver's side of a job on Ray: its control channel, and the results of its ranks."""
+"""Driver side of a job on Ray: the control channel, and the results of ranks."""
 
 from __future__ import annotations
 
@@ -14,18 +14,13 @@ from hvkeras.errors import PeerError, explain
 from hvkeras.host.console import say
 from hvkeras.settings import Settings
 
-POLL = 0.2  # seconds between two looks at what rank 0 has logged
-CAUSE_GRACE = 5.0  # seconds to learn which rank failed first, once one has
-LAST_LINES = 30  # lines of a traceback that the exception repeats
+POLL = 0.2  # seconds between calls of `on_poll`
+CAUSE_GRACE = 5.0  # seconds to wait for the report of the first failure
+LAST_LINES = 30  # lines of the rank's traceback in the exception
 
 
 class RankError(PeerError):
-    """A function failed on a rank.
-
-    Args:
-        text: The message.
-        cause: What failed first.
-    """
+    """A function failed on a rank; `cause` is the first failure."""
 
     def __init__(self, text: str, cause: Cause) -> None:
         super().__init__(text)
@@ -33,7 +28,7 @@ class RankError(PeerError):
 
 
 class RayJob:
-    """One job: the workers of an executor.
+    """Job of the workers of an executor.
 
     Args:
         size: The number of ranks.
@@ -48,23 +43,23 @@ class RayJob:
         self.address = "{}:{}".format(*self._server.start())
 
     def stop(self) -> None:
-        """Ends the control channel."""
+        """Stop the control channel."""
         self._server.stop()
 
     def results(self, calls: Sequence[Any], facts: Sequence[Mapping[str, Any]],
                 on_poll: Callable[[], None] | None = None) -> list[Any]:
-        """Waits for all ranks.
+        """Wait for all ranks.
 
         Args:
-            calls: Ray's references to their results, in the order of the ranks.
-            facts: What is known about each rank.
-            on_poll: Called several times a second; None to wait without it.
+            calls: Ray's object references of the results, in rank order.
+            facts: The facts of each rank's process (see `facts_of_process`).
+            on_poll: Called several times per second.
 
         Returns:
-            The results, in the order of the ranks.
+            The results, in rank order.
 
         Raises:
-            RankError: The call failed on some rank; the message names it, with the cause.
+            RankError: The call failed on a rank, which the message names with the cause.
         """
         import ray
 
@@ -78,25 +73,25 @@ class RayJob:
                 rank = pending.pop(call)
                 try:
                     values[rank] = ray.get(call)
-                except Exception as error:  # whatever a function raises, or Ray when a worker is gone
+                except Exception as error:  # of the function, or of Ray if a worker is lost
                     raise self._failure(rank, facts[rank], error) from error
         return [values[rank] for rank in range(len(calls))]
 
     def _failure(self, rank: int, fact: Mapping[str, Any], error: Exception) -> RankError:
-        """The error for the driver: of the rank that failed first, which need not be the one that was noticed first."""
+        """Return the error of the rank that failed first, which may differ from the rank whose error arrived first."""
         import ray
 
         text = str(error).strip()
         if self._server.cause is None and isinstance(error, ray.exceptions.RayTaskError):
             first = next((line for line in reversed(text.splitlines()) if line.strip()), type(error).__name__)
-            found = Cause(CauseKind.EXCEPTION, rank, fact["host"], fact["pid"], f"failed with {first}", text)
+            cause = Cause(CauseKind.EXCEPTION, rank, fact["host"], fact["pid"], f"failed with {first}", text)
         else:
-            # A survivor only notices that its collective was aborted: the channel knows, or learns, of whom.
+            # A surviving rank only reports an aborted collective; the control channel receives the cause.
             deadline = time.monotonic() + CAUSE_GRACE
             while self._server.cause is None and time.monotonic() < deadline:
                 time.sleep(0.05)
-            found = self._server.cause or Cause(CauseKind.LOST, rank, fact["host"], fact["pid"], f"was lost: {text}")
-        self._server.fail(found)  # without effect if there is a cause already
-        lines = (found.traceback or text).splitlines()[-LAST_LINES:]
-        said = explain(f"A function must succeed on every rank, but {found.sentence()}")
-        return RankError("\n".join([said, *lines]), found)
+            cause = self._server.cause or Cause(CauseKind.LOST, rank, fact["host"], fact["pid"], f"was lost: {text}")
+        self._server.fail(cause)  # no effect if there already is a cause
+        lines = (cause.traceback or text).splitlines()[-LAST_LINES:]
+        message = explain(f"A function must succeed on every rank, but {cause.sentence()}")
+        return RankError("\n".join([message, *lines]), cause)

@@ -1,4 +1,4 @@
-"""Places for the workers: placement groups, and which worker becomes which rank."""
+"""Placement of workers: placement groups, and the assignment of ranks to workers."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from hvkeras.host.console import say
 from hvkeras.host.topology import topology_from_hosts
 from hvkeras.host.versions import must_agree
 
-REPORT_EVERY = 3.0  # seconds between two reports of a cluster without room
+REPORT_EVERY = 3.0  # seconds between reports of waiting for resources
 LAUNCHER = "Ray"
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What the workers need, and how they are spread.
+    """Resources of the workers, and their distribution over hosts.
 
     Attributes:
-        hosts: The number of hosts that get the same number of workers each; None to place workers one by one.
-        workers: The number of workers, of each host if there are hosts.
-        cpus: Cores of a worker.
-        gpus: GPUs of a worker.
+        hosts: The number of hosts with `workers` workers each; None to place workers individually.
+        workers: The number of workers, per host if `hosts` is given.
+        cpus: CPU cores per worker.
+        gpus: GPUs per worker.
     """
 
     hosts: int | None
@@ -36,26 +36,26 @@ class Shape:
 
     @property
     def size(self) -> int:
-        """The number of all workers."""
+        """Total number of workers."""
         return self.workers * (self.hosts or 1)
 
     @property
     def strategy(self) -> str:
-        """Ray's name for how bundles are spread: Horovod's workers share few hosts, or fill hosts of their own."""
+        """Ray's placement strategy: workers are packed onto few hosts, or each bundle gets a separate host."""
         return "STRICT_SPREAD" if self.hosts else "PACK"
 
     def bundles(self) -> list[dict[str, float]]:
-        """The resources to reserve: a bundle for each host, or for each worker."""
-        count, each = (self.hosts, self.workers) if self.hosts else (self.workers, 1)
-        wanted = {"CPU": self.cpus * each, "GPU": self.gpus * each}
-        return [{name: amount for name, amount in wanted.items() if amount}] * count
+        """Return the bundles to reserve: one for each host, or for each worker without `hosts`."""
+        count, per_bundle = (self.hosts, self.workers) if self.hosts else (self.workers, 1)
+        resources = {"CPU": self.cpus * per_bundle, "GPU": self.gpus * per_bundle}
+        return [{name: amount for name, amount in resources.items() if amount}] * count
 
     def bundle_of(self, worker: int) -> int:
-        """The bundle that a worker runs in."""
+        """Return the index of a worker's bundle."""
         return worker // self.workers if self.hosts else worker
 
     def describe(self) -> str:
-        """The need in words: `2 workers with 1 CPU each on 2 hosts`."""
+        """Return the resources as text: `4 workers with 1 CPU each on 2 hosts, 2 on each`."""
         parts = [f"{amount:g} {name}{'s' * (amount != 1)}" for name, amount in (("CPU", self.cpus), ("GPU", self.gpus))
                  if amount]
         where = f" on {self.hosts} host{'s' * (self.hosts > 1)}, {self.workers} on each" if self.hosts else ""
@@ -64,17 +64,17 @@ class Shape:
 
 def shape_of(num_workers: int | None, num_hosts: int | None, num_workers_per_host: int, cpus_per_worker: float,
              use_gpu: bool, gpus_per_worker: float | None) -> Shape:
-    """Reads the arguments of an executor.
+    """Return the shape that the arguments of an executor describe.
 
     Raises:
-        UsageError: They contradict each other, or ask for nothing.
+        UsageError: Arguments contradict each other, or request no resources.
     """
     if (num_workers is None) == (num_hosts is None):
         raise UsageError(explain("An executor needs either num_workers or num_hosts", "RayExecutor(settings,"
                                  " num_workers=4), or num_hosts=2 with num_workers_per_host=2",
                                  num_workers=num_workers, num_hosts=num_hosts))
     if gpus_per_worker and not use_gpu:
-        raise UsageError(explain("gpus_per_worker goes with use_gpu=True", "pass both, or neither",
+        raise UsageError(explain("gpus_per_worker requires use_gpu=True", "pass both, or neither",
                                  gpus_per_worker=gpus_per_worker))
     shape = Shape(num_hosts, num_workers_per_host if num_workers is None else num_workers, cpus_per_worker,
                   (gpus_per_worker or 1) if use_gpu else 0)
@@ -87,31 +87,32 @@ def shape_of(num_workers: int | None, num_hosts: int | None, num_workers_per_hos
 
 
 def reserve(shape: Shape, timeout: float) -> Any:
-    """Waits until the cluster has room for all workers, and says so while it has not.
+    """Wait until the cluster has resources for all workers, and report progress.
 
     Args:
-        shape: What the workers need.
+        shape: The resources of the workers.
         timeout: Seconds to wait.
 
     Returns:
         Ray's placement group.
 
     Raises:
-        MachineError: There is no room in time.
+        MachineError: The cluster does not have enough resources in time.
     """
     import ray
 
     group = ray.util.placement_group(shape.bundles(), strategy=shape.strategy)
-    began = time.monotonic()
+    started_at = time.monotonic()
     try:
-        while not group.wait(min(REPORT_EVERY, max(0.1, timeout - (time.monotonic() - began)))):
-            waited = time.monotonic() - began
-            room = "; ".join(f"{name} {what}" for name, what in _room().items()) or "no nodes"
+        while not group.wait(min(REPORT_EVERY, max(0.1, timeout - (time.monotonic() - started_at)))):
+            waited = time.monotonic() - started_at
+            resources = "; ".join(f"{name} {amount}" for name, amount in _resources().items()) or "no nodes"
             if waited >= timeout:
                 raise MachineError(explain(
-                    f"The Ray cluster must have room for {shape.describe()} within {timeout:g} s",
-                    "add nodes, ask for less, or raise placement_group_timeout_s in create_settings", cluster=room))
-            say(f"waiting for room in the Ray cluster for {shape.describe()} ({room}),"
+                    f"The Ray cluster must have resources for {shape.describe()} within {timeout:g} s",
+                    "add nodes, request fewer resources, or raise placement_group_timeout_s in create_settings",
+                    cluster=resources))
+            say(f"waiting for resources in the Ray cluster for {shape.describe()} ({resources}),"
                 f" {waited:.0f} s of {timeout:g} s")
     except BaseException:
         ray.util.remove_placement_group(group)
@@ -119,21 +120,21 @@ def reserve(shape: Shape, timeout: float) -> Any:
     return group
 
 
-def _room() -> dict[str, str]:
-    """What the cluster has and what of it is free, in words, and the number of its nodes."""
+def _resources() -> dict[str, str]:
+    """Return the number of nodes, and the free and total resources of the cluster, as text."""
     import ray
 
     total, free = ray.cluster_resources(), ray.available_resources()
     nodes = sum(bool(node["Alive"]) for node in ray.nodes())
-    words = {name: f"{free.get(name, 0):g} of {total[name]:g} free" for name in ("CPU", "GPU") if name in total}
-    return {f"{nodes} node{'s' * (nodes != 1)}:": "", **words}
+    amounts = {name: f"{free.get(name, 0):g} of {total[name]:g} free" for name in ("CPU", "GPU") if name in total}
+    return {f"{nodes} node{'s' * (nodes != 1)}:": "", **amounts}
 
 
 def check_versions(facts: Sequence[Mapping[str, Any]]) -> None:
-    """Checks that all workers found the same versions.
+    """Check that all nodes have the same versions.
 
     Raises:
-        MachineError: They differ; the message names the nodes.
+        MachineError: Versions differ; the message names the nodes.
     """
     for fact in facts:
         if must_agree(fact["versions"]) != must_agree(facts[0]["versions"]):
@@ -143,27 +144,24 @@ def check_versions(facts: Sequence[Mapping[str, Any]]) -> None:
 
 
 def in_order_of_ranks(facts: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Chooses which worker becomes which rank: those of a host follow each other.
+    """Return the indices of the workers in rank order: ranks on the same host are consecutive.
 
     Args:
-        facts: What each worker said about itself.
-
-    Returns:
-        The workers, in the order of the ranks.
+        facts: The facts of each worker's process.
     """
     hosts = list(dict.fromkeys(fact["identity"] for fact in facts))
     return sorted(range(len(facts)), key=lambda worker: hosts.index(facts[worker]["identity"]))
 
 
 def variables_of_ranks(facts: Sequence[Mapping[str, Any]], address: str, secret: str) -> list[dict[str, str]]:
-    """Returns the environment variables of each rank.
+    """Return the environment variables of each rank.
 
     Args:
-        facts: What the workers said about themselves, in the order of the ranks.
+        facts: The facts of the workers' processes, in rank order.
         address: host:port of the control channel.
         secret: The job's secret.
     """
-    found = []
+    result = []
     for rank in range(len(facts)):
         topology = topology_from_hosts(rank, [fact["host"] for fact in facts], [fact["identity"] for fact in facts])
         variables = with_launcher(LAUNCHER, topology_variables(topology)) | {
@@ -171,8 +169,8 @@ def variables_of_ranks(facts: Sequence[Mapping[str, Any]], address: str, secret:
             hvkeras_run.LOCAL_PROCESS_ID: str(topology.local_rank),
             hvkeras_run.LOCAL_PROCESS_COUNT: str(topology.local_size),
             hvkeras_run.CONTROL_ADDRESS: address, hvkeras_run.STARTED_BY: LAUNCHER, "HVKERAS_SECRET": secret}
-        # Each rank sees all GPUs that its host's ranks have, and takes one by its local rank, as under other launchers.
+        # As with other launchers, each rank sees all GPUs of its host's ranks, and selects one by its local rank.
         gpus = dict.fromkeys(gpu for fact in facts if fact["identity"] == facts[rank]["identity"]
                              for gpu in fact["gpus"])
-        found.append(variables | ({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}))
-    return found
+        result.append(variables | ({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}))
+    return result

@@ -1,4 +1,4 @@
-"""Values that rank 0 sends to the driver while a function runs, for the `callbacks` of `RayExecutor.run`."""
+"""Logging from rank 0 to the driver while a function runs, for the `callbacks` of `RayExecutor.run`."""
 
 from __future__ import annotations
 
@@ -9,22 +9,18 @@ import cloudpickle
 
 from hvkeras.control.launch_environments.hvkeras_run import PROCESS_ID
 
-FILE = "_HVKERAS_RAY_LOG"  # where ranks of elastic executors, which Ray does not know, write instead
+FILE = "_HVKERAS_RAY_LOG"  # the file for ranks of elastic executors, whose processes are not actors
 _queue: Any = None
 
 
 def configure(queue: Any) -> None:
-    """Sets the queue that the driver reads; the executor calls this in each worker.
-
-    Args:
-        queue: The queue, or None.
-    """
-    global _queue  # noqa: PLW0603 - one per process on purpose
+    """Set the queue that the driver reads, or None; the executor calls this in each worker."""
+    global _queue  # noqa: PLW0603 - one queue per process
     _queue = queue
 
 
 def log(info_dict: dict[str, Any]) -> None:
-    """Sends values to the driver, which passes them to each callback; does nothing on other ranks than 0.
+    """Send values to the driver, which passes them to each callback; only rank 0 sends, other ranks do nothing.
 
     Example:
         ray_logger.log({"epoch": epoch, "loss": logs["loss"]})

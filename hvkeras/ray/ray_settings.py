@@ -1,4 +1,4 @@
-"""Settings of executors on Ray, as `create_settings` makes them, and the import of Ray on demand."""
+"""Settings of executors on Ray, as returned by `create_settings`, and the lazy import of Ray."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from hvkeras.errors import NotInstalledError, UnsupportedError, explain
 
 
 def require_ray() -> Any:
-    """Imports Ray.
+    """Import Ray.
 
     Raises:
-        NotInstalledError: It is not installed.
-        UnsupportedError: This process is a client of the cluster, and no part of it.
+        NotInstalledError: Ray is not installed.
+        UnsupportedError: This process is connected to the cluster by Ray Client.
     """
     try:
         import ray
@@ -24,23 +24,23 @@ def require_ray() -> Any:
                                         "pip install 'hvkeras[ray]'")) from None
     if ray.util.client.ray.is_connected():
         raise UnsupportedError(explain("An executor must run on a node of the Ray cluster, whose workers connect to it",
-                                       "call it inside a function with @ray.remote, or submit the script by ray job"
-                                       " submit, instead of ray.init('ray://...')"))
+                                       "call it in a function decorated with @ray.remote, or submit the script with ray"
+                                       " job submit, instead of ray.init('ray://...')"))
     return ray
 
 
 @dataclass
 class RaySettings:
-    """What executors are configured with, beside the number of workers.
+    """Settings of executors. The last four are for elastic executors.
 
     Attributes:
-        timeout_s: Seconds within which the workers' processes must start, once Ray has placed them.
-        placement_group_timeout_s: Seconds to wait until the cluster has room for all workers.
-        nics: The network interfaces between hosts; None for what reaches the driver's host.
-        min_num_proc: For elastic executors, the fewest workers to train with.
-        max_num_proc: For elastic executors, the most workers to train with.
-        reset_limit: For elastic executors, how often the workers may change; None without a limit.
-        elastic_timeout: For elastic executors, seconds to wait until there is room for the fewest workers.
+        timeout_s: Seconds within which the workers' processes must start after Ray has placed them.
+        placement_group_timeout_s: Seconds to wait for resources for all workers.
+        nics: The network interfaces between hosts; None for the interface that routes to the driver's host.
+        min_num_proc: The minimum number of workers.
+        max_num_proc: The maximum number of workers; None for as many as the cluster has resources for.
+        reset_limit: The maximum number of resets; None for no limit.
+        elastic_timeout: Seconds to wait for resources for the minimum number of workers.
     """
 
     timeout_s: float = 30
@@ -53,13 +53,13 @@ class RaySettings:
 
 
 def interfaces(nics: str | Iterable[str] | None) -> tuple[str, ...] | None:
-    """Reads Horovod's parameter for network interfaces: a list, a set, or names separated by commas."""
+    """Return network interfaces as a sorted tuple, from an iterable or from names separated by commas."""
     if nics is None:
         return None
     return tuple(sorted(nics.split(",") if isinstance(nics, str) else nics))
 
 
 def warn_of_ignored(**given: object) -> None:
-    """Warns of Horovod's settings that have no effect here, to the caller of `create_settings`."""
+    """Warn the caller of `create_settings` about Horovod's settings that have no effect."""
     if names := ", ".join(name for name, value in given.items() if value):
         warnings.warn(f"hvkeras.ray ignores {names}: workers are started by Ray, without ssh", stacklevel=3)

@@ -1,4 +1,4 @@
-"""Actors on Ray: `RankActor` is one rank; `Place` is a slot that runs one rank of an elastic job after the other."""
+"""Actors on Ray: `RankActor` is one rank; `RankSlot` runs one rank of an elastic job after another."""
 
 from __future__ import annotations
 
@@ -22,43 +22,38 @@ from hvkeras.ray.placement import LAUNCHER
 
 
 class RankActor:
-    """A process that runs functions, one at a time, as a rank of a job.
+    """Actor that runs functions, one at a time, as a rank of a job.
 
     Attributes:
-        executable: What `RayExecutor.start` was told to create, or None.
+        executable: The object of `RayExecutor.start`'s `executable_cls`, or None.
     """
 
     def __init__(self) -> None:
         self.executable: Any = None
 
     def facts(self) -> dict[str, Any]:
-        """Returns where this process runs, and with which versions."""
+        """Return `facts_of_process` of the actor."""
         return facts_of_process()
 
     def prepare(self, variables: Mapping[str, str], queue: Any) -> None:
-        """Makes this process a rank.
-
-        Args:
-            variables: Its environment variables.
-            queue: Where values for the driver's callbacks go.
-        """
+        """Set the environment variables of the rank, and the queue for the driver's callbacks."""
         os.environ.update(variables)
         ray_logger.configure(queue)
 
     def create(self, cls: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Creates the object that `execute` passes to functions."""
+        """Create the object that `execute` passes to functions."""
         self.executable = _reporting(lambda: cls(*args, **kwargs))
 
     def run(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Runs a function, and returns its result."""
+        """Run a function, and return its result."""
         return _reporting(lambda: function(*args, **kwargs))
 
     def execute(self, function: Callable[[Any], Any]) -> Any:
-        """Runs a function on the created object, and returns its result."""
+        """Run a function with the created object, and return its result."""
         return _reporting(lambda: function(self.executable))
 
     def leave(self) -> None:
-        """Leaves the job in good order, before the process ends."""
+        """Leave the job cleanly before the process is terminated."""
         if is_initialized():
             from hvkeras.startup import shutdown  # noqa: PLC0415 - not needed before
 
@@ -66,7 +61,7 @@ class RankActor:
 
 
 def facts_of_process() -> dict[str, Any]:
-    """Returns where this process of Ray runs, and with which versions."""
+    """Return the host, node, process id, GPUs and versions of this Ray process."""
     import ray
 
     context = ray.get_runtime_context()
@@ -78,7 +73,7 @@ def facts_of_process() -> dict[str, Any]:
 
 
 def _reporting(call: Callable[[], Any]) -> Any:
-    """Calls a function; an exception ends the job on all ranks, as it does where it ends the process."""
+    """Call a function, and report an exception to the job, which then ends on all ranks."""
     try:
         return call()
     except BaseException as error:
@@ -88,63 +83,63 @@ def _reporting(call: Callable[[], Any]) -> Any:
         raise
 
 
-POLL = 0.2  # seconds between two looks at what rank 0 has logged
+POLL = 0.2  # seconds between reads of rank 0's log
 
 
-class Place:
-    """A place. Its ranks are processes below that of the actor, one after the other."""
+class RankSlot:
+    """Actor of a slot, whose child processes are the ranks of an elastic job, one after another."""
 
     def facts(self) -> dict[str, Any]:
-        """Returns where this process runs, and with which versions."""
+        """Return `facts_of_process` of the actor."""
         return facts_of_process()
 
-    def serve(self, address: str, secret: str, number: int, call: bytes, variables: Mapping[str, str], commits: str,
+    def serve(self, address: str, secret: str, index: int, call: bytes, variables: Mapping[str, str], commits: str,
               queue: Any) -> Results:
-        """Serves a job until it is over.
+        """Run ranks of a job until it ends.
 
         Args:
-            address: Where its launcher listens.
+            address: host:port of the launcher.
             secret: The job's secret.
-            number: The number of this place.
+            index: The index of this slot, which no other slot has used.
             call: The pickled function call.
-            variables: More environment variables of the ranks.
-            commits: A folder of the job that is removed in the end; "" for none.
-            queue: Where values for the driver's callbacks go, or None.
+            variables: Additional environment variables of the ranks.
+            commits: The folder of commits, which is removed when the job ends; "" for none.
+            queue: The queue for the driver's callbacks, or None.
 
         Returns:
-            The results that ranks have saved here.
+            The results of the ranks that ran here.
         """
-        own = {**variables, hvkeras_run.STARTED_BY: LAUNCHER}
+        environment = {**variables, hvkeras_run.STARTED_BY: LAUNCHER}
         with tempfile.TemporaryDirectory(prefix="hvkeras-log-") as folder, contextlib.ExitStack() as stack:
             if queue is not None:
                 log = Path(folder) / "log"
-                own[ray_logger.FILE] = str(log)
-                stack.enter_context(_passed_on(log, queue))
-            return serve(address, secret, number, call, own, commits)
+                environment[ray_logger.FILE] = str(log)
+                stack.enter_context(_forwarded(log, queue))
+            return serve(address, secret, index, call, environment, commits)
 
 
 @contextlib.contextmanager
-def _passed_on(log: Path, queue: Any) -> Any:
-    """Passes on what rank 0 appends to a file, as long as the body runs."""
-    over = threading.Event()
-    thread = threading.Thread(target=_pass_on, args=(log, queue, over), name="hvkeras-ray-log", daemon=True)
+def _forwarded(log: Path, queue: Any) -> Any:
+    """Forward entries that rank 0 appends to a file, while the context is active."""
+    stopped = threading.Event()
+    thread = threading.Thread(target=_forward, args=(log, queue, stopped), name="hvkeras-ray-log", daemon=True)
     thread.start()
     try:
         yield
     finally:
-        over.set()
+        stopped.set()
         thread.join()
 
 
-def _pass_on(log: Path, queue: Any, over: threading.Event) -> None:
+def _forward(log: Path, queue: Any, stopped: threading.Event) -> None:
     is_last, position = False, 0
     while not is_last:
-        is_last = over.wait(POLL)
+        is_last = stopped.wait(POLL)
         if not log.exists():
             continue
         with log.open("rb") as file:
             file.seek(position)
-            with contextlib.suppress(EOFError, pickle.UnpicklingError):  # an entry that is still being written
+            with contextlib.suppress(EOFError, pickle.UnpicklingError):  # the last entry is incomplete
                 while True:
                     entry = pickle.load(file)
                     position = file.tell()

@@ -1,6 +1,6 @@
-"""One job on Spark, as the driver sees it: waits for slots, runs the barrier stage, and reports what failed.
+"""Driver side of a job on Spark: waits for slots, runs the barrier stage, and reports failures.
 
-A stage runs in a thread, with a tag by which it can be canceled.
+The stage runs in a thread, with a job tag that allows it to be cancelled.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from hvkeras.host.console import say
 from hvkeras.spark.order import REPORT_BEGINS, REPORT_ENDS, Order, ranks_by_host, report_in
 from hvkeras.spark.session import is_fixed, is_on, slots_of
 
-CANCEL_WITHIN = 15.0  # seconds that Spark has to end a cancelled job
-# Spark keeps Python workers by their environment, so this variable sets ours apart from those of the user's functions,
-# which may have imported TensorFlow.
+CANCEL_WITHIN = 15.0  # seconds for Spark to end a cancelled job
+# Spark reuses Python workers that have the same environment. With this variable, ranks do not get workers that ran the
+# user's functions, which may have imported TensorFlow.
 OWN_WORKERS = ("PYTHON_WORKERS_OF", "hvkeras")
 _environment_lock = threading.Lock()
 
 
 class StageJob:
-    """A job of one stage.
+    """Spark job of one stage.
 
     Args:
         context: The Spark context.
@@ -42,11 +42,11 @@ class StageJob:
         self._error: BaseException | None = None
 
     def _start(self, tasks: Any) -> threading.Thread:
-        """Starts the stage of an RDD, with the broadcast variables that this thread has pickled in the call."""
+        """Start the stage of an RDD in a thread, which inherits this thread's Spark properties."""
         from pyspark import InheritableThread
 
         with _own_workers(self._context):
-            tasks._jrdd  # noqa: B018 - copies the environment of the Python workers
+            tasks._jrdd  # noqa: B018 - copies the Python workers' environment, and the broadcasts this thread pickled
         thread: threading.Thread = InheritableThread(target=self._collect, args=(tasks,), name="hvkeras-spark",
                                                      daemon=True)
         thread.start()
@@ -54,20 +54,18 @@ class StageJob:
 
     @staticmethod
     def _on_node(data: bytes, module: str) -> Callable[[Iterable[Any]], Iterator[Any]]:
-        """Returns what each task runs: the function `run` of a module, with a pickled order."""
         return _on_node(data, module)
 
     def _collect(self, tasks: Any) -> None:
-        """Runs the stage; called in a thread of its own, whose jobs have the tag."""
         try:
             self._context.addJobTag(self._tag)
             self._context.setInterruptOnCancel(True)
             self._rows = tasks.collect()
-        except BaseException as error:  # noqa: BLE001 - raised by `run`
+        except BaseException as error:  # noqa: BLE001 - `run` raises it
             self._error = error
 
     def _cancel(self, thread: threading.Thread) -> None:
-        """Cancels the job, also one that Spark has not accepted yet and would start later."""
+        """Cancel the job repeatedly, since Spark may not have accepted it yet."""
         deadline = time.monotonic() + CANCEL_WITHIN
         while thread.is_alive() and time.monotonic() < deadline:
             self._cancel_now()
@@ -82,16 +80,14 @@ class StageJob:
             thread.join(1.0)
 
     def _cancel_now(self) -> None:
-        with contextlib.suppress(Exception):  # the session may be gone
+        with contextlib.suppress(Exception):  # the session may have stopped
             self._context.cancelJobsWithTag(self._tag)
 
 
 def _on_node(data: bytes, module: str) -> Callable[[Iterable[Any]], Iterator[Any]]:
-    """Returns what each task runs; it is pickled by value, so that it can tell that a host lacks hvkeras.
+    """Return the function of each task: `run` of a module, called with the unpickled data.
 
-    Args:
-        data: The pickled order that a module's function `run` gets.
-        module: The name of the module.
+    It is pickled by value, so that it can report that a host lacks hvkeras.
     """
     version, python = __version__, sys.executable
     begins, ends = REPORT_BEGINS, REPORT_ENDS
@@ -106,13 +102,13 @@ def _on_node(data: bytes, module: str) -> Callable[[Iterable[Any]], Iterator[Any
         hint = ("HINT: set PYSPARK_PYTHON (spark-submit: --conf spark.pyspark.python=...) to a Python that has it; the"
                 f" driver's is {python}")
         try:
-            here = importlib.import_module("hvkeras").__version__
+            installed = importlib.import_module("hvkeras").__version__
         except ImportError as error:
             raise RuntimeError(f"{begins}hvkeras {version} must be installed on every host of Spark, as in the driver"
                                f" ({error}). {where}. {hint}.{ends}") from None
-        if here != version:
+        if installed != version:
             raise RuntimeError(f"{begins}All hosts of Spark must have the same hvkeras as the driver, {version}."
-                               f" {where}, hvkeras={here!r}. {hint}.{ends}")
+                               f" {where}, hvkeras={installed!r}. {hint}.{ends}")
         return importlib.import_module(module).run(pickle.loads(data))  # type: ignore[no-any-return]
 
     return on_node
@@ -120,7 +116,7 @@ def _on_node(data: bytes, module: str) -> Callable[[Iterable[Any]], Iterator[Any
 
 @contextlib.contextmanager
 def _own_workers(context: Any) -> Iterator[None]:
-    """Makes functions of RDDs that are completed within the context run in Python workers of hvkeras's own."""
+    """Run functions of RDDs whose `_jrdd` is created in this context in separate Python workers."""
     name, value = OWN_WORKERS
     with _environment_lock:
         context.environment[name] = value
@@ -130,39 +126,39 @@ def _own_workers(context: Any) -> Iterator[None]:
             del context.environment[name]
 
 
-TICK = 0.2  # seconds between two looks at a job that starts
-FIRST_REPORT, REPORT_EVERY = 5.0, 10.0  # seconds until the wait for slots is told, and told again
+TICK = 0.2  # seconds between checks of a job
+FIRST_REPORT, REPORT_EVERY = 5.0, 10.0  # seconds until the first and between further reports of waiting for slots
 _TASK = re.compile(r"barrier task ResultTask\((\d+), (\d+)\)")
 _CANCELLED = re.compile(r"\[SPARK_JOB_CANCELLED\] (.*?)(?: SQLSTATE.*)?$", re.MULTILINE)
 
 
 class BarrierJob(StageJob):
-    """A job of one barrier stage.
+    """Spark job of one barrier stage.
 
     Args:
         context: The Spark context.
-        order: What each task gets.
+        order: The order that each task receives.
         start_timeout: Seconds within which Spark must start all tasks.
-        watch: Called every moment with the seconds that have passed; the job is cancelled if it raises.
+        watch: Called several times per second with the elapsed seconds; the job is cancelled if it raises.
     """
 
     def __init__(self, context: Any, order: Order, start_timeout: float, watch: Callable[[float], None] | None = None
                  ) -> None:
         super().__init__(context)
         self._order, self._start_timeout, self._watch = order, start_timeout, watch
-        self._begun = time.monotonic()
+        self._started_at = time.monotonic()
         self._next_report = FIRST_REPORT
 
     def run(self) -> list[bytes]:
-        """Runs the job to its end.
+        """Run the job until it completes.
 
         Returns:
             The pickled results, in rank order.
 
         Raises:
-            UsageError: Spark is set up in a way that can never start the job.
-            MachineError: Spark does not start all tasks in time.
-            PeerError: A rank has failed, or Spark has cancelled the job.
+            UsageError: Spark's configuration does not allow the job to start.
+            MachineError: Spark did not start all tasks in time.
+            PeerError: A rank failed, or Spark cancelled the job.
         """
         self._require_barriers()
         while (slots := slots_of(self._context)) < self._order.size:
@@ -175,7 +171,7 @@ class BarrierJob(StageJob):
             while thread.is_alive():
                 thread.join(TICK)
                 if self._watch is not None:
-                    self._watch(time.monotonic() - self._begun)
+                    self._watch(time.monotonic() - self._started_at)
                 started = started or self._has_started()
                 if not started and thread.is_alive():
                     self._wait(f"Spark has not started the tasks of {self._order.size} ranks yet, which need as many"
@@ -185,16 +181,16 @@ class BarrierJob(StageJob):
             raise
         if self._error is not None:
             report = report_in(str(self._error))
-            failed = PeerError(f"{explain('The function must succeed on every rank')}\n"
-                               f"{report or self._described(str(self._error))}")
-            raise failed from (None if report else self._error)  # Java's traceback adds nothing to a rank's own
+            failure = PeerError(f"{explain('The function must succeed on every rank')}\n"
+                                f"{report or self._describe_failure(str(self._error))}")
+            raise failure from (None if report else self._error)  # Java's traceback adds nothing to a rank's traceback
         return [result for _, result in sorted(self._rows)]
 
-    # Before and while it starts.
+    # Start.
 
     def _require_barriers(self) -> None:
         if is_on(self._context, "spark.dynamicAllocation.enabled"):
-            raise UsageError(explain("Spark runs no barrier stage while it allocates executors dynamically",
+            raise UsageError(explain("Spark does not support barrier stages with dynamic allocation of executors",
                                      "set spark.dynamicAllocation.enabled=false, and the number of executors"))
         slots = slots_of(self._context)
         if is_fixed(self._context) and slots < self._order.size:
@@ -202,24 +198,20 @@ class BarrierJob(StageJob):
                                      f"master local[{self._order.size}], or a smaller num_proc",
                                      num_proc=self._order.size, master=self._context.master, slots=slots))
 
-    def _wait(self, what: str, slots: int) -> None:
-        """Waits a moment, and says so now and then.
-
-        Raises:
-            MachineError: It has waited for too long.
-        """
-        waited = time.monotonic() - self._begun
+    def _wait(self, reason: str, slots: int) -> None:
+        """Sleep for a tick, and report the wait from time to time; raise MachineError after the start timeout."""
+        waited = time.monotonic() - self._started_at
         if waited >= self._start_timeout:
             raise MachineError(explain("Spark must start the tasks of all ranks at once within"
                                        f" {self._start_timeout:g} s", "lower num_proc, add executors, end other jobs,"
                                        " or raise start_timeout", num_proc=self._order.size, slots=slots))
         if waited >= self._next_report:
             self._next_report = waited + REPORT_EVERY
-            say(f"waiting: {what}, {waited:.0f} s of {self._start_timeout:g} s")
+            say(f"waiting: {reason}, {waited:.0f} s of {self._start_timeout:g} s")
         time.sleep(TICK)
 
     def _has_started(self) -> bool:
-        """Whether a task of the stage has started; True where this version of Spark cannot tell."""
+        """Return whether a task of the stage has started; True if this version of Spark does not provide it."""
         try:
             return self._started_tasks()
         except Exception:  # noqa: BLE001 - internal to Spark
@@ -228,37 +220,37 @@ class BarrierJob(StageJob):
     def _started_tasks(self) -> bool:
         tracker = self._context._jsc.sc().statusTracker()
         for job in tracker.getJobIdsForTag(self._tag):
-            found = tracker.getJobInfo(job)
-            for stage in found.get().stageIds() if found.isDefined() else ():
+            job_info = tracker.getJobInfo(job)
+            for stage in job_info.get().stageIds() if job_info.isDefined() else ():
                 info = tracker.getStageInfo(stage)
                 if info.isDefined() and (info.get().numActiveTasks() or info.get().numFailedTasks()
                                          or info.get().numCompletedTasks()):
                     return True
         return False
 
-    # What failed.
+    # Failures.
 
-    def _described(self, text: str) -> str:
-        """Describes a failure that no task could report: of Spark's Python worker, of an executor, of the job."""
+    def _describe_failure(self, text: str) -> str:
+        """Describe a failure that no task has reported: of a Python worker, of an executor, or of the job."""
         if cancelled := _CANCELLED.search(text):
             return f"the job was cancelled in Spark ({cancelled[1]})"
         lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith(("at ", "..."))]
-        found = _TASK.search(text)
-        if found is None:
+        match = _TASK.search(text)
+        if match is None:
             return "\n".join(lines[:10])
-        after = text[found.end() :].splitlines()[1:]
+        after = text[match.end() :].splitlines()[1:]
         reason = next((line.strip() for line in after if line.strip() and not line.lstrip().startswith("at ")), "")
         details = [line for line in after if line and not line.lstrip().startswith(("at ", "..."))][:20]
-        hosts = self._hosts(int(found[1]))
-        task = int(found[2])
+        hosts = self._hosts(int(match[1]))
+        task = int(match[2])
         rank = ranks_by_host(hosts)[task] if self._order.by_host and len(hosts) == self._order.size else task
         where = f" on {hosts[task]}" if len(hosts) == self._order.size else ""
         return "\n".join([f"the task of rank {rank}{where} was lost: {reason}", *details[1:]])
 
     def _hosts(self, stage: int) -> list[str]:
-        """Returns the host of each task of a stage; empty if Spark does not say."""
+        """Return the host of each task of a stage; empty if Spark does not provide it."""
         with contextlib.suppress(Exception):  # internal to Spark
             tasks = self._context._jsc.sc().statusStore().taskList(stage, 0, self._order.size)
-            found = {tasks.apply(number).index(): tasks.apply(number).host() for number in range(tasks.size())}
-            return [str(found[number]) for number in range(self._order.size)]
+            hosts = {tasks.apply(number).index(): tasks.apply(number).host() for number in range(tasks.size())}
+            return [str(hosts[number]) for number in range(self._order.size)]
         return []

@@ -1,4 +1,4 @@
-"""`hvkeras.spark.compare`: compares backends by jobs on Spark."""
+"""`hvkeras.spark.compare`: compares backends with jobs on Spark."""
 
 from __future__ import annotations
 
@@ -27,31 +27,31 @@ def compare(
     np: int | Sequence[int] = 2, backends: str | Sequence[str] | None = None, repeat: int = 1, baseline: bool = True,
     timeout: float = TIMEOUT, out: str | Path | None = None, verbose: bool = False,
 ) -> ComparisonResult:
-    """Compares a training function on each backend and on one process, by jobs on Spark.
+    """Compare a training function on each backend and in a single process, with jobs on Spark.
 
-    It is `hvd.compare`, with ranks in the tasks of the Spark session.
+    This is `hvd.compare` with ranks in the tasks of the Spark session.
 
     Example:
         result = hvkeras.spark.compare(train, args=(0.01,), np=4, out="/shared/comparison")
 
     Args:
-        func: The function; it calls `hvd.init()` itself, without a backend.
+        func: The function; it must call `hvd.init()`, without a backend.
         args: Its positional arguments.
         kwargs: Its keyword arguments.
-        np: The number of ranks; several numbers give a scaling curve.
-        backends: The backends, in order; by default, all that work in the driver.
-        repeat: How often each job runs.
-        baseline: Whether to run on one process as well.
-        timeout: The time limit of each run, in seconds.
-        out: The folder for the report and the ranks' records; all hosts of ranks must share it.
+        np: The number of ranks; several numbers yield a scaling curve.
+        backends: The backends, in order; by default, all that are available in the driver.
+        repeat: The number of runs of each job.
+        baseline: Whether to run in a single process as well.
+        timeout: The time limit of each run in seconds.
+        out: The folder for the report and the ranks' records, on storage that all hosts of ranks share.
         verbose: Whether to show the output of all ranks.
 
     Returns:
-        The result, with `rows` and `table()`; a notebook displays it as the report.
+        The result, with `rows` and `table()`; notebooks display it as a report.
 
     Raises:
-        UsageError: An argument is wrong, the function cannot be pickled, or there is no Spark session.
-        MachineError: No backend works here.
+        UsageError: An argument is invalid, the function cannot be pickled, or there is no Spark session.
+        MachineError: No backend is available.
     """
     trial = functools.partial(SparkTrial, context=active_context(), call=pickled_call(func, args, kwargs))
     return compared(func, flags_of(np, backends, repeat, baseline, timeout, None, out, verbose, trial))
@@ -63,17 +63,17 @@ class SparkTrial(Trial):
 
     Attributes:
         context: The Spark context.
-        call: The function call of each rank.
+        call: The pickled function call of each rank.
     """
 
     context: Any = None
     call: bytes = b""
 
     def run_job(self, timeout: float, update: Callable[[float], None]) -> str:
-        """Runs the job to its end; see `Trial.run_job`."""
+        """Run the job until it ends; see `Trial.run_job`."""
         backend = "local" if self.name == ONE_PROCESS else self.name
-        further = {"HVKERAS_RECORD": str(self.records), "HVKERAS_BACKEND": backend}
-        order = Order(self.call, self.processes, secrets.token_hex(32), exported(self.environment, further))
+        extra = {"HVKERAS_RECORD": str(self.records), "HVKERAS_BACKEND": backend}
+        order = Order(self.call, self.processes, secrets.token_hex(32), exported(self.environment, extra))
 
         def watch(seconds: float) -> None:
             update(seconds)

@@ -1,4 +1,4 @@
-"""`hvkeras.spark.run`: runs a function on ranks in the tasks of a Spark job."""
+"""`hvkeras.spark.run` and `run_elastic`: run a function on ranks in the tasks of a Spark job."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hvkeras.spark.output import DriverOutput
 from hvkeras.spark.session import active_context, is_on, slots_of
 
 ResultT = TypeVar("ResultT")
-_COMMITS = "HVKERAS_ELASTIC_DIR"
+_FOLDER = "HVKERAS_ELASTIC_DIR"
 
 
 def run(
@@ -30,11 +30,11 @@ def run(
     stdout: Any = None, stderr: Any = None, verbose: int = 1, nics: Sequence[str] | str | None = None,
     prefix_output_with_timestamp: bool = False, executable: str | None = None,
 ) -> list[ResultT]:
-    """Runs a function on ranks in the tasks of a Spark job, and returns the result from each.
+    """Run a function on ranks in the tasks of a Spark job, and return the result of each rank.
 
-    The tasks are those of one barrier stage, which Spark starts all at once. The function calls `hvd.init()` itself, in
-    a process of its own, in which `pyspark.BarrierTaskContext.get()` works. The driver shows what the ranks print. A
-    rank that fails ends the job, and the exception names it.
+    The tasks form one barrier stage, so Spark starts all of them at once. The function runs in a separate process. It
+    must call `hvd.init()` and can use `pyspark.BarrierTaskContext.get()`. The driver shows the ranks' output. If a
+    rank fails, the job ends, and the exception names the rank.
 
     Example:
         spark = SparkSession.builder.getOrCreate()
@@ -47,37 +47,37 @@ def run(
         losses = hvkeras.spark.run(train, args=(0.01,), num_proc=4)
 
     Args:
-        fn: The function; it is pickled by cloudpickle, and may be defined in a notebook.
+        fn: The function; cloudpickle pickles it, so it may be defined in a notebook.
         args: Its positional arguments.
         kwargs: Its keyword arguments.
         num_proc: The number of ranks; by default, Spark's default parallelism.
-        start_timeout: Seconds within which Spark must start all tasks; HVKERAS_SPARK_START_TIMEOUT by default.
+        start_timeout: Seconds within which Spark must start all tasks; by default HVKERAS_SPARK_START_TIMEOUT.
         use_mpi: Accepted for compatibility with Horovod: HVKERAS_BACKEND or `hvd.init` selects the backend.
         use_gloo: See `use_mpi`.
         extra_mpi_args: Accepted for compatibility with Horovod: Spark starts the ranks.
-        env: Further variables of the ranks. They also get the driver's variables that begin with HVKERAS_, HOROVOD_,
-            KERAS_ or TF_.
-        stdout: Text stream for the ranks' standard output; that of the driver by default.
-        stderr: The same for their standard error.
+        env: Additional environment variables of the ranks. Ranks also inherit the driver's variables that begin with
+            HVKERAS_, HOROVOD_, KERAS_ or TF_.
+        stdout: Text stream for the ranks' standard output; by default that of the driver.
+        stderr: Text stream for the ranks' standard error; by default that of the driver.
         verbose: 0 leaves the ranks' output in the logs of Spark's executors.
         nics: Network interfaces between hosts.
-        prefix_output_with_timestamp: Whether lines of output begin with the time.
-        executable: Accepted for compatibility with Horovod: spark.pyspark.python names the Python.
+        prefix_output_with_timestamp: Whether to prefix lines of output with the time.
+        executable: Accepted for compatibility with Horovod: spark.pyspark.python selects the interpreter.
 
     Returns:
         The results, in rank order.
 
     Raises:
-        UsageError: An argument is wrong, there is no Spark session, or it can never run so many tasks at once.
-        MachineError: Spark has not started the tasks in time.
-        PeerError: The function failed on some rank; the message has that rank's traceback.
+        UsageError: An argument is invalid, there is no Spark session, or it cannot run that many tasks at once.
+        MachineError: Spark did not start the tasks in time.
+        PeerError: The function failed on a rank; the message contains its traceback.
     """
     say_ignored("hvkeras.spark.run", extra_mpi_args=(extra_mpi_args, "Spark starts the ranks"),
-                executable=(executable, "spark.pyspark.python names the Python of Spark's workers"))
+                executable=(executable, "spark.pyspark.python selects the interpreter of Spark's workers"))
     del use_mpi, use_gloo
     context = active_context()
     size = int(context.defaultParallelism) if num_proc is None else num_proc
-    _say_what_is_not_encrypted(context)
+    _warn_of_unencrypted_connections(context)
     environment = _with_interfaces(env, nics)
     order = Order(pickled_call(fn, args, kwargs), size, secrets.token_hex(32), exported(os.environ, environment))
     output = DriverOutput(stdout, stderr, prefix_output_with_timestamp) if verbose else None
@@ -92,11 +92,11 @@ def run_elastic(
     nics: Sequence[str] | str | None = None, prefix_output_with_timestamp: bool = False, min_np: int | None = None,
     max_np: int | None = None,
 ) -> list[ResultT]:
-    """Runs a function that uses `hvd.elastic`: when a rank is lost, the others go on from the last commit.
+    """Run a function that uses `hvd.elastic`: when a rank is lost, the others resume from the last commit.
 
-    Another rank joins at a commit where Spark has a free slot, up to the most ranks. If all are lost, the job goes on
-    from the commit on the disk of rank 0, as far as the next rank 0 has that; all hosts have a folder that they share
-    (HVKERAS_ELASTIC_DIR).
+    New ranks join at a commit where Spark has free slots, up to `max_num_proc`. If all ranks are lost, the job resumes
+    from the commit on the disk of rank 0, provided that the new rank 0 can read it. With HVKERAS_ELASTIC_DIR set to a
+    shared folder, every host can.
 
     Example:
         hvkeras.spark.run_elastic(train, num_proc=4, min_num_proc=2)
@@ -106,45 +106,45 @@ def run_elastic(
         args: Its positional arguments.
         kwargs: Its keyword arguments.
         num_proc: The number of ranks; by default, Spark's default parallelism.
-        min_num_proc: The fewest ranks to train with; `num_proc` by default.
-        max_num_proc: The most; `num_proc` by default.
-        start_timeout: Seconds that the job waits for slots, if `elastic_timeout` is None.
-        elastic_timeout: Seconds that the job waits for slots for the fewest ranks, at the start and later.
-        reset_limit: How often the ranks may change, as some fail, join or leave; no limit by default, but that of an
-            exception that comes twice in a row.
+        min_num_proc: The minimum number of ranks; by default `num_proc`.
+        max_num_proc: The maximum number of ranks; by default `num_proc`.
+        start_timeout: Used as `elastic_timeout` if that is None.
+        elastic_timeout: Seconds to wait for slots for the minimum number of ranks, at the start and after failures.
+        reset_limit: The maximum number of resets, as ranks fail, join or leave. By default there is no limit, except
+            that the same exception twice in a row ends the job.
         env: As for `run`.
         stdout: As for `run`.
         stderr: As for `run`.
         verbose: 0 hides the ranks' output.
         nics: As for `run`.
         prefix_output_with_timestamp: As for `run`.
-        min_np: The same as `min_num_proc`, which it overrides.
-        max_np: The same as `max_num_proc`, which it overrides.
+        min_np: Alias of `min_num_proc`, which it overrides.
+        max_np: Alias of `max_num_proc`, which it overrides.
 
     Returns:
-        The results of the ranks that are there at the end, in rank order.
+        The results of the ranks that participate at the end, in rank order.
 
     Raises:
         UsageError: As for `run`.
-        PeerError: Ranks have failed too often, or there were no slots in time.
+        PeerError: Ranks failed too often, or slots did not become available in time.
     """
     context = active_context()
-    usual = int(context.defaultParallelism) if num_proc is None else num_proc
-    fewest, most = min_np or min_num_proc or usual, max(usual, max_np or max_num_proc or 0)
-    if not 1 <= fewest <= usual:
+    size = int(context.defaultParallelism) if num_proc is None else num_proc
+    minimum, maximum = min_np or min_num_proc or size, max(size, max_np or max_num_proc or 0)
+    if not 1 <= minimum <= size:
         raise UsageError(explain("1 <= min_num_proc <= num_proc must hold", "min_num_proc=2, num_proc=4",
-                                 min_num_proc=fewest, num_proc=usual))
+                                 min_num_proc=minimum, num_proc=size))
     environment = exported(os.environ, _with_interfaces(env, nics))
-    # Rank 0 keeps commits on its host, in case that all ranks are lost, unless a shared folder was chosen.
-    commits = "" if environment.get(_COMMITS) else str(Path(tempfile.gettempdir()) / f"hvkeras-{secrets.token_hex(8)}")
+    # Without a shared folder, rank 0 stores commits on its host, in case all ranks are lost.
+    commits = "" if environment.get(_FOLDER) else str(Path(tempfile.gettempdir()) / f"hvkeras-{secrets.token_hex(8)}")
     if commits:
-        environment[_COMMITS] = commits
+        environment[_FOLDER] = commits
     timeout = elastic_timeout or start_timeout or Settings(environment).spark_start_timeout
-    first = min(usual, max(fewest, slots_of(context)))
-    _say_what_is_not_encrypted(context)
+    first = min(size, max(minimum, slots_of(context)))
+    _warn_of_unencrypted_connections(context)
     output = Output((stdout, stderr) if verbose else None, prefix_output_with_timestamp)
-    return ElasticSparkJob(context, pickled_call(fn, args, kwargs), (fewest, most), first,
-                      reset_limit, timeout, environment, commits, output).run()
+    return ElasticSparkJob(context, pickled_call(fn, args, kwargs), (minimum, maximum), first,
+                           reset_limit, timeout, environment, commits, output).run()
 
 
 def _with_interfaces(env: Mapping[str, str] | None, nics: Sequence[str] | str | None) -> dict[str, str]:
@@ -154,6 +154,6 @@ def _with_interfaces(env: Mapping[str, str] | None, nics: Sequence[str] | str | 
     return environment
 
 
-def _say_what_is_not_encrypted(context: Any) -> None:
+def _warn_of_unencrypted_connections(context: Any) -> None:
     if is_on(context, "spark.ssl.enabled") or is_on(context, "spark.network.crypto.enabled"):
-        say_once("Spark encrypts its connections, but those between ranks are not encrypted")
+        say_once("Spark encrypts its connections, but connections between ranks are not encrypted")

@@ -1,4 +1,4 @@
-"""Common parts of all ways to start a job on Spark."""
+"""Common code of all functions that start a job on Spark."""
 
 from __future__ import annotations
 
@@ -16,32 +16,33 @@ from hvkeras.spark.barrier_job import BarrierJob
 from hvkeras.spark.order import Order
 from hvkeras.spark.output import DriverOutput
 
-_EXPORTED = ("HVKERAS_", "HOROVOD_", "KERAS_", "TF_")  # prefixes of the driver's variables that ranks get as well
+_EXPORTED = ("HVKERAS_", "HOROVOD_", "KERAS_", "TF_")  # prefixes of the driver's variables that ranks inherit
 _NOT_EXPORTED = {"HVKERAS_SECRET", "TF_CONFIG", *(row.variable for row in TABLE if row.internal)}
-_said: set[str] = set()
+_printed: set[str] = set()
 
 
 def exported(environ: Mapping[str, str], further: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Returns the variables that ranks get from the driver.
+    """Return the environment variables that the driver passes to ranks.
 
     Args:
         environ: The driver's environment.
-        further: Variables that are added to it, or replace it.
+        further: Additional variables, which take precedence.
     """
-    own = {name: value for name, value in environ.items() if name.startswith(_EXPORTED) and name not in _NOT_EXPORTED}
-    return {**own, **{name: str(value) for name, value in (further or {}).items()}}
+    inherited = {name: value for name, value in environ.items()
+                 if name.startswith(_EXPORTED) and name not in _NOT_EXPORTED}
+    return {**inherited, **{name: str(value) for name, value in (further or {}).items()}}
 
 
 def run_order(context: Any, order: Order, start_timeout: float | None = None, output: DriverOutput | None = None,
               watch: Callable[[float], None] | None = None) -> list[Any]:
-    """Runs a job, and returns its results in rank order.
+    """Run a job, and return its results in rank order.
 
     Args:
         context: The Spark context.
         order: The job.
-        start_timeout: Seconds within which Spark must start all tasks; None for the setting's.
-        output: Where the ranks' output goes; None to leave it in the logs of Spark's executors.
-        watch: Called every moment with the seconds that have passed; the job is cancelled if it raises.
+        start_timeout: Seconds within which Spark must start all tasks; by default HVKERAS_SPARK_START_TIMEOUT.
+        output: The target of the ranks' output; None to leave it in the logs of Spark's executors.
+        watch: Called several times per second with the elapsed seconds; the job is cancelled if it raises.
 
     Raises:
         HvkerasError: As for `hvkeras.spark.run`.
@@ -57,23 +58,19 @@ def run_order(context: Any, order: Order, start_timeout: float | None = None, ou
 
 
 def say_once(text: str) -> None:
-    """Prints a line, the first time in this process.
-
-    Args:
-        text: The line.
-    """
-    if text not in _said:
-        _said.add(text)
+    """Print a line, unless this process has printed it already."""
+    if text not in _printed:
+        _printed.add(text)
         say(text)
 
 
 def say_ignored(what: str, **arguments: tuple[Any, str]) -> None:
-    """Says once which arguments of Horovod's have no effect.
+    """Report, once per process, arguments that are accepted for compatibility but have no effect.
 
     Args:
-        what: The function or class.
-        **arguments: For each argument its value, and why it has no effect; None and "" are as good as left out.
+        what: The name of the function or class.
+        **arguments: The value of each argument, and the reason. None and "" count as not passed.
     """
-    for name, (value, why) in arguments.items():
+    for name, (value, reason) in arguments.items():
         if value not in (None, ""):
-            say_once(f"{what} ignores {name}: {why}")
+            say_once(f"{what} ignores {name}: {reason}")

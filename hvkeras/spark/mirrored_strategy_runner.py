@@ -1,7 +1,7 @@
 """`MirroredStrategyRunner`: trains with `tf.distribute` in the tasks of a Spark job.
 
-It takes the place of the package spark-tensorflow-distributor: the same class, with Keras 3 and with Spark's Python
-workers as they are by default.
+It replaces the class of the package spark-tensorflow-distributor, supports Keras 3, and needs no configuration of
+Spark's Python workers.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from hvkeras.spark.session import configured, is_on, require_pyspark
 from hvkeras.spark.task import visible_devices
 
 ResultT = TypeVar("ResultT")
-IGNORE_SSL = "tensorflow.spark.distributor.ignoreSsl"  # the name that spark-tensorflow-distributor gave it
+IGNORE_SSL = "tensorflow.spark.distributor.ignoreSsl"  # defined by spark-tensorflow-distributor
 
 
 class MirroredStrategyRunner:
-    """Runs a TensorFlow training function on a Spark cluster, or in the driver.
+    """Runner of TensorFlow training functions on a Spark cluster, or in the driver.
 
     Example:
         def train(epochs):
@@ -39,20 +39,20 @@ class MirroredStrategyRunner:
         MirroredStrategyRunner(num_slots=4, use_gpu=False).run(train, epochs=3)
 
     Args:
-        num_slots: The number of GPUs that train; of Spark tasks, if `use_gpu` is False.
-        local_mode: Whether the function runs in the driver, with `tf.distribute.MirroredStrategy` on its GPUs.
-        use_gpu: Whether training uses GPUs that Spark gives to the tasks, or to the driver.
-        gpu_resource_name: The name of that resource in Spark.
-        use_custom_strategy: Whether the function makes its own strategy. Otherwise it runs in the scope of a
-            `tf.distribute.MultiWorkerMirroredStrategy`, which `hvd.strategy("multi_worker_mirrored")` makes: a task
-            that is lost is named, and the job ends.
+        num_slots: The number of GPUs, or of Spark tasks if `use_gpu` is False.
+        local_mode: Whether to run the function in the driver, with `tf.distribute.MirroredStrategy` on its GPUs.
+        use_gpu: Whether to train on GPUs that Spark assigns to the tasks, or to the driver.
+        gpu_resource_name: The name of the GPU resource in Spark.
+        use_custom_strategy: Whether the function creates its own strategy. Otherwise it runs in the scope of
+            `hvd.strategy("multi_worker_mirrored")`, a `tf.distribute.MultiWorkerMirroredStrategy` with which the job
+            ends, and names the task, when a task is lost.
 
     Attributes:
-        sc: The SparkContext, which knows Spark's configuration.
+        sc: The SparkContext.
 
     Raises:
-        UsageError: An argument is wrong, Spark is not set up for GPUs, or it encrypts its connections, which TensorFlow
-            does not (tensorflow.spark.distributor.ignoreSsl=true accepts that).
+        UsageError: An argument is invalid, Spark is not configured for GPUs, or Spark encrypts its connections.
+            TensorFlow does not; tensorflow.spark.distributor.ignoreSsl=true accepts that.
         NotInstalledError: pyspark is not installed.
     """
 
@@ -75,10 +75,10 @@ class MirroredStrategyRunner:
         self.get_num_tasks()
 
     def get_num_tasks(self) -> int:
-        """Returns the number of Spark tasks that train: as many as it takes to have all GPUs, or one for each slot.
+        """Return the number of Spark tasks: as many as are needed for all GPUs, or one for each slot without GPUs.
 
         Raises:
-            UsageError: Spark is not set up to give each task whole GPUs.
+            UsageError: Spark is not configured to assign an integral number of GPUs to each task.
         """
         if not self._use_gpu:
             return self._slots
@@ -90,19 +90,19 @@ class MirroredStrategyRunner:
         return math.ceil(self._slots / int(amount))
 
     def run(self, train_fn: Callable[..., ResultT], **kwargs: Any) -> ResultT:
-        """Runs the training function, and returns the result of its first task.
+        """Run the training function, and return the result of the first task.
 
-        Each task finds TF_CONFIG in its environment, with itself among the workers, and in CUDA_VISIBLE_DEVICES the
-        GPUs that it trains on. `pyspark.BarrierTaskContext` works in the function.
+        In each task, TF_CONFIG describes the cluster, and CUDA_VISIBLE_DEVICES selects the GPUs of the task. The
+        function can use `pyspark.BarrierTaskContext`.
 
         Args:
-            train_fn: The function; it is pickled by cloudpickle, unless it runs in the driver.
+            train_fn: The function; cloudpickle pickles it, unless it runs in the driver.
             **kwargs: Its arguments.
 
         Raises:
             UsageError: The function cannot be pickled, or Spark has too few GPUs.
-            MachineError: Spark has not started the tasks in time.
-            PeerError: The function failed in some task; the message has that task's traceback.
+            MachineError: Spark did not start the tasks in time.
+            PeerError: The function failed in a task; the message contains its traceback.
         """
         if self._local_mode:
             return self._run_in_driver(train_fn, kwargs)
@@ -116,9 +116,9 @@ class MirroredStrategyRunner:
         return result
 
     def _run_in_driver(self, train_fn: Callable[..., ResultT], kwargs: dict[str, Any]) -> ResultT:
-        given = {name: info.addresses for name, info in self.sc.resources.items()}
+        assigned = {name: info.addresses for name, info in self.sc.resources.items()}
         gpus = Gpus(self._resource, [self._slots]) if self._use_gpu else Gpus(hidden=True)
-        with _variable(VISIBLE, visible_devices(gpus, 0, given, os.environ)):
+        with _with_variable(VISIBLE, visible_devices(gpus, 0, assigned, os.environ)):
             if self._custom:
                 return train_fn(**kwargs)
             import tensorflow as tf
@@ -128,7 +128,6 @@ class MirroredStrategyRunner:
 
 
 def _in_scope(train_fn: Callable[..., ResultT], **kwargs: Any) -> ResultT:
-    """Runs the training function in the scope of a strategy on all ranks."""
     from hvkeras.startup import strategy  # noqa: PLC0415 - imports TensorFlow
 
     with strategy("multi_worker_mirrored").scope():
@@ -136,13 +135,13 @@ def _in_scope(train_fn: Callable[..., ResultT], **kwargs: Any) -> ResultT:
 
 
 @contextlib.contextmanager
-def _variable(name: str, value: str | None) -> Iterator[None]:
-    before = os.environ.get(name)
+def _with_variable(name: str, value: str | None) -> Iterator[None]:
+    previous = os.environ.get(name)
     if value is not None:
         os.environ[name] = value
     try:
         yield
     finally:
         os.environ.pop(name, None)
-        if before is not None:
-            os.environ[name] = before
+        if previous is not None:
+            os.environ[name] = previous

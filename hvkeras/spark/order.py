@@ -1,22 +1,22 @@
-"""Orders of the driver to all tasks of a job, and their reports, which travel back inside Spark's exceptions."""
+"""The order that the driver sends to all tasks of a job, and the tasks' failure reports inside Spark's exceptions."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-# Spark hands the text of a task's exception to the driver, within tracebacks of Python and Java.
+# Spark passes the text of a task's exception to the driver, within tracebacks of Python and Java.
 REPORT_BEGINS, REPORT_ENDS = "hvkeras reports: ", "\n(end of hvkeras's report)"
 
 
 @dataclass(frozen=True)
 class Gpus:
-    """Which GPUs a rank may see.
+    """GPUs that are visible to ranks.
 
     Attributes:
-        resource: The name of Spark's resource.
-        counts: How many of its addresses the rank of each task uses; empty for all that Spark gives to the task.
-        hidden: Whether ranks see no GPU at all.
+        resource: The name of the GPU resource in Spark.
+        counts: The number of GPUs of each task's rank; empty for all that Spark assigns to the task.
+        hidden: Whether ranks see no GPUs at all.
     """
 
     resource: str = "gpu"
@@ -26,19 +26,17 @@ class Gpus:
 
 @dataclass(frozen=True)
 class Order:
-    """One job.
+    """Job description that the driver sends to all tasks.
 
     Attributes:
-        call: The function call of each rank (see `hvkeras.launcher.calls`).
-        size: The number of ranks.
-        secret: The job's secret.
-        environment: Variables for the ranks, beside those of Spark's workers.
-        gpus: Which GPUs ranks may see.
-        by_host: Whether the ranks of a host are neighbours; otherwise ranks have the numbers of their tasks.
+        call: The pickled function call of each rank (see `hvkeras.launcher.calls`).
+        environment: Variables of the ranks, in addition to those of Spark's workers.
+        gpus: The GPUs that are visible to ranks.
+        by_host: Whether ranks on the same host are consecutive; otherwise the rank is the index of the task.
         tf_config: Whether each rank gets a TF_CONFIG in which it is a worker.
-        one_result: Whether only rank 0's result is returned.
+        one_result: Whether only rank 0 returns its result.
         as_horovod: Whether `import horovod` imports hvkeras.
-        output: Where the driver receives the ranks' output; None to leave it in the logs of Spark's executors.
+        output: Address of the driver's `OutputServer`; None to leave output in the logs of Spark's executors.
     """
 
     call: bytes
@@ -54,7 +52,7 @@ class Order:
 
 
 def ranks_by_host(hosts: Sequence[str]) -> list[int]:
-    """Numbers ranks so that those of a host are neighbours; Spark deals out tasks to hosts in turns.
+    """Assign consecutive ranks to the tasks on the same host; Spark distributes tasks over hosts round-robin.
 
     Example:
         >>> ranks_by_host(["a", "b", "a", "b"])
@@ -72,12 +70,12 @@ def ranks_by_host(hosts: Sequence[str]) -> list[int]:
 
 
 def marked(report: str) -> str:
-    """Marks a report, so that `report_in` finds it."""
+    """Enclose a report in the markers that `report_in` searches for."""
     return f"{REPORT_BEGINS}{report}{REPORT_ENDS}"
 
 
 def report_in(text: str) -> str:
-    """Returns the first marked report in a text; "" if there is none."""
+    """Return the first report in a text that `marked` has enclosed; "" if there is none."""
     begin = text.find(REPORT_BEGINS)
     end = text.find(REPORT_ENDS, begin)
     return text[begin + len(REPORT_BEGINS) : end] if begin >= 0 and end >= 0 else ""

@@ -1,4 +1,4 @@
-"""The ranks' output on its way to the driver, over a connection that proves the job's secret."""
+"""Forwarding of the ranks' output to the driver, over a connection that is authenticated with the job's secret."""
 
 from __future__ import annotations
 
@@ -25,37 +25,33 @@ from hvkeras.settings import Settings
 from hvkeras.spark.order import Order
 from hvkeras.spark.session import configured, is_fixed
 
-ALIVE = 60.0  # seconds after which output is given up if the other host does not answer any more
-CONNECT_WITHIN = 5.0  # seconds, before the output stays in the executors' logs
-LAST_OUTPUT_WITHIN = 3.0  # seconds for what is on its way when a job is over
+ALIVE = 60.0  # seconds without an answer of the other host until the connection is closed
+CONNECT_WITHIN = 5.0  # seconds to connect; otherwise the output stays in the executors' logs
+LAST_OUTPUT_WITHIN = 3.0  # seconds to receive pending output when a job ends
 
 
 class OutputHandler(Handler):
-    """Shows what ranks print.
-
-    Args:
-        printer: Shows the output.
-    """
+    """Handler that prints the ranks' output."""
 
     def __init__(self, printer: Printer) -> None:
         self.members = Members()
         self._printer = printer
 
     def on_message(self, member: Member, message: Message) -> None:
-        """Shows output."""
+        """Print output of a rank."""
         if isinstance(message, RankOutput):
-            with contextlib.suppress(OSError, MachineError, ValueError):  # nobody reads it any more
+            with contextlib.suppress(OSError, MachineError, ValueError):  # the target is closed
                 self._printer.show(member.number, message.stream, base64.b64decode(message.data))
 
 
 class OutputServer:
-    """Shows at the driver what ranks print.
+    """Server in the driver that receives and prints the ranks' output.
 
     Args:
         size: The number of ranks.
         secret: The job's secret.
         host: The address to listen on.
-        printer: Shows the output.
+        printer: Prints the output.
 
     Raises:
         MachineError: The server cannot listen on the address.
@@ -67,7 +63,7 @@ class OutputServer:
         self.server = MessageServer(self._handler, secret, host, size=size, alive=ALIVE)
 
     def finish(self) -> None:
-        """Waits for the last output, and stops."""
+        """Wait for pending output, and stop."""
         deadline = time.monotonic() + LAST_OUTPUT_WITHIN
         while self._handler.members and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -77,26 +73,22 @@ class OutputServer:
 
 
 class OutputLink:
-    """A task's connection to the driver's `OutputServer`.
-
-    Args:
-        connection: The connection.
-    """
+    """A task's connection to the driver's `OutputServer`."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     @classmethod
     def connect(cls, address: tuple[str, int], secret: bytes, introduction: Introduction) -> OutputLink | None:
-        """Connects to the driver.
+        """Connect to the driver.
 
         Args:
-            address: Where it listens.
+            address: The address of the `OutputServer`.
             secret: The job's secret.
-            introduction: Which rank's task this is.
+            introduction: Identifies the rank of this task.
 
         Returns:
-            The connection; None if the driver cannot be reached from this host.
+            The connection; None if this host cannot connect to the driver.
         """
         try:
             connected = socket.create_connection(address, timeout=CONNECT_WITHIN)
@@ -110,48 +102,39 @@ class OutputLink:
             return None
 
     def show(self, stream: str, data: bytes) -> None:
-        """Sends output of the rank.
-
-        Args:
-            stream: `stdout` or `stderr`.
-            data: The bytes.
-        """
+        """Send output of the rank; `stream` is `stdout` or `stderr`."""
         self._connection.send(RankOutput(stream, base64.b64encode(data).decode()))
 
     def close(self) -> None:
-        """Closes the connection."""
+        """Close the connection."""
         self._connection.close()
 
 
 class TextTarget:
-    """A binary stream for `Printer` that writes to a text stream, such as that of a notebook's cell.
-
-    Args:
-        target: The text stream.
-    """
+    """Binary stream for `Printer` that writes to a text stream, such as a notebook's output."""
 
     def __init__(self, target: Any) -> None:
         self._target = target
 
     def write(self, data: bytes) -> int:
-        """Writes whole lines of text."""
+        """Write complete lines of text."""
         self._target.write(data.decode(errors="replace"))
         return len(data)
 
     def flush(self) -> None:
-        """Flushes the text stream, if it can be flushed."""
+        """Flush the text stream, if it has `flush`."""
         if hasattr(self._target, "flush"):
             self._target.flush()
 
 
 class DriverOutput:
-    """Where the driver shows the ranks' output.
+    """Target of the ranks' output in the driver.
 
     Args:
-        stdout: Text stream for their standard output; None for the driver's.
-        stderr: The same for their standard error.
-        timestamps: Whether lines begin with the time.
-        folder: A folder for each rank's output besides; None for none.
+        stdout: Text stream for standard output; None for that of the driver.
+        stderr: Text stream for standard error; None for that of the driver.
+        timestamps: Whether to prefix lines with the time.
+        folder: A folder in which to save each rank's output as well; None to save nothing.
     """
 
     def __init__(self, stdout: Any = None, stderr: Any = None, timestamps: bool = False, folder: Path | None = None
@@ -160,22 +143,18 @@ class DriverOutput:
 
     @contextlib.contextmanager
     def served(self, context: Any, order: Order) -> Iterator[Order]:
-        """Receives output from the tasks within the context.
-
-        Args:
-            context: The Spark context.
-            order: The job.
+        """Receive output from the tasks while the context is active.
 
         Yields:
-            The job that knows where the driver listens; as it was if the driver cannot.
+            The order with the address of the server; the same order if the driver cannot listen.
         """
         announced = LOOPBACK if is_fixed(context) else configured(context, "spark.driver.host", LOOPBACK)
-        listens_at = announced if is_local(announced) else configured(context, "spark.driver.bindAddress", announced)
+        bind_address = announced if is_local(announced) else configured(context, "spark.driver.bindAddress", announced)
         quiet = not prints_at(Settings(order.environment), "INFO")
         out = cast("Any", TextTarget(self._stdout or sys.stdout))
         err = cast("Any", TextTarget(self._stderr or sys.stderr))
         try:
-            server = OutputServer(order.size, order.secret.encode(), listens_at,
+            server = OutputServer(order.size, order.secret.encode(), bind_address,
                                   Printer(order.size, out, err, timestamps=self._timestamps, quiet=quiet,
                                           folder=self._folder))
         except (MachineError, OSError) as error:

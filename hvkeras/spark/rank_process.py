@@ -1,12 +1,12 @@
-"""The process of one rank on Spark: forked from Spark's Python worker, under a guard that leaves nothing behind.
+"""The process of one rank on Spark: forked from Spark's Python worker, below a guard that cleans up its descendants.
 
     Spark's Python worker -> guard -> rank
 
-The worker may be used again by Spark, so the function runs in a process of its own. A fork, in contrast to a new
-Python, keeps the task's context: `BarrierTaskContext.get()`, its `allGather`, and broadcast variables work in it. The
-worker has imported neither TensorFlow nor anything else that starts threads.
+Spark may reuse the worker, so the function runs in a separate process. Unlike a new interpreter, a fork preserves the
+task's context: `BarrierTaskContext.get()`, its `allGather`, and broadcast variables work in it. The fork is safe, since
+the worker has imported neither TensorFlow nor other libraries that start threads.
 
-Spark kills workers with SIGKILL, which the guard notices: it ends the rank and whatever the rank has started.
+Spark kills workers with SIGKILL. The guard detects this, and terminates the rank and its descendants.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from hvkeras.launcher.printer import TAIL
 from hvkeras.spark.order import Order
 
 _PIPES = ("order", "result", "cause", "stdout", "stderr", "status")
-_STATUS = struct.Struct("=ii")  # the rank's process id, and its status as waitpid gives it
+_STATUS = struct.Struct("=ii")  # the rank's process id and its waitpid status
 _WATCHED = {signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP}  # by the guard
 _SOFTWARE = 70  # EX_SOFTWARE of <sysexits.h>
 
@@ -59,15 +59,15 @@ Pipes = Mapping[str, tuple[int, int]]
 
 
 @dataclass(frozen=True)
-class Ended:
-    """How a rank has ended.
+class RankExit:
+    """Exit of a rank.
 
     Attributes:
-        pid: Its process; 0 if it was lost together with its guard.
-        code: Its exit code, or minus the number of the signal that killed it.
+        pid: The process id; 0 if the rank was lost together with its guard.
+        code: The exit code, or the negative number of the signal that killed it.
         result: The pickled result; None if the function did not return.
-        cause: Why its job ended early, as far as the rank knew.
-        tail: The end of its standard error.
+        cause: The cause of the job's failure as the rank reported it, if any.
+        tail: The end of the rank's standard error.
     """
 
     pid: int
@@ -78,7 +78,7 @@ class Ended:
 
 
 class RankProcess:
-    """A rank's process, which waits for its environment.
+    """Process of a rank, which waits for its environment before it runs the function.
 
     Args:
         order: The job.
@@ -93,7 +93,7 @@ class RankProcess:
         if self._guard == 0:
             try:
                 _guard(worker, pipes, order)
-            except BaseException:  # noqa: BLE001 - this process must not go on as Spark's worker
+            except BaseException:  # noqa: BLE001 - this process must not continue as Spark's worker
                 traceback.print_exc()
             os._exit(_SOFTWARE)
         self._order = pipes["order"][1]
@@ -103,30 +103,26 @@ class RankProcess:
             os.close(pipes[name][1])
 
     def start(self, environment: Mapping[str, str]) -> None:
-        """Lets the rank run.
-
-        Args:
-            environment: Its variables, beside those of this process.
-        """
+        """Send the rank its environment variables, which it adds to those of this process, and let it run."""
         with contextlib.suppress(BrokenPipeError), os.fdopen(self._order, "w", encoding="utf-8") as pipe:
             self._order = -1
             json.dump(dict(environment), pipe)
 
-    def wait(self, show: Callable[[str, bytes], None]) -> Ended:
-        """Waits for the rank to end, however long it trains.
+    def wait(self, show: Callable[[str, bytes], None]) -> RankExit:
+        """Wait without a timeout for the rank to exit.
 
         Args:
-            show: Called with what it prints: the stream, and the bytes.
+            show: Called with each chunk of output: `stdout` or `stderr`, and the bytes.
         """
         read: dict[str, bytearray] = {name: bytearray() for name in _PIPES}
-        with selectors.DefaultSelector() as waiting:
+        with selectors.DefaultSelector() as selector:
             for descriptor in self._reads:
-                waiting.register(descriptor, selectors.EVENT_READ)
-            while waiting.get_map():
-                for key, _ in waiting.select():
+                selector.register(descriptor, selectors.EVENT_READ)
+            while selector.get_map():
+                for key, _ in selector.select():
                     name, data = self._reads[key.fd], os.read(key.fd, CHUNK)
                     if not data:
-                        waiting.unregister(key.fd)
+                        selector.unregister(key.fd)
                         continue
                     if name in ("stdout", "stderr"):
                         show(name, data)
@@ -136,15 +132,15 @@ class RankProcess:
         pid, status = _STATUS.unpack(read["status"]) if len(read["status"]) == _STATUS.size else (0, signal.SIGKILL)
         code = os.waitstatus_to_exitcode(status)
         result = bytes(read["result"]) if code == 0 and read["result"] else None
-        return Ended(pid, code, result, _cause_in(read["cause"]), read["stderr"].decode(errors="replace"))
+        return RankExit(pid, code, result, _cause_in(read["cause"]), read["stderr"].decode(errors="replace"))
 
     def close(self) -> None:
-        """Ends the rank if it is still there, and closes the pipes."""
+        """Terminate the rank if it is still running, and close the pipes."""
         if self._order >= 0:
-            os.close(self._order)  # it never started, and ends by itself
+            os.close(self._order)  # the rank has not started the function, and exits at end of file
         for descriptor in self._reads:
             os.close(descriptor)
-        os.kill(self._guard, signal.SIGTERM)  # it is there, even if as a zombie, until it is waited for
+        os.kill(self._guard, signal.SIGTERM)  # the process id stays valid until waitpid
         deadline = time.monotonic() + TERMINATE_GRACE + KILL_GRACE
         while os.waitpid(self._guard, os.WNOHANG)[0] == 0:
             if time.monotonic() > deadline:
@@ -160,7 +156,7 @@ def _cause_in(data: bytes | bytearray) -> Cause | None:
 
 def _fork() -> int:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of threads that pyarrow starts when it is imported
+        warnings.simplefilter("ignore", DeprecationWarning)  # about threads that pyarrow starts on import
         return os.fork()
 
 
@@ -184,9 +180,9 @@ def _guard(worker: int, pipes: Pipes, order: Order) -> NoReturn:
         for descriptor in ends:
             if descriptor != report:
                 os.close(descriptor)
-    nothing = os.open(os.devnull, os.O_RDWR)
+    devnull = os.open(os.devnull, os.O_RDWR)
     for descriptor in (1, 2):
-        os.dup2(nothing, descriptor)
+        os.dup2(devnull, descriptor)
     status = _status_of(rank)
     deadline = time.monotonic() + KILL_GRACE
     while time.monotonic() < deadline and kill_descendants():
@@ -198,7 +194,7 @@ def _guard(worker: int, pipes: Pipes, order: Order) -> NoReturn:
 
 
 def _status_of(rank: int) -> int:
-    """Waits for the rank; ends it if this process is told to end, or its parent is gone."""
+    """Wait for the rank; terminate it if this process receives SIGTERM, which the parent's death also sends."""
     deadline: float | None = None
     while (status := _reap(rank)) is None:
         received = signal.sigtimedwait(_WATCHED, POLL_INTERVAL)
@@ -211,7 +207,7 @@ def _status_of(rank: int) -> int:
 
 
 def _reap(rank: int) -> int | None:
-    """Reaps ended children; returns the rank's status if it was among them."""
+    """Reap exited children, and return the rank's status if it is among them."""
     with contextlib.suppress(ChildProcessError):
         while True:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -224,7 +220,7 @@ def _reap(rank: int) -> int | None:
 
 
 def _rank(pipes: Pipes, order: Order) -> NoReturn:
-    """Becomes the rank, once its environment is known."""
+    """Run the rank after its environment has arrived."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
     for name, ends in pipes.items():
         os.close(ends[name == "order"])
@@ -238,22 +234,21 @@ def _rank(pipes: Pipes, order: Order) -> NoReturn:
         setattr(sys, f"__{name}__", stream)
     os.environ.update(json.loads(environment))
     os.environ["HVKERAS_RUN_CAUSE"] = f"/dev/fd/{pipes['cause'][1]}"
-    atexit._clear()  # what Spark's worker has registered
+    atexit._clear()  # handlers of Spark's worker
     if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed()  # otherwise the worker's next rank would draw the same numbers
-    _run_as_script(lambda: _answer(order, pipes["result"][1]), pipes["cause"][1])
+        sys.modules["numpy"].random.seed()  # otherwise later forks of the worker draw the same numbers
+    _run_as_script(lambda: _write_result(order, pipes["result"][1]), pipes["cause"][1])
 
 
-def _answer(order: Order, target: int) -> None:
-    """Makes the call, and writes its result."""
+def _write_result(order: Order, target: int) -> None:
     if order.as_horovod:
         as_horovod.install()
         os.environ.update(as_horovod.environment(os.environ))
     try:
         call = loaded_call(order.call)
-    except Exception as error:  # whatever an import or an object's own unpickling raises
+    except Exception as error:  # imports and unpickling may raise anything
         raise UsageError(explain(f"The function must be loadable on the hosts of its ranks ({summary(error)})",
-                                 "give Spark the modules that it needs: spark.sparkContext.addPyFile(...), or"
+                                 "add the missing modules to Spark: spark.sparkContext.addPyFile(...), or"
                                  " spark-submit --py-files", host=socket.gethostname())) from error
     try:
         result: Any = call()
@@ -267,18 +262,18 @@ def _answer(order: Order, target: int) -> None:
         data = data[os.write(target, data):]
 
 
-def _run_as_script(work: Callable[[], None], causes: int) -> NoReturn:
-    """Runs a function as Python runs a script, with its hooks for exceptions, its exit functions and its exit code."""
+def _run_as_script(function: Callable[[], None], causes: int) -> NoReturn:
+    """Run a function like a script: with exception hooks, exit handlers and an exit code."""
     code = 0
     try:
-        work()
+        function()
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else 1
         if not isinstance(ended.code, int):
             print(ended.code, file=sys.stderr)
     except BaseException as error:  # noqa: BLE001 - as Python itself does
         code = 1
-        error.__traceback__ = _from_the_function_on(error.__traceback__)
+        error.__traceback__ = _without_own_frames(error.__traceback__)
         sys.excepthook(type(error), error, error.__traceback__)  # after init(), this ends the process
         _report(error, causes)
     threading._shutdown()  # type: ignore[attr-defined]  # waits for threads
@@ -289,8 +284,7 @@ def _run_as_script(work: Callable[[], None], causes: int) -> NoReturn:
     os._exit(code)
 
 
-def _from_the_function_on(trace: TracebackType | None) -> TracebackType | None:
-    """Returns a traceback without its first frames, which are hvkeras's own."""
+def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
     rest = trace
     while rest is not None and rest.tb_frame.f_code.co_filename in _OWN_FILES:
         rest = rest.tb_next
@@ -298,7 +292,7 @@ def _from_the_function_on(trace: TracebackType | None) -> TracebackType | None:
 
 
 def _report(error: BaseException, causes: int) -> None:
-    """Tells the task about an exception outside of a job, that is, without hvkeras's own hooks."""
+    """Report an exception to the task; needed without `hvd.init()`, when hvkeras's hooks are not installed."""
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     cause = Cause(CauseKind.EXCEPTION, int(os.environ["HVKERAS_SPARK_RANK"]), socket.gethostname(), os.getpid(),
                   f"failed with {summary(error)}", text[-TAIL:])

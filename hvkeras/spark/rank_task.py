@@ -1,7 +1,7 @@
-"""The task of one rank, in Spark's Python worker: finds the other tasks, starts the rank, and reports its end.
+"""The task of one rank, in Spark's Python worker: exchanges addresses, starts the rank, and reports its exit.
 
-Tasks find each other by one `allGather` of Spark's barrier stage. The task of rank 0 serves the control channel, so
-that the channel outlives the rank and tells the others how it ended.
+Tasks exchange addresses by `allGather` of Spark's barrier stage. The task of rank 0 serves the control channel, so that
+the channel outlives the rank, and reports its exit to the other ranks.
 """
 
 from __future__ import annotations
@@ -35,28 +35,25 @@ from hvkeras.launcher.printer import Printer
 from hvkeras.settings import Settings
 from hvkeras.spark.order import Order, marked, ranks_by_host
 from hvkeras.spark.output import OutputLink
-from hvkeras.spark.rank_process import Ended, RankProcess
+from hvkeras.spark.rank_process import RankExit, RankProcess
 from hvkeras.spark.task import visible_devices
 
-CULPRIT_FIRST = 3.0  # seconds for Spark to end this task because of the one whose rank failed first
+FIRST_FAILURE_GRACE = 3.0  # seconds for Spark to cancel this task after the task whose rank failed first reports it
 WorkT = TypeVar("WorkT")
 
 
 class TaskFailedError(PeerError):
-    """A rank, or its task, has failed; the text is a marked report."""
+    """A rank or its task failed; the message is a marked report."""
 
 
 def run(order: Order) -> Iterator[tuple[int, bytes]]:
-    """Runs a rank in the Spark task that this process works for.
-
-    Args:
-        order: The job.
+    """Run a rank in this process's Spark task.
 
     Yields:
         The rank and its pickled result.
 
     Raises:
-        TaskFailedError: The rank has failed.
+        TaskFailedError: The rank failed.
     """
     from pyspark import BarrierTaskContext
 
@@ -70,12 +67,12 @@ def run(order: Order) -> Iterator[tuple[int, bytes]]:
 
 
 class RankTask:
-    """The task of a rank.
+    """Spark task of a rank.
 
     Args:
         order: The job.
-        context: Spark's context of this task.
-        stack: Closes what this task opens.
+        context: The `BarrierTaskContext` of this task.
+        stack: Exit stack for the resources of this task.
 
     Attributes:
         rank: The rank.
@@ -97,32 +94,28 @@ class RankTask:
         return f"rank {self.rank} on {socket.gethostname()}"
 
     def run(self) -> bytes:
-        """Runs the rank to its end.
-
-        Returns:
-            Its pickled result.
+        """Run the rank until it exits, and return its pickled result.
 
         Raises:
-            HvkerasError: It could not be started.
-            TaskFailedError: It has failed.
+            HvkerasError: The rank could not start.
+            TaskFailedError: The rank failed.
         """
         self._refuse_retry()
-        process = RankProcess(self._order)  # the first thing: a fork takes no threads along
+        process = RankProcess(self._order)  # first, before this process has threads, which a fork does not copy
         self._stack.callback(process.close)
         self._open_output()
         process.start(self._environment())
-        ended = process.wait(self._show)
-        if ended.result is None:
-            self._fail(ended)
-        assert ended.result is not None
-        self._context.barrier()  # the control channel is here for as long as any rank runs
-        return ended.result
+        rank_exit = process.wait(self._show)
+        if rank_exit.result is None:
+            self._fail(rank_exit)
+        assert rank_exit.result is not None
+        self._context.barrier()  # rank 0's task serves the control channel until all ranks have exited
+        return rank_exit.result
 
     def _refuse_retry(self) -> None:
-        """Refuses to train twice. Spark itself does not run a barrier stage again whose results go to the driver."""
         if self._context.attemptNumber():
             raise UsageError(explain("A job of hvkeras.spark runs once, and Spark has started its tasks again",
-                                     "call hvkeras.spark.run again; save checkpoints to go on from",
+                                     "call hvkeras.spark.run again; save checkpoints to resume from",
                                      attempt=self._context.attemptNumber()))
 
     # Output.
@@ -132,8 +125,8 @@ class RankTask:
             self._link = OutputLink.connect(self._order.output, self._order.secret.encode(),
                                             Introduction(self.rank, self._order.size, socket.gethostname()))
             if self._link is None:
-                say(f"the driver cannot be reached at {self._order.output[0]}:{self._order.output[1]}, so the ranks'"
-                    " output is in this log alone")
+                say(f"this host cannot connect to the driver at {self._order.output[0]}:{self._order.output[1]}, so the"
+                    " output of ranks is only in this log")
         if self._link is not None:
             self._stack.callback(self._link.close)
             return
@@ -147,37 +140,37 @@ class RankTask:
         elif self._printer is not None:
             self._printer.show(self.rank, stream, data)
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         self._show("stderr", f"hvkeras: {text}\n".encode())
 
     # The start.
 
     def _environment(self) -> dict[str, str]:
-        """Finds the other tasks; returns the variables of the rank."""
+        """Exchange addresses with the other tasks, and return the variables of the rank."""
         facts: dict[str, Any] = {"rank": self.rank, "host": socket.gethostname(), "identity": host_identity()}
         if self.rank == 0:
             facts["control"] = self._serve()
         if self._order.tf_config:
             facts["port"] = self._reserve_port()
-        found = sorted(self._gather(facts), key=lambda fact: int(fact["rank"]))
-        topology = topology_from_hosts(self.rank, [fact["host"] for fact in found],
-                                       [fact["identity"] for fact in found])
-        given = {name: info.addresses for name, info in self._context.resources().items()}
-        devices = visible_devices(self._order.gpus, self._task, given, os.environ)
+        tasks = sorted(self._gather(facts), key=lambda fact: int(fact["rank"]))
+        topology = topology_from_hosts(self.rank, [fact["host"] for fact in tasks],
+                                       [fact["identity"] for fact in tasks])
+        assigned = {name: info.addresses for name, info in self._context.resources().items()}
+        devices = visible_devices(self._order.gpus, self._task, assigned, os.environ)
         environment = {
             **quiet_variables(self._settings.log_level), **({} if devices is None else {VISIBLE: devices}),
             **self._order.environment,
-            "PYTHONUNBUFFERED": "1", "HVKERAS_SECRET": self._order.secret, **self._numbers(topology),
-            launch.CONTROL_ADDRESS: found[0]["control"],
+            "PYTHONUNBUFFERED": "1", "HVKERAS_SECRET": self._order.secret, **self._topology_variables(topology),
+            launch.CONTROL_ADDRESS: tasks[0]["control"],
         }
         if self._order.tf_config:
-            hosts = [LOOPBACK] * topology.size if self._one_host else [self._address_of(fact) for fact in found]
+            hosts = [LOOPBACK] * topology.size if self._one_host else [self._address_of(fact) for fact in tasks]
             workers = [f"[{host}]:{fact['port']}" if ":" in host else f"{host}:{fact['port']}"
-                       for host, fact in zip(hosts, found, strict=True)]
+                       for host, fact in zip(hosts, tasks, strict=True)]
             environment |= tf_config.worker_variables(workers, self.rank, os.environ)
         return environment
 
-    def _numbers(self, topology: Topology) -> dict[str, str]:
+    def _topology_variables(self, topology: Topology) -> dict[str, str]:
         numbers = {launch.PROCESS_ID: self.rank, launch.PROCESS_COUNT: topology.size,
                    launch.LOCAL_PROCESS_ID: topology.local_rank, launch.LOCAL_PROCESS_COUNT: topology.local_size}
         return {**{name: str(number) for name, number in numbers.items()},
@@ -192,71 +185,64 @@ class RankTask:
         return self._hosts[ranks.index(fact["rank"])]
 
     def _own_address(self) -> str:
-        """Returns the address at which other tasks reach this one: the chosen interface, else Spark's own."""
+        """Return the address for connections from other tasks: of the selected interface, or else Spark's address."""
         if self._one_host:
             return LOOPBACK
         if self._settings.network_interfaces:
             return interface_address(self._settings.network_interfaces)
-        own: str = self._hosts[self._task]
-        return socket.gethostbyname(own) if is_local(own) else own_address(self._settings, {})
+        host: str = self._hosts[self._task]
+        return socket.gethostbyname(host) if is_local(host) else own_address(self._settings, {})
 
     def _serve(self) -> str:
         self._server = ControlServer(self._order.size, self._order.secret.encode(), self._own_address(), 0,
-                                     Deadlines.from_settings(self._settings), on_warning=self._say, on_note=self._say)
+                                     Deadlines.from_settings(self._settings), on_warning=self._print,
+                                     on_note=self._print)
         self._stack.callback(self._server.stop)
         host, port = self._server.start()
         return f"{host}:{port}"
 
     def _reserve_port(self) -> int:
-        """Reserves a free port with a socket that never listens: only servers that share ports can use it."""
+        """Reserve a free port with a socket that never listens, so that only servers with SO_REUSEPORT can use it."""
         holder = self._stack.enter_context(socket.socket())
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         holder.bind(("", 0))
         return int(holder.getsockname()[1])
 
     def _gather(self, facts: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Exchanges facts with all tasks.
-
-        Raises:
-            PeerError: Some task does not answer in time.
-        """
+        """Exchange facts with all tasks; raise PeerError if a task does not participate in time."""
         timeout = self._settings.start_timeout
-        answers = _within(timeout, lambda: self._context.allGather(json.dumps(facts)))
-        if answers is None:
-            raise PeerError(explain(f"The tasks of all ranks must meet within {timeout:g} s, and at least one has not"
-                                    " come", "see the executors' logs, or raise HVKERAS_START_TIMEOUT",
+        gathered = _within(timeout, lambda: self._context.allGather(json.dumps(facts)))
+        if gathered is None:
+            raise PeerError(explain(f"The tasks of all ranks must reach the barrier within {timeout:g} s, and at least"
+                                    " one has not", "see the executors' logs, or raise HVKERAS_START_TIMEOUT",
                                     hosts=self._hosts))
-        return [json.loads(answer) for answer in answers]
+        return [json.loads(answer) for answer in gathered]
 
-    # The end.
+    # Exit.
 
-    def _fail(self, ended: Ended) -> None:
-        """Reports a failed rank; the task of the rank that failed first does so first, as Spark keeps one report.
-
-        Raises:
-            TaskFailedError: Always.
-        """
-        how = described_end(ended.code) if ended.code else "exited before its function returned"
-        kind = CauseKind.SIGNAL if ended.code < 0 else CauseKind.EXIT
-        own = Cause(kind, self.rank, socket.gethostname(), ended.pid or None, how)
-        cause = ended.cause or own
+    def _fail(self, rank_exit: RankExit) -> None:
+        """Raise the report of a failed rank; Spark keeps one report, which should be that of the first failure."""
+        description = described_end(rank_exit.code) if rank_exit.code else "exited before its function returned"
+        kind = CauseKind.SIGNAL if rank_exit.code < 0 else CauseKind.EXIT
+        own_cause = Cause(kind, self.rank, socket.gethostname(), rank_exit.pid or None, description)
+        cause = rank_exit.cause or own_cause
         if self._server is not None and self._server.cause is None:
             self._server.fail(cause)
         if cause.rank != self.rank:
-            time.sleep(CULPRIT_FIRST)
+            time.sleep(FIRST_FAILURE_GRACE)
         if cause.rank == self.rank and cause.kind is CauseKind.LOST:
-            cause = replace(cause, error=how)
-        raise TaskFailedError(marked(exit_report(cause, {self.rank: ended.code}, ended.tail, prefix="")))
+            cause = replace(cause, error=description)
+        raise TaskFailedError(marked(exit_report(cause, {self.rank: rank_exit.code}, rank_exit.tail, prefix="")))
 
 
-def _within(seconds: float, work: Callable[[], WorkT]) -> WorkT | None:
-    """Calls a function that may block forever, in a thread; returns None if it does not return in time."""
-    done: list[WorkT] = []
+def _within(seconds: float, function: Callable[[], WorkT]) -> WorkT | None:
+    """Call a blocking function in a thread, and return None if it does not return in time."""
+    results: list[WorkT] = []
     errors: list[BaseException] = []
 
     def call() -> None:
         try:
-            done.append(work())
+            results.append(function())
         except BaseException as error:  # noqa: BLE001 - raised below
             errors.append(error)
 
@@ -265,4 +251,4 @@ def _within(seconds: float, work: Callable[[], WorkT]) -> WorkT | None:
     thread.join(seconds)
     if errors:
         raise errors[0]
-    return done[0] if done else None
+    return results[0] if results else None

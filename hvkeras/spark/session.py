@@ -1,4 +1,4 @@
-"""The Spark session of the program: its context, and how many tasks it can run at the same time."""
+"""The program's Spark session: its context, its task slots and its configuration."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ _LOCAL = re.compile(r"local(\[.*\])?")
 
 
 def require_pyspark() -> None:
-    """Checks that pyspark is installed, without importing it.
+    """Check that pyspark is installed, without importing it.
 
     Raises:
-        NotInstalledError: It is not.
+        NotInstalledError: pyspark is not installed.
     """
     if find_spec("pyspark") is None:
         raise NotInstalledError(explain("pyspark must be installed for hvkeras.spark", INSTALL))
 
 
 def active_context() -> Any:
-    """Returns the context of the program's Spark session.
+    """Return the context of the program's Spark session.
 
     Raises:
         NotInstalledError: pyspark is not installed.
-        UsageError: There is no session, or it is one of Spark Connect, which has no barrier stages of RDDs.
+        UsageError: There is no session, or it uses Spark Connect, which does not support barrier stages of RDDs.
     """
     require_pyspark()
     from pyspark import SparkContext
@@ -47,11 +47,7 @@ def active_context() -> Any:
 
 
 def slots_of(context: Any) -> int:
-    """Returns how many tasks Spark can run at the same time with the executors that it has now.
-
-    Args:
-        context: The Spark context.
-    """
+    """Return the number of tasks that the present executors can run at the same time."""
     scala = context._jsc.sc()
     with contextlib.suppress(Exception):  # internal to Spark
         return int(scala.maxNumConcurrentTasks(scala.resourceProfileManager().defaultResourceProfile()))
@@ -59,21 +55,15 @@ def slots_of(context: Any) -> int:
 
 
 def is_fixed(context: Any) -> bool:
-    """Whether the number of slots cannot grow: Spark runs inside the driver."""
+    """Return whether the number of slots is fixed, because Spark runs in local mode inside the driver."""
     return _LOCAL.fullmatch(context.master) is not None
 
 
 def configured(context: Any, key: str, default: str = "") -> str:
-    """Returns the value of one of Spark's own settings.
-
-    Args:
-        context: The Spark context.
-        key: The setting's name.
-        default: The value if it is not set.
-    """
+    """Return the value of a setting of Spark, or `default` if it is not set."""
     return str(context.getConf().get(key, default))
 
 
 def is_on(context: Any, key: str) -> bool:
-    """Whether one of Spark's own switches is on."""
+    """Return whether a boolean setting of Spark is true."""
     return configured(context, key, "false").strip().lower() == "true"

@@ -1,4 +1,4 @@
-"""A task of an elastic job on Spark: a place for one rank after the other."""
+"""Task of an elastic job on Spark: a slot that runs one rank after another."""
 
 from __future__ import annotations
 
@@ -17,18 +17,15 @@ LAUNCHER = "Spark"
 
 
 def run(order: SlotOrder) -> Iterator[bytes]:
-    """Serves the job until it is over.
-
-    Args:
-        order: What the driver has sent.
+    """Run ranks of the job until it ends.
 
     Yields:
-        The pickled results that ranks have saved here.
+        The pickled results of the ranks that ran here.
     """
     from pyspark import TaskContext
 
     task = TaskContext.get()
-    addresses = {name: given.addresses for name, given in task.resources().items()}
+    addresses = {name: resource.addresses for name, resource in task.resources().items()}
     variables = {**order.environment, hvkeras_run.STARTED_BY: LAUNCHER}
     devices = visible_devices(order.gpus, task.partitionId(), addresses, os.environ)
     if devices is not None:

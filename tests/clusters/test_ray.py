@@ -186,7 +186,7 @@ def test_a_failure_before_init_ends_those_who_wait_there(executor):
 def test_a_cluster_without_room_is_waited_for_and_named(executor, capfd):
     full = executor(num_workers=5, cpus_per_worker=2, settings=RayExecutor.create_settings())
     full.settings.placement_group_timeout_s = 4
-    with pytest.raises(MachineError, match=r"must have room for 5 workers with 2 CPUs each within 4 s.*2 nodes"):
+    with pytest.raises(MachineError, match=r"must have resources for 5 workers with 2 CPUs each within 4 s.*2 nodes"):
         full.start()
     assert "waiting for room in the Ray cluster for 5 workers with 2 CPUs each" in capfd.readouterr().err
 
@@ -324,7 +324,7 @@ def test_an_exception_that_comes_twice_ends_an_elastic_executor(nodes):
 
 def test_an_elastic_executor_that_is_short_of_places_says_so(nodes):
     settings = ElasticRayExecutor.create_settings(min_num_proc=7, elastic_timeout=1)
-    with pytest.raises(MachineError, match="must have places for 7 workers within 1 s"):
+    with pytest.raises(MachineError, match="must have slots for 7 workers within 1 s"):
         ElasticRayExecutor(settings).run(meet)
 
 

@@ -335,7 +335,7 @@ def test_what_is_ignored_is_said_once(estimator: Outcome):
 
 def test_mistakes_of_an_estimator_are_told(estimator: Outcome):
     found = estimator.result("mistakes_are_told", 0)
-    words = ["the columns are a, b, c", "parameter store", "parameter loss", "share of the rows below 1",
+    words = ["the columns are a, b, c", "parameter store", "parameter loss", "fraction of the rows between 0 and 1",
              r"as many values as the model expects\. Received: column='pair', values=2", "must not contain nulls"]
     assert len(found) == len(words)
     for (_, text), word in zip(found, words, strict=True):

@@ -63,7 +63,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, Path]:
         job.wait_for(0, "training continues with 1 of the workers", stream="stderr")
         wait_for_epochs(job, 3)
         job.start_again(2)
-        job.wait_for(0, "is back", stream="stderr")
+        job.wait_for(0, "has rejoined", stream="stderr")
         wait_for_epochs(job, 3)
         os.kill(job.pid(2), signal.SIGTERM)
         job.wait_for(2, "received SIGTERM", stream="stderr")
@@ -79,7 +79,7 @@ def test_a_lost_worker_is_reported_and_may_come_back(trained: tuple[Outcome, Pat
     told = [line for line in outcome.stderr(0).splitlines() if line.startswith("hvkeras: worker 1")]
     lost = (r"hvkeras: worker 1 on \S+ \(pid \d+\) ended unexpectedly \(killed, crashed, or out of memory\); training"
             r" continues with 1 of the workers")
-    for line, words in zip(told, (lost, r"hvkeras: worker 1 on \S+ \(pid \d+\) is back", lost), strict=True):
+    for line, words in zip(told, (lost, r"hvkeras: worker 1 on \S+ \(pid \d+\) has rejoined", lost), strict=True):
         assert re.fullmatch(words, line)
     losses = [float(loss) for loss in re.findall(r"loss (\S+)", outcome.stdout(0))]
     assert losses[-1] < 0.5 * losses[0]

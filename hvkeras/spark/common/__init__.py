@@ -1,1 +1,1 @@
-"""What estimators have in common: stores, backends, parameters and data. Horovod's path `horovod.spark.common`."""
+"""Common parts of estimators: stores, backends, parameters and data. Horovod's path `horovod.spark.common`."""

@@ -1,4 +1,4 @@
-"""Where an estimator trains: `SparkBackend` starts its ranks in tasks of the Spark session."""
+"""Backends of estimators: `SparkBackend` starts the ranks in tasks of the Spark session."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ ResultT = TypeVar("ResultT")
 
 
 class Backend(abc.ABC):
-    """Runs a function on ranks; estimators take any subclass as `backend`."""
+    """Base class of estimator backends, which run functions on ranks."""
 
     @abc.abstractmethod
     def run(self, fn: Callable[..., ResultT], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None,
             env: Mapping[str, str] | None = None) -> list[ResultT]:
-        """Runs a function on all ranks.
+        """Run a function on all ranks.
 
         Args:
             fn: The function.
             args: Its positional arguments.
             kwargs: Its keyword arguments.
-            env: Further variables of the ranks.
+            env: Additional environment variables of the ranks.
 
         Returns:
             The results, in rank order.
@@ -32,19 +32,19 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     def num_processes(self) -> int:
-        """Returns the number of ranks."""
+        """Return the number of ranks."""
 
 
 class SparkBackend(Backend):
-    """Runs a function on ranks in the tasks of a Spark job.
+    """Backend whose ranks run in the tasks of a Spark job.
 
     Example:
         estimator = KerasEstimator(backend=SparkBackend(num_proc=4, start_timeout=300), ...)
 
     Args:
         num_proc: The number of ranks; by default, Spark's default parallelism.
-        env: Further variables of the ranks.
-        **kwargs: Further arguments of `hvkeras.spark.run`.
+        env: Additional environment variables of the ranks.
+        **kwargs: Additional arguments of `hvkeras.spark.run`.
     """
 
     def __init__(self, num_proc: int | None = None, env: Mapping[str, str] | None = None, **kwargs: Any) -> None:
@@ -52,9 +52,9 @@ class SparkBackend(Backend):
 
     def run(self, fn: Callable[..., ResultT], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None,
             env: Mapping[str, str] | None = None) -> list[ResultT]:
-        """Runs a function on all ranks; see `Backend.run`."""
+        """Run a function on all ranks; see `Backend.run`."""
         return run(fn, args, kwargs, num_proc=self.num_processes(), env={**self._env, **(env or {})}, **self._kwargs)
 
     def num_processes(self) -> int:
-        """Returns the number of ranks."""
+        """Return the number of ranks."""
         return int(active_context().defaultParallelism) if self._num_proc is None else self._num_proc

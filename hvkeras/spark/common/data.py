@@ -1,4 +1,4 @@
-"""A DataFrame on its way to Parquet files in a store."""
+"""Training data of estimators: DataFrames are written to Parquet files in a store."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ SCALAR, ARRAY, VECTOR = "scalar", "array", "vector"
 
 @dataclass(frozen=True)
 class Prepared:
-    """Data in a store.
+    """Training and validation data in a store.
 
     Attributes:
-        train_path: The folder of training data.
-        val_path: The folder of validation data; "" without any.
-        kinds: Whether each column is a scalar, an array or a vector.
+        val_path: "" without validation data.
+        kinds: SCALAR, ARRAY or VECTOR for each column.
     """
 
     train_path: str
@@ -32,45 +31,46 @@ class Prepared:
 @contextlib.contextmanager
 def prepared(df: Any, store: Store, columns: Sequence[str], validation: float | str | None, partitions: int,
              seed: int | None) -> Iterator[Prepared]:
-    """Writes the columns of a DataFrame to a store, for as long as the context lasts.
+    """Write the columns of a DataFrame to a store, and delete them on exit.
 
     Args:
         df: The DataFrame.
         store: The store.
         columns: The columns to write.
-        validation: The share of rows that are held out for validation, or a column that is true or positive in them.
+        validation: The fraction of rows held out for validation, or a column that is true or positive in them.
         partitions: The number of files of training data.
         seed: The seed of a random split.
 
     Yields:
-        Where the data are.
+        The paths of the data.
 
     Raises:
-        UsageError: A column does not exist, or the validation is neither a share nor a column.
+        UsageError: A column does not exist, or validation is neither a fraction nor a column.
     """
     train, val = _split(df, validation, seed)
     kinds = {name: _kind(df.schema[name].dataType) for name in _existing(df, columns)}
-    index = uuid.uuid4().hex[:12]
-    indices = store.get_train_data_path(index), store.get_val_data_path(index)
+    suffix = uuid.uuid4().hex[:12]
+    paths = store.get_train_data_path(suffix), store.get_val_data_path(suffix)
     try:
-        for part, place in ((train, indices[0]), (val, indices[1])):
+        for part, path in ((train, paths[0]), (val, paths[1])):
             if part is not None:
-                _plain(part, kinds).repartition(partitions).write.mode("overwrite").parquet(store.for_spark(place))
-        yield _checked(Prepared(indices[0], "" if val is None else indices[1], kinds), store)
+                _vectors_as_arrays(part, kinds).repartition(partitions).write.mode("overwrite").parquet(
+                    store.for_spark(path))
+        yield _validated(Prepared(paths[0], "" if val is None else paths[1], kinds), store)
     finally:
-        for place in indices:
-            store.delete(place)
+        for path in paths:
+            store.delete(path)
 
 
-def found_in(store: Store, index: object) -> Prepared:
-    """Finds data that the user has written to a store's folder of training data, and of validation data.
+def find_data(store: Store, index: object) -> Prepared:
+    """Find the training and validation data that the user has written to a store.
 
     Args:
         store: The store.
-        index: What tells several from each other, or None.
+        index: The identifier of the dataset in the store, or None.
 
     Raises:
-        UsageError: There is no Parquet data.
+        UsageError: There are no Parquet data, or a scalar column has nulls.
     """
     import pyarrow as pa
     from pyarrow import dataset
@@ -79,17 +79,17 @@ def found_in(store: Store, index: object) -> Prepared:
     if not store.is_parquet_dataset(train_path):
         raise UsageError(explain("The store must have Parquet data to train on", f"df.write.parquet({train_path!r})",
                                  path=train_path))
-    filesystem, place = store.located(train_path)
-    schema = dataset.dataset(place, format="parquet", filesystem=filesystem).schema
+    filesystem, path = store.located(train_path)
+    schema = dataset.dataset(path, format="parquet", filesystem=filesystem).schema
     kinds = {field.name: ARRAY if pa.types.is_nested(field.type) else SCALAR for field in schema}
-    return _checked(Prepared(train_path, val_path if store.is_parquet_dataset(val_path) else "", kinds), store)
+    return _validated(Prepared(train_path, val_path if store.is_parquet_dataset(val_path) else "", kinds), store)
 
 
-def _checked(found: Prepared, store: Store) -> Prepared:
-    """Looks for nulls before any rank starts, and leaves out a validation without rows.
+def _validated(found: Prepared, store: Store) -> Prepared:
+    """Check for nulls before any rank starts, and omit validation data without rows.
 
     Raises:
-        UsageError: A column of numbers has nulls.
+        UsageError: A scalar column has nulls.
     """
     rows = {path: _rows_of(path, found.kinds, store) for path in (found.train_path, found.val_path) if path}
     return found if rows.get(found.val_path) else replace(found, val_path="")
@@ -98,8 +98,8 @@ def _checked(found: Prepared, store: Store) -> Prepared:
 def _rows_of(path: str, kinds: Mapping[str, str], store: Store) -> int:
     from pyarrow import dataset
 
-    filesystem, index = store.located(path)
-    files = [fragment.metadata for fragment in dataset.dataset(index, format="parquet", filesystem=filesystem)
+    filesystem, located = store.located(path)
+    files = [fragment.metadata for fragment in dataset.dataset(located, format="parquet", filesystem=filesystem)
              .get_fragments()]
     for group in (file.row_group(number) for file in files for number in range(file.num_row_groups)):
         for column in map(group.column, range(group.num_columns)):
@@ -113,7 +113,7 @@ def _rows_of(path: str, kinds: Mapping[str, str], store: Store) -> int:
 def _existing(df: Any, columns: Sequence[str]) -> Sequence[str]:
     missing = [name for name in columns if name not in df.columns]
     if missing:
-        raise UsageError(explain("The DataFrame must have all columns that are trained on",
+        raise UsageError(explain("The DataFrame must have all columns that training needs",
                                  "the columns are " + ", ".join(df.columns), column=missing[0]))
     return columns
 
@@ -130,7 +130,7 @@ def _split(df: Any, validation: float | str | None, seed: int | None) -> tuple[A
         held_out = held_out if isinstance(df.schema[validation].dataType, BooleanType) else held_out > 0
         return df.filter(~held_out), df.filter(held_out)
     if not isinstance(validation, float) or not 0 < validation < 1:
-        raise UsageError(explain("validation must be a share of the rows below 1, or the name of a column",
+        raise UsageError(explain("validation must be a fraction of the rows between 0 and 1, or the name of a column",
                                  "validation=0.1", validation=validation))
     train, val = df.randomSplit([1.0 - validation, validation], seed=seed)
     return train, val
@@ -142,8 +142,7 @@ def _kind(type_: Any) -> str:
     return ARRAY if type_.typeName() == "array" else SCALAR
 
 
-def _plain(df: Any, kinds: Mapping[str, str]) -> Any:
-    """Returns the columns, with vectors as arrays."""
+def _vectors_as_arrays(df: Any, kinds: Mapping[str, str]) -> Any:
     from pyspark.ml.functions import vector_to_array
     from pyspark.sql import functions
 

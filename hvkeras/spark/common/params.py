@@ -1,6 +1,6 @@
-"""Parameters of estimators and models: Horovod's names, as Params of pyspark.ml that can be saved and loaded.
+"""Parameters of estimators and models, with Horovod's names, as Params of pyspark.ml that can be saved and loaded.
 
-Values such as models and functions have no place in JSON: those are pickled. Load only what you trust.
+Values that JSON cannot represent, such as models and functions, are pickled. Load only files that you trust.
 """
 
 from __future__ import annotations
@@ -23,13 +23,11 @@ _PICKLE = "pickle"
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter.
+    """Declaration of one parameter.
 
     Attributes:
-        name: The name in constructors.
-        accessor: What follows `get` and `set` in the names of its methods.
-        doc: One line.
-        default: Its value unless it is set.
+        name: The argument of constructors.
+        accessor: The name of its getter and setter, without `get` and `set`.
     """
 
     name: str
@@ -39,7 +37,7 @@ class Parameter:
 
 
 def with_parameters(*table: Parameter) -> Callable[[ClassT], ClassT]:
-    """Adds parameters to a class, each with the methods `get...` and `set...`.
+    """Return a class decorator that adds parameters, each with the methods `get...` and `set...`.
 
     Args:
         *table: The parameters.
@@ -59,7 +57,7 @@ def _getter(row: Parameter) -> Callable[[Any], Any]:
     def get(self: Any) -> Any:
         return self.getOrDefault(row.name)
 
-    get.__name__, get.__doc__ = f"get{row.accessor}", f"Returns `{row.name}`: {row.doc}"
+    get.__name__, get.__doc__ = f"get{row.accessor}", f"Return `{row.name}`: {row.doc}"
     return get
 
 
@@ -67,15 +65,15 @@ def _setter(row: Parameter) -> Callable[[Any, Any], Any]:
     def set_(self: Any, value: Any) -> Any:
         return self._set(**{row.name: value})
 
-    set_.__name__, set_.__doc__ = f"set{row.accessor}", f"Sets `{row.name}`: {row.doc}"
+    set_.__name__, set_.__doc__ = f"set{row.accessor}", f"Set `{row.name}`: {row.doc}"
     return set_
 
 
 class PickledParams(MLWritable, MLReadable):  # type: ignore[misc]
-    """A class with parameters that can be saved and loaded, whatever their values are."""
+    """Mixin that saves and loads parameters of any type."""
 
     def setParams(self, **kwargs: Any) -> Any:  # noqa: N802 - Horovod's name
-        """Sets parameters by their names.
+        """Set parameters by name.
 
         Args:
             **kwargs: The parameters.
@@ -90,12 +88,12 @@ class PickledParams(MLWritable, MLReadable):  # type: ignore[misc]
         return self._set(**kwargs)
 
     def write(self) -> MLWriter:
-        """Returns what saves this: `estimator.write().overwrite().save(path)`."""
+        """Return the writer: `estimator.write().overwrite().save(path)`."""
         return _Writer(self)
 
     @classmethod
     def read(cls) -> MLReader:
-        """Returns what loads it again; `cls.load(path)` is the same as `cls.read().load(path)`."""
+        """Return the reader; `cls.load(path)` is short for `cls.read().load(path)`."""
         return _Reader(cls)
 
 
@@ -117,14 +115,14 @@ class _Reader(MLReader):  # type: ignore[misc]
 
     def load(self, path: str) -> Any:
         metadata = DefaultParamsReader.loadMetadata(path, self.sparkSession)
-        found = self._cls()
+        instance = self._cls()
         if not metadata["class"].endswith(f".{self._cls.__name__}"):
-            raise UsageError(explain(f"The folder must hold a {self._cls.__name__}", "load it with its own class",
-                                     path=path, holds=metadata["class"]))
-        found._resetUid(metadata["uid"])
+            raise UsageError(explain(f"The folder must hold a {self._cls.__name__}", "load it with the class that saved"
+                                     " it", path=path, holds=metadata["class"]))
+        instance._resetUid(metadata["uid"])
         values = metadata["paramMap"]
         custom_objects = _decoded(values.get("custom_objects"))
-        return found._set(**{name: _decoded(value, custom_objects) for name, value in values.items()})
+        return instance._set(**{name: _decoded(value, custom_objects) for name, value in values.items()})
 
 
 def _encoded(value: Any) -> Any:
@@ -143,5 +141,5 @@ def _decoded(value: Any, custom_objects: Mapping[str, Any] | None = None) -> Any
 
 
 def names_of(values: Sequence[Parameter]) -> list[str]:
-    """Returns the names of parameters."""
+    """Return the names of parameters."""
     return [row.name for row in values]

@@ -1,4 +1,4 @@
-"""Pickles of models, optimizers, losses and metrics, also of classes that the user has defined in a notebook."""
+"""Pickling of models, optimizers, losses and metrics, including classes defined in a notebook."""
 
 from __future__ import annotations
 
@@ -17,23 +17,19 @@ _BY_CONFIG = ("Optimizer", "Loss", "Metric", "LearningRateSchedule")
 
 
 def packed(value: Any) -> bytes:
-    """Pickles a value that may contain objects of Keras.
-
-    Args:
-        value: The value.
-    """
+    """Pickle a value that may contain Keras objects."""
     buffer = io.BytesIO()
     _Pickler(buffer).dump(value)
     return buffer.getvalue()
 
 
 def unpacked(data: bytes, custom_objects: Mapping[str, Any] | None = None, family: str = "keras") -> Any:
-    """Restores a value that `packed` has pickled.
+    """Unpickle a value that `packed` has pickled.
 
     Args:
         data: The pickle.
-        custom_objects: Classes or functions by name that Keras needs to load models.
-        family: The Keras that these are for.
+        custom_objects: Custom classes and functions by name, which Keras needs to load models.
+        family: The Keras package of the objects: `keras` or `tf_keras`.
     """
     if not custom_objects:
         return pickle.loads(data)
@@ -42,7 +38,7 @@ def unpacked(data: bytes, custom_objects: Mapping[str, Any] | None = None, famil
 
 
 def model_file(model: Any) -> bytes:
-    """Returns the content of the file that Keras saves a model to."""
+    """Return a model as the bytes of a `.keras` file."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.keras"
         model.save(path)
@@ -50,13 +46,13 @@ def model_file(model: Any) -> bytes:
 
 
 def model_of(data: bytes, family: str, custom_objects: Mapping[str, Any] | None = None, compiled: bool = True) -> Any:
-    """Loads a model from the content of its file.
+    """Load a model from the bytes of its `.keras` file.
 
     Args:
-        data: The content.
+        data: The content of the file.
         family: `keras` or `tf_keras`.
-        custom_objects: Classes or functions by name that Keras needs to load it.
-        compiled: Whether it is to be trained.
+        custom_objects: Custom classes and functions by name, which Keras needs to load it.
+        compiled: Whether to load the optimizer, loss and metrics, too.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.keras"
@@ -65,20 +61,20 @@ def model_of(data: bytes, family: str, custom_objects: Mapping[str, Any] | None 
 
 
 def family_of(model: Any) -> str:
-    """Returns the Keras of a model: `keras` or `tf_keras`; "" for other objects."""
+    """Return the Keras package of an object: `keras` or `tf_keras`; "" for other objects."""
     return next((root for cls in type(model).__mro__ if (root := cls.__module__.split(".")[0]) in _FAMILIES), "")
 
 
 def own_objects(model: Any, *others: Any) -> dict[str, Any]:
-    """Returns the classes and functions of a model that Keras itself does not define, by name.
+    """Return the custom classes and functions of a model by name.
 
     Args:
         model: The model.
-        *others: Losses and metrics, also in lists and dicts.
+        *others: Losses and metrics, possibly nested in lists and dicts.
     """
-    parts = [model, *model._flatten_layers(), *(part for other in others for part in _flat(other))]
-    found = [part if hasattr(part, "__name__") else type(part) for part in parts]
-    return {each.__name__: each for each in found if each.__module__.split(".")[0] not in (*_FAMILIES, "builtins")}
+    objects = [model, *model._flatten_layers(), *(part for other in others for part in _flat(other))]
+    classes = [part if hasattr(part, "__name__") else type(part) for part in objects]
+    return {each.__name__: each for each in classes if each.__module__.split(".")[0] not in (*_FAMILIES, "builtins")}
 
 
 def _flat(value: Any) -> list[Any]:
@@ -88,7 +84,7 @@ def _flat(value: Any) -> list[Any]:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Pickles models by their files, and other objects of Keras by their configuration: variables have no pickle."""
+    """Pickler of models as `.keras` files and of other Keras objects as configs, since variables cannot be pickled."""
 
     def reducer_override(self, obj: Any) -> Any:
         family = "" if isinstance(obj, type) else family_of(obj)
@@ -101,12 +97,12 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return super().reducer_override(obj)
 
 
-def _model_again(data: bytes, family: str, known: Mapping[str, Any]) -> Any:
-    """Restores a model, uncompiled if what it was compiled with is not known here."""
+def _model_again(data: bytes, family: str, custom_objects: Mapping[str, Any]) -> Any:
+    """Load a model, uncompiled if its optimizer, loss or metrics cannot be restored."""
     try:
-        return model_of(data, family, known)
+        return model_of(data, family, custom_objects)
     except (TypeError, ValueError):
-        return model_of(data, family, known, compiled=False)
+        return model_of(data, family, custom_objects, compiled=False)
 
 
 def _from_config(cls: Any, config: dict[str, Any]) -> Any:

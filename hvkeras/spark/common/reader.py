@@ -1,8 +1,8 @@
-"""A rank's share of Parquet data: its row groups, read by pyarrow, as batches of arrays.
+"""A rank's shard of Parquet data, read by pyarrow as batches of NumPy arrays.
 
-The rows of all row groups, in the order of their files, are divided evenly: rank r of n has the r-th of n parts. It
-reads the row groups that its part touches, at most two of which it shares with its neighbors. So each row is trained on
-by one rank, row groups of any size come out even, and all ranks have the same number of batches.
+The rows of all row groups, in the order of their files, are divided into equal contiguous shards, one for each rank. A
+rank reads only the row groups that overlap its shard, and at most two of these belong to other ranks as well. All ranks
+have the same number of batches, whatever the sizes of the row groups.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from hvkeras.errors import MachineError, UsageError, explain
 
 
 def column_array(name: str, column: Any) -> Any:
-    """Converts a column of an Arrow table to an array with its rows along the first axis.
+    """Convert a column of an Arrow table to a NumPy array of shape `[rows, ...]`.
 
     Args:
         name: The column's name.
-        column: Numbers, booleans or texts, or lists of numbers that are equally long (also nested).
+        column: Numbers, booleans, strings, or (nested) lists of numbers of equal length.
 
     Returns:
         A NumPy array; float64 becomes float32, as in Keras.
 
     Raises:
-        UsageError: The column has nulls, lists of unequal lengths, or something else in it.
+        UsageError: The column has nulls, lists of unequal lengths, or another type.
     """
     import pyarrow as pa
 
@@ -54,19 +54,19 @@ def column_array(name: str, column: Any) -> Any:
                                  "convert it with Spark's functions first", column=name, type=str(array.type)))
     if pa.types.is_decimal(array.type):
         array = array.cast(pa.float64())
-    found = array.to_numpy(zero_copy_only=False)
-    if found.dtype == np.float64:
-        found = found.astype(np.float32)
-    return found.reshape(shape)
+    result = array.to_numpy(zero_copy_only=False)
+    if result.dtype == np.float64:
+        result = result.astype(np.float32)
+    return result.reshape(shape)
 
 
 def shaped(name: str, array: Any, shape: Any) -> Any:
-    """Gives rows the shape that a model's input or a loss expects.
+    """Reshape rows to the shape that a model's input or a loss expects.
 
     Args:
         name: The column's name.
-        array: The array.
-        shape: The shape of a row, with None for dimensions of any size; None to leave rows as they are.
+        array: An array of shape `[rows, ...]`.
+        shape: The shape of a row, with None for unknown dimensions; None for no reshaping.
 
     Raises:
         UsageError: The rows have another number of values.
@@ -74,16 +74,16 @@ def shaped(name: str, array: Any, shape: Any) -> Any:
     if shape is None or tuple(array.shape[1:]) == tuple(shape):
         return array
     if any(size is None for size in shape):
-        return array  # Keras says what does not fit
-    values, wanted = int(np.prod(array.shape[1:])), int(np.prod(shape))
-    if values != wanted:
+        return array  # Keras raises if it does not fit
+    values, expected = int(np.prod(array.shape[1:])), int(np.prod(shape))
+    if values != expected:
         raise UsageError(explain("Rows of a column must have as many values as the model expects",
                                  "compare the column with the model's inputs, or set label_shapes", column=name,
                                  values=values, expected=tuple(shape)))
     return array.reshape([len(array), *shape])
 
 
-POOL_BYTES = 256 * 1024**2  # of the rows among which batches are drawn, unless the caller limits the rows
+POOL_BYTES = 256 * 1024**2  # default size of the shuffle buffer
 
 Arrays = dict[str, Any]
 
@@ -94,8 +94,7 @@ class RowRange:
 
     Attributes:
         fragment: The row group, a fragment of pyarrow's dataset.
-        start: The first row.
-        count: The number of rows.
+        start: The first row of the range in the row group.
     """
 
     fragment: Any
@@ -104,24 +103,24 @@ class RowRange:
 
 
 class ParquetShare:
-    """The rows of a Parquet dataset that one rank reads.
+    """One rank's shard of a Parquet dataset.
 
     Args:
         filesystem: pyarrow's file system.
-        path: The dataset's folder there.
+        path: The dataset's folder in that file system.
         columns: The columns to read.
         rank: The rank.
         size: The number of ranks.
-        training: Whether all ranks get the same number of rows; the rest, fewer than there are ranks, are left out.
+        training: Whether all ranks get the same number of rows; the remainder is dropped.
         transform: Called with a pandas DataFrame of the rows of a row group; returns one with as many rows.
 
     Attributes:
         rows: The number of rows of this rank.
-        total: The number of rows of all ranks' data.
+        total: The number of rows of all ranks.
 
     Raises:
-        MachineError: The dataset is not there.
-        UsageError: It has fewer rows than there are ranks, in training.
+        MachineError: The dataset does not exist.
+        UsageError: A training dataset has fewer rows than there are ranks.
     """
 
     def __init__(self, filesystem: Any, path: str, columns: Sequence[str], rank: int, size: int, training: bool = True,
@@ -134,7 +133,7 @@ class ParquetShare:
             fragments = [piece for file in sorted(source.get_fragments(), key=lambda each: str(each.path))
                          for piece in file.split_by_row_group()]
         except FileNotFoundError:
-            raise MachineError(explain("The data that Spark has written must be there for all ranks",
+            raise MachineError(explain("All ranks must be able to read the data that Spark has written",
                                        "use a store that all hosts share", path=path)) from None
         sizes = [sum(group.num_rows for group in fragment.row_groups) for fragment in fragments]
         self.total: int = sum(sizes)
@@ -153,44 +152,43 @@ class ParquetShare:
             begin += count
         if not self._pieces and fragments:
             self._pieces.append(RowRange(fragments[0], 0, 0))
-        self._kept: list[Arrays] | None = None
+        self._cached: list[Arrays] | None = None
 
     def keep_in_memory(self) -> None:
-        """Reads all rows now, and never again."""
-        self._kept = [self._read(piece) for piece in self._pieces]
+        """Read all rows once, and cache them in memory."""
+        self._cached = [self._read(piece) for piece in self._pieces]
 
     def batches(self, batch_size: int, shuffle: bool = False, pool: int | None = None,
-                seed: int | Sequence[int] = 0
-                ) -> Iterator[Arrays]:
-        """Reads the rows once.
+                seed: int | Sequence[int] = 0) -> Iterator[Arrays]:
+        """Iterate over the rows once.
 
         Args:
-            batch_size: The rows of a batch; the last batch may have fewer.
-            shuffle: Whether row groups come in random order, and rows are drawn from a pool of several row groups.
-            pool: The number of rows in the pool; by default as many as take some hundred MB.
-            seed: The seed of the order, or several numbers that make up one.
+            batch_size: The number of rows of a batch; the last batch may be smaller.
+            shuffle: Whether to read row groups in random order, and to shuffle rows within a buffer of row groups.
+            pool: The number of rows in the shuffle buffer; by default as many as fit into 256 MiB.
+            seed: The seed of the order, or several numbers that form one.
 
         Yields:
-            The columns of each batch. A rank without rows gets an empty batch, as Keras cannot do without any.
+            The columns of each batch. A rank without rows yields one empty batch, as Keras needs at least one.
         """
         random = np.random.default_rng(seed)
         order = random.permutation(len(self._pieces)) if shuffle else range(len(self._pieces))
-        enough = max(batch_size, self._pool_rows() if pool is None else pool) if shuffle else batch_size
-        waiting: list[Arrays] = []
+        pool_rows = max(batch_size, self._pool_rows() if pool is None else pool) if shuffle else batch_size
+        buffered: list[Arrays] = []
         rows = 0
         for index, number in enumerate(order):
-            waiting.append(self._kept[number] if self._kept is not None else self._read(self._pieces[number]))
+            buffered.append(self._cached[number] if self._cached is not None else self._read(self._pieces[number]))
             rows += self._pieces[number].count
             last = index == len(self._pieces) - 1
-            if rows < enough and not last:
+            if rows < pool_rows and not last:
                 continue
-            pooled = _joined(waiting)
+            pooled = _joined(buffered)
             if shuffle:
                 pooled = _rows_of(pooled, random.permutation(rows))
-            whole = rows if last else rows - rows % batch_size
-            for start in range(0, max(whole, not self.rows), batch_size):
-                yield _rows_of(pooled, slice(start, min(start + batch_size, whole)))
-            waiting, rows = [_rows_of(pooled, slice(whole, rows))], rows - whole
+            complete = rows if last else rows - rows % batch_size
+            for start in range(0, max(complete, not self.rows), batch_size):
+                yield _rows_of(pooled, slice(start, min(start + batch_size, complete)))
+            buffered, rows = [_rows_of(pooled, slice(complete, rows))], rows - complete
 
     def _pool_rows(self) -> int:
         return max(1, POOL_BYTES * self.total // max(1, int(self._bytes)))
@@ -200,7 +198,8 @@ class ParquetShare:
             table = piece.fragment.to_table(columns=self._columns)
         else:
             table = self._transformed(piece.fragment.to_table())
-        table = table.slice(piece.start, max(1, piece.count))  # without a row, the length of its lists is unknown
+        # One row at least, since the row shape of an empty list column is unknown.
+        table = table.slice(piece.start, max(1, piece.count))
         arrays = {name: column_array(name, table.column(name)) for name in self._columns}
         return arrays if piece.count else _rows_of(arrays, slice(0))
 
@@ -208,19 +207,19 @@ class ParquetShare:
         import pyarrow as pa
 
         assert self._transform is not None
-        found = self._transform(table.to_pandas())
-        if len(found) != table.num_rows:
+        transformed = self._transform(table.to_pandas())
+        if len(transformed) != table.num_rows:
             raise UsageError(explain("transformation_fn must return as many rows as it gets", "filter rows with Spark",
-                                     rows=table.num_rows, returned=len(found)))
-        missing = [name for name in self._columns if name not in found.columns]
+                                     rows=table.num_rows, returned=len(transformed)))
+        missing = [name for name in self._columns if name not in transformed.columns]
         if missing:
-            raise UsageError(explain("transformation_fn must return all columns that are trained on",
-                                     f"return {missing[0]!r} as well", columns=list(found.columns)))
-        return pa.Table.from_pandas(found[self._columns], preserve_index=False)
+            raise UsageError(explain("transformation_fn must return all columns that training needs",
+                                     f"return {missing[0]!r} as well", columns=list(transformed.columns)))
+        return pa.Table.from_pandas(transformed[self._columns], preserve_index=False)
 
 
 def share_of(total: int, rank: int, size: int, training: bool) -> tuple[int, int]:
-    """Returns a rank's first row, and the one after its last.
+    """Return the range of a rank's rows: the first, and the one after the last.
 
     Args:
         total: The number of rows.

@@ -1,6 +1,6 @@
-"""Stores: where an estimator keeps its data, checkpoints and logs, so that the driver and all ranks can reach them.
+"""Stores: shared storage for an estimator's data, checkpoints and logs, which the driver and all ranks can access.
 
-Files are read and written through pyarrow; Spark itself writes the Parquet data, to the same place under its own name.
+Files are read and written through pyarrow. Spark itself writes the Parquet data, and may need another URL for a path.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ _S3 = ("s3a://", "s3n://")  # Hadoop's names of s3://
 
 
 class Store:
-    """A folder on a file system, by its path or URL.
+    """Folder on a file system that the driver and all ranks can access.
 
     Example:
         store = Store.create("/shared/experiments")
         store = Store.create("hdfs://namenode:8020/user/me/experiments")
 
     Args:
-        prefix_path: The folder.
-        train_path: Where training data go; in the folder by default.
-        val_path: Where validation data go.
-        test_path: Where test data go.
-        runs_path: Where checkpoints and logs of runs go.
-        save_runs: Whether checkpoints and logs are kept.
-        storage_options: Options of fsspec's file system, where pyarrow has none of its own for the URL.
+        prefix_path: The path or URL of the folder.
+        train_path: The folder of training data; by default below `prefix_path`, as for all others.
+        val_path: The folder of validation data.
+        test_path: The folder of test data.
+        runs_path: The folder of the runs' checkpoints and logs.
+        save_runs: Whether to save checkpoints and logs.
+        storage_options: Options for fsspec, which opens the URL if pyarrow cannot.
     """
 
     def __init__(
@@ -50,109 +50,109 @@ class Store:
 
     @staticmethod
     def create(prefix_path: str | os.PathLike[str], *args: Any, **kwargs: Any) -> Store:
-        """Makes the store for a path or URL.
+        """Create the store for a path or URL.
 
         Args:
             prefix_path: The folder: a path, or a URL such as hdfs://..., s3://..., gs://... or dbfs:/...
-            *args: Further arguments of the store's class.
-            **kwargs: The same, by name.
+            *args: Additional arguments of the store's class.
+            **kwargs: Additional keyword arguments.
         """
         text = os.fspath(prefix_path)
-        kinds: dict[str, type[Store]] = {"hdfs://": HDFSStore, "dbfs:/": DBFSLocalStore, "/dbfs/": DBFSLocalStore,
-                                         "file:": LocalStore}
-        kind = next((store for beginning, store in kinds.items() if text.startswith(beginning)), None)
-        return (kind or (FilesystemStore if "://" in text else LocalStore))(text, *args, **kwargs)
+        classes: dict[str, type[Store]] = {"hdfs://": HDFSStore, "dbfs:/": DBFSLocalStore, "/dbfs/": DBFSLocalStore,
+                                           "file:": LocalStore}
+        cls = next((store for prefix, store in classes.items() if text.startswith(prefix)), None)
+        return (cls or (FilesystemStore if "://" in text else LocalStore))(text, *args, **kwargs)
 
-    # The places of data and of runs.
+    # Paths of data and of runs.
 
     def get_train_data_path(self, idx: object = None) -> str:
-        """Returns the folder of training data; `idx` tells several from each other."""
+        """Return the folder of training data; `idx` identifies one of several datasets."""
         return self._data_path(0, idx)
 
     def get_val_data_path(self, idx: object = None) -> str:
-        """Returns the folder of validation data."""
+        """Return the folder of validation data."""
         return self._data_path(1, idx)
 
     def get_test_data_path(self, idx: object = None) -> str:
-        """Returns the folder of test data."""
+        """Return the folder of test data."""
         return self._data_path(2, idx)
 
     def _data_path(self, kind: int, idx: object) -> str:
         return self._data[kind] if idx is None else f"{self._data[kind]}.{idx}"
 
     def saving_runs(self) -> bool:
-        """Returns whether checkpoints and logs are kept."""
+        """Return whether checkpoints and logs are saved."""
         return self._save_runs
 
     def get_runs_path(self) -> str:
-        """Returns the folder of all runs."""
+        """Return the folder of all runs."""
         return self._runs
 
     def get_run_path(self, run_id: str) -> str:
-        """Returns the folder of a run."""
+        """Return the folder of a run."""
         return f"{self._runs}/{run_id}"
 
     def get_checkpoint_path(self, run_id: str) -> str:
-        """Returns the file of a run's best model."""
+        """Return the path of a run's best model."""
         return f"{self.get_run_path(run_id)}/{self.get_checkpoint_filename()}"
 
     def get_checkpoint_filename(self) -> str:
-        """Returns the name of a checkpoint's file."""
+        """Return the file name of a checkpoint."""
         return "checkpoint.keras"
 
     def get_logs_path(self, run_id: str) -> str:
-        """Returns the folder of a run's logs."""
+        """Return the log folder of a run."""
         return f"{self.get_run_path(run_id)}/{self.get_logs_subdir()}"
 
     def get_logs_subdir(self) -> str:
-        """Returns the name of the folder of logs."""
+        """Return the name of the log folder."""
         return "logs"
 
     # Files.
 
     def exists(self, path: str) -> bool:
-        """Returns whether a file or folder exists."""
-        filesystem, index = self.located(path)
-        return bool(filesystem.get_file_info(index).type.value)
+        """Return whether a file or folder exists."""
+        filesystem, located = self.located(path)
+        return bool(filesystem.get_file_info(located).type.value)
 
     def read(self, path: str) -> bytes:
-        """Returns a file's content."""
-        filesystem, index = self.located(path)
-        with filesystem.open_input_stream(index) as file:
+        """Return a file's content."""
+        filesystem, located = self.located(path)
+        with filesystem.open_input_stream(located) as file:
             return bytes(file.read())
 
     def write(self, path: str, data: bytes) -> None:
-        """Writes a file whole, and creates its folder; on a local disk, it outlives a power loss."""
-        filesystem, index = self.located(path)
-        filesystem.create_dir(index.rpartition("/")[0], recursive=True)
-        unfinished = f"{index}.unfinished"
+        """Write a file atomically, and create its folder; on a local disk, the write survives a power loss."""
+        filesystem, located = self.located(path)
+        filesystem.create_dir(located.rpartition("/")[0], recursive=True)
+        unfinished = f"{located}.unfinished"
         with filesystem.open_output_stream(unfinished) as file:
             file.write(data)
         if filesystem.type_name == "local":
-            replace_durably(Path(unfinished), Path(index))
+            replace_durably(Path(unfinished), Path(located))
         else:
-            filesystem.move(unfinished, index)
+            filesystem.move(unfinished, located)
 
     def write_text(self, path: str, text: str) -> None:
-        """Writes a file of text, and creates its folder."""
+        """Write a text file atomically, and create its folder."""
         self.write(path, text.encode())
 
     def delete(self, path: str) -> None:
-        """Removes a folder, if it exists."""
-        filesystem, index = self.located(path)
+        """Remove a folder, if it exists."""
+        filesystem, located = self.located(path)
         if self.exists(path):
-            filesystem.delete_dir(index)
+            filesystem.delete_dir(located)
 
     def is_parquet_dataset(self, path: str) -> bool:
-        """Returns whether a folder holds Parquet data."""
+        """Return whether a folder contains Parquet files."""
         from pyarrow.fs import FileSelector
 
-        filesystem, index = self.located(path)
-        found = filesystem.get_file_info(FileSelector(index, allow_not_found=True, recursive=True))
+        filesystem, located = self.located(path)
+        found = filesystem.get_file_info(FileSelector(located, allow_not_found=True, recursive=True))
         return any(info.path.endswith(".parquet") for info in found)
 
     def located(self, path: str) -> tuple[Any, str]:
-        """Returns pyarrow's file system for a path of this store, and the path there."""
+        """Return pyarrow's file system for a path of this store, and the path in it."""
         _require_pyarrow()
         if self._opened is None:
             self._opened = self._open()
@@ -162,11 +162,11 @@ class Store:
         return filesystem, path.partition("://")[2] or path.removeprefix("file:")
 
     def for_spark(self, path: str) -> str:
-        """Returns a path of this store as Spark knows it."""
+        """Return the URL by which Spark reads and writes a path of this store."""
         return path
 
     def _open(self) -> tuple[Any, str]:
-        """Opens the file system; returns it, and the path of the folder there."""
+        """Return the file system, and the path of the store in it."""
         import pyarrow as pa
         from pyarrow import fs
 
@@ -177,7 +177,7 @@ class Store:
             try:
                 return fs.FileSystem.from_uri(url)  # type: ignore[no-any-return]
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-                pass  # fsspec may know it
+                pass  # fsspec may support it
         try:
             import fsspec
         except ImportError:
@@ -195,12 +195,12 @@ class Store:
 
 
 class FilesystemStore(Store):
-    """A folder on any file system that pyarrow or fsspec knows by its URL: s3://, gs://, abfs://, file://, ...
+    """Folder on any file system that pyarrow or fsspec supports: s3://, gs://, abfs://, file://, ...
 
     Args:
         prefix_path: The folder's URL.
-        *args: Further arguments of `Store`.
-        **kwargs: The same, by name.
+        *args: Additional arguments of `Store`.
+        **kwargs: Additional keyword arguments of `Store`.
     """
 
     def __init__(self, prefix_path: str, *args: Any, **kwargs: Any) -> None:
@@ -208,11 +208,11 @@ class FilesystemStore(Store):
 
 
 class LocalStore(Store):
-    """A folder of this machine; with executors on other hosts, one that all of them share under the same path.
+    """Local folder; with executors on other hosts, one that all hosts mount at the same path.
 
     Args:
-        *args: The folder, and further arguments of `Store`.
-        **kwargs: The same, by name.
+        *args: The folder, and additional arguments of `Store`.
+        **kwargs: Keyword arguments of `Store`.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -222,7 +222,7 @@ class LocalStore(Store):
         super().__init__(str(Path(text).absolute()) if text else "", *args[1:], **kwargs)
 
     def for_spark(self, path: str) -> str:
-        """Returns a path of this store as Spark knows it: its default file system may be another one."""
+        """Return the file:// URL of a path, as Spark's default file system may be another one."""
         return f"file://{path}"
 
     def _open(self) -> tuple[Any, str]:
@@ -232,12 +232,12 @@ class LocalStore(Store):
 
 
 class DBFSLocalStore(LocalStore):
-    """A folder of the Databricks file system, which every host sees under /dbfs.
+    """Folder of the Databricks file system, which every host mounts at /dbfs.
 
     Args:
         prefix_path: dbfs:/... or /dbfs/...
-        *args: Further arguments of `Store`.
-        **kwargs: The same, by name.
+        *args: Additional arguments of `Store`.
+        **kwargs: Additional keyword arguments of `Store`.
     """
 
     def __init__(self, prefix_path: str, *args: Any, **kwargs: Any) -> None:
@@ -246,23 +246,23 @@ class DBFSLocalStore(LocalStore):
         super().__init__(local, *args, **kwargs)
 
     def for_spark(self, path: str) -> str:
-        """Returns a path of this store as Spark knows it."""
+        """Return the dbfs:/ URL of a path."""
         return "dbfs:/" + path.removeprefix("/dbfs/").lstrip("/")
 
 
 class HDFSStore(Store):
-    """A folder of HDFS, through pyarrow and Hadoop's libhdfs.
+    """Folder on HDFS, accessed through pyarrow and Hadoop's libhdfs.
 
     Args:
         prefix_path: hdfs://host:port/folder, or the folder alone.
-        host: The name node; that of the URL or of Hadoop's configuration by default.
-        port: Its port.
-        user: The user; this process's by default.
+        host: The name node; by default from the URL or Hadoop's configuration.
+        port: The port of the name node.
+        user: The user; by default the user of this process.
         kerb_ticket: The path of a Kerberos ticket.
         driver: Accepted for compatibility with Horovod; pyarrow has one driver, libhdfs.
-        extra_conf: Further settings of Hadoop.
-        *args: Further arguments of `Store`.
-        **kwargs: The same, by name.
+        extra_conf: Additional settings of Hadoop.
+        *args: Additional arguments of `Store`.
+        **kwargs: Additional keyword arguments of `Store`.
     """
 
     def __init__(
@@ -271,8 +271,8 @@ class HDFSStore(Store):
         *args: Any, **kwargs: Any,
     ) -> None:
         del driver
-        index = prefix_path.removeprefix("hdfs://")
-        authority, _, folder = index.partition("/") if index != prefix_path else ("", "", prefix_path.lstrip("/"))
+        location = prefix_path.removeprefix("hdfs://")
+        authority, _, folder = location.partition("/") if location != prefix_path else ("", "", prefix_path.lstrip("/"))
         named, _, its_port = authority.rpartition(":") if ":" in authority else (authority, "", "")
         self._host, self._port = host or named or "default", port or int(its_port or 0)
         self._options = {"user": user, "kerb_ticket": kerb_ticket, "extra_conf": extra_conf}
@@ -288,7 +288,7 @@ class HDFSStore(Store):
 
 def _require_pyarrow() -> None:
     try:
-        import pyarrow  # noqa: F401 - whether it is there
+        import pyarrow  # noqa: F401 - only checks that it is installed
     except ImportError:
         raise NotInstalledError(explain("pyarrow must be installed for stores",
                                         "pip install 'hvkeras[spark]'")) from None

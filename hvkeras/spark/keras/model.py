@@ -22,22 +22,22 @@ if TYPE_CHECKING:
     from hvkeras.typing import Model
 
 PARAMETERS = (
-    Parameter("history", "History", "What `fit` measured in each epoch."),
+    Parameter("history", "History", "The losses and metrics of each epoch."),
     Parameter("model", "Model", "The Keras model."),
-    Parameter("feature_columns", "FeatureColumns", "The columns of its inputs."),
-    Parameter("label_columns", "LabelColumns", "The columns that its outputs predict."),
-    Parameter("custom_objects", "CustomObjects", "Classes or functions by name that Keras needs to load the model."),
-    Parameter("run_id", "RunId", "The run that trained it."),
-    Parameter("_metadata", "_Metadata", "Whether each column was a scalar, an array or a vector."),
+    Parameter("feature_columns", "FeatureColumns", "The columns of the model's inputs."),
+    Parameter("label_columns", "LabelColumns", "The label column of each output."),
+    Parameter("custom_objects", "CustomObjects", "Custom classes and functions of the model by name."),
+    Parameter("run_id", "RunId", "The name of the training run."),
+    Parameter("_metadata", "_Metadata", "The kind of each column: scalar, array or vector."),
     Parameter("_floatx", "_Floatx", "Accepted for compatibility with Horovod."),
-    Parameter("output_cols", "OutputCols", "The columns of predictions; the labels' names and __output by default."),
+    Parameter("output_cols", "OutputCols", "The columns of predictions; by default <label>__output."),
 )
-_loaded: dict[str, Any] = {}  # the last model of this Python worker of Spark's, by a key of its own
+_loaded: dict[str, Any] = {}  # the last model of this Python worker, by a unique key
 
 
 @with_parameters(*PARAMETERS)
 class KerasModel(PickledParams, SparkModel):  # type: ignore[misc]
-    """Predicts with a trained Keras model; `KerasEstimator.fit` makes it.
+    """Spark ML model that predicts with a trained Keras model, as `KerasEstimator.fit` returns it.
 
     Example:
         trained = estimator.fit(df)
@@ -46,13 +46,13 @@ class KerasModel(PickledParams, SparkModel):  # type: ignore[misc]
         keras_model = KerasModel.load("/shared/trained").getModel()
 
     Args:
-        history: What `fit` measured in each epoch.
+        history: The losses and metrics of each epoch.
         model: The Keras model.
-        feature_columns: The columns of its inputs.
-        label_columns: The columns that its outputs predict.
-        custom_objects: Classes or functions by name that Keras needs to load it.
-        run_id: The run that trained it.
-        _metadata: Whether each column was a scalar, an array or a vector.
+        feature_columns: The columns of the model's inputs.
+        label_columns: The label column of each output.
+        custom_objects: Custom classes and functions of the model by name.
+        run_id: The name of the training run.
+        _metadata: The kind of each column: scalar, array or vector.
         _floatx: Accepted for compatibility with Horovod.
     """
 
@@ -68,15 +68,15 @@ class KerasModel(PickledParams, SparkModel):  # type: ignore[misc]
         self.setParams(**{name: value for name, value in self._input_kwargs.items() if value is not None})
 
     def setLabelColoumns(self, value: Sequence[str]) -> KerasModel:  # noqa: N802 - Horovod's name, and its spelling
-        """Sets `label_columns`."""
+        """Set `label_columns`."""
         return self._set(label_columns=value)  # type: ignore[no-any-return]
 
     def transform(self, df: Any, params: Mapping[Any, Any] | None = None) -> Any:
-        """Adds a column of predictions for each output.
+        """Add a column of predictions for each output.
 
         Args:
             df: The DataFrame.
-            params: Parameters that replace those of this model, by `Param`.
+            params: Parameters that override those of this model, by `Param`.
 
         Returns:
             The DataFrame with these columns; nothing is computed before it is used.
@@ -87,7 +87,7 @@ class KerasModel(PickledParams, SparkModel):  # type: ignore[misc]
         return super().transform(df, dict(params) if params else None)
 
     def _transform(self, df: Any) -> Any:
-        """Adds a column for each output: a number for labels that are numbers, otherwise an array or a vector."""
+        """Add a column for each output: a number for labels that are numbers, otherwise an array or a vector."""
         from pyspark.ml.functions import array_to_vector, vector_to_array
         from pyspark.sql import functions
 
@@ -107,12 +107,12 @@ class KerasModel(PickledParams, SparkModel):  # type: ignore[misc]
         columns = [vector_to_array(functions.col(name), dtype="float32")
                    if type(df.schema[name].dataType).__name__ == "VectorUDT" else functions.col(name)
                    for name in features]
-        found = f"{outputs[0]} of hvkeras"
-        result = df.withColumn(found, _predictor(df, model, self.getCustomObjects() or {}, scalars)(*columns))
+        struct = f"{outputs[0]} of hvkeras"
+        result = df.withColumn(struct, _predictor(df, model, self.getCustomObjects() or {}, scalars)(*columns))
         for index, (label, output) in enumerate(zip(labels, outputs, strict=True)):
-            column = functions.col(f"`{found}`")[f"output_{index}"]
+            column = functions.col(f"`{struct}`")[f"output_{index}"]
             result = result.withColumn(output, array_to_vector(column) if kinds.get(label) == VECTOR else column)
-        return result.drop(found)
+        return result.drop(struct)
 
 
 def _output_shapes(model: Any, count: int) -> list[tuple[int, ...]]:
@@ -125,13 +125,13 @@ def _output_shapes(model: Any, count: int) -> list[tuple[int, ...]]:
 
 
 def _predictor(df: Any, model: Any, custom_objects: Mapping[str, Any], scalars: Sequence[bool]) -> Any:
-    """Returns the function of Spark that predicts; Spark's Python workers load the model once each."""
+    """Return the pandas UDF that predicts; each Python worker loads the model once."""
     import pandas as pd
     from pyspark.sql.functions import pandas_udf
     from pyspark.sql.types import ArrayType, DoubleType, FloatType, StructField, StructType
 
-    known = {**own_objects(model), **custom_objects}
-    sent = df.sparkSession.sparkContext.broadcast(packed((model_file(model), family_of(model), known)))
+    custom = {**own_objects(model), **custom_objects}
+    broadcast = df.sparkSession.sparkContext.broadcast(packed((model_file(model), family_of(model), custom)))
     key = uuid.uuid4().hex
     names = [f"output_{index}" for index in range(len(scalars))]
     schema = StructType([StructField(name, DoubleType() if scalar else ArrayType(FloatType()))
@@ -140,12 +140,13 @@ def _predictor(df: Any, model: Any, custom_objects: Mapping[str, Any], scalars: 
     def predict(batches: Any) -> Any:
         for batch in batches:
             columns = [_array_of(column) for column in (batch if isinstance(batch, tuple) else (batch,))]
-            outputs = predictions(_model_of(key, sent), columns) if len(columns[0]) else [np.zeros([0, 1])] * len(names)
+            outputs = (predictions(_model_of(key, broadcast), columns) if len(columns[0])
+                       else [np.zeros([0, 1])] * len(names))
             yield pd.DataFrame({name: output.reshape(-1).astype("float64") if scalar
                                 else list(output.reshape(len(output), -1).astype("float32"))
                                 for name, output, scalar in zip(names, outputs, scalars, strict=True)})
 
-    # Spark reads from the types of what kind the function is; here, they are text until they are asked for.
+    # Spark derives the kind of UDF from the type hints, which postponed evaluation has turned into strings.
     predict.__annotations__ = {"batches": Iterator[tuple[pd.Series, ...]], "return": Iterator[pd.DataFrame]}
     return pandas_udf(predict, schema)
 
@@ -154,28 +155,24 @@ def _array_of(column: Any) -> Any:
     return np.stack(list(column)) if column.dtype == object and len(column) else column.to_numpy()
 
 
-def _model_of(key: str, sent: Any) -> Any:
-    """Returns the model in a Python worker of Spark's, on its CPU."""
+def _model_of(key: str, broadcast: Any) -> Any:
     if key not in _loaded:
         import tensorflow as tf
 
-        with contextlib.suppress(RuntimeError):  # TensorFlow has been used in this worker
+        with contextlib.suppress(RuntimeError):  # TensorFlow is initialized already; otherwise, predict on the CPU
             tf.config.set_visible_devices([], "GPU")
         _loaded.clear()
-        data, family, known = unpacked(sent.value)
-        _loaded[key] = model_of(data, family, known, compiled=False)
+        data, family, custom = unpacked(broadcast.value)
+        _loaded[key] = model_of(data, family, custom, compiled=False)
     return _loaded[key]
 
 
 def predictions(model: Any, features: Sequence[Any]) -> list[Any]:
-    """Predicts.
+    """Return the predictions of a Keras model: an array for each output.
 
     Args:
         model: The Keras model.
-        features: An array for each column.
-
-    Returns:
-        An array for each output.
+        features: An array of shape `[rows, ...]` for each column.
     """
     shapes = [tuple(each.shape)[1:] for each in getattr(model, "inputs", None) or ()]
     if len(shapes) == 1 and len(features) > 1:

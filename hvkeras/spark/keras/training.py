@@ -1,4 +1,4 @@
-"""What a rank of `KerasEstimator` does: reads its share, trains, and keeps the best model in the store."""
+"""Training on one rank of `KerasEstimator`: reads its shard, trains, and saves the best model in the store."""
 
 from __future__ import annotations
 
@@ -20,20 +20,19 @@ from hvkeras.spark.common.pickling import unpacked
 from hvkeras.spark.common.reader import Arrays, ParquetShare, shaped
 from hvkeras.spark.common.store import Store
 
-PREFETCHED = 2  # batches that are read ahead
+PREFETCHED = 2  # batches
 
 
 @dataclass(frozen=True)
 class FitOrder:
-    """What to train on what; the parameters of `KerasEstimator`, as far as ranks need them.
+    """Parameters of `KerasEstimator` that the ranks need.
 
     Attributes:
-        family: The model's Keras: `keras` or `tf_keras`.
-        train_path: The folder of training data in the store.
-        val_path: The folder of validation data; "" without any.
-        pool: The rows among which batches are drawn.
-        passes_per_step: Steps whose gradients are added up.
-        objects: Pickle of the model, the optimizer and all else that Keras compiles and trains with.
+        family: The model's Keras package: `keras` or `tf_keras`.
+        val_path: The folder of validation data; "" without validation.
+        pool: The number of rows in the shuffle buffer.
+        passes_per_step: The number of steps whose gradients are accumulated.
+        objects: The pickled model, optimizer, losses, metrics and callbacks.
     """
 
     family: str
@@ -62,18 +61,18 @@ class FitOrder:
     @property
     def columns(self) -> list[str]:
         """The columns to read."""
-        own = [self.sample_weight_col] if self.sample_weight_col else []
-        return list(dict.fromkeys([*self.feature_cols, *self.label_cols, *own]))
+        weights = [self.sample_weight_col] if self.sample_weight_col else []
+        return list(dict.fromkeys([*self.feature_cols, *self.label_cols, *weights]))
 
 
 def train(plan: FitOrder) -> tuple[dict[str, list[float]], bytes] | None:
-    """Trains on this rank.
+    """Train on this rank.
 
     Args:
-        plan: What to train on what.
+        plan: The parameters of training.
 
     Returns:
-        On rank 0, the history of all epochs and the file of the best model.
+        On rank 0, the history and the `.keras` file of the best model; None on other ranks.
     """
     hvd.init()
     with tempfile.TemporaryDirectory(prefix="hvkeras-run-") as folder:
@@ -88,23 +87,23 @@ class _Rank:
         self._file = folder / "checkpoint.keras"
         self._keras: Any = importlib.import_module(plan.family)
         self._objects: dict[str, Any] = unpacked(plan.objects, plan.custom_objects, plan.family)
-        self.model: Any = self._resumed() or self._compiled()
+        self.model: Any = self._model_from_checkpoint() or self._compiled()
 
     def fit(self) -> dict[str, list[float]]:
         plan = self._plan
         if plan.seed is not None:
             self._keras.utils.set_random_seed(plan.seed + hvd.rank())
         data = self._dataset(plan.train_path, plan.batch_size, plan.train_steps, training=True)
-        held_out = self._dataset(plan.val_path, plan.val_batch_size, plan.val_steps) if plan.val_path else None
-        found = self.model.fit(
-            data, epochs=plan.epochs, steps_per_epoch=plan.train_steps, validation_data=held_out,
-            validation_steps=plan.val_steps if held_out is not None else None, callbacks=self._callbacks(),
+        validation_data = self._dataset(plan.val_path, plan.val_batch_size, plan.val_steps) if plan.val_path else None
+        history = self.model.fit(
+            data, epochs=plan.epochs, steps_per_epoch=plan.train_steps, validation_data=validation_data,
+            validation_steps=plan.val_steps if validation_data is not None else None, callbacks=self._callbacks(),
             shuffle=False, verbose=(2 if plan.verbose else 0) if hvd.rank() == 0 else 0)
-        self._keep_logs()
-        return {name: [float(value) for value in values] for name, values in found.history.items()}
+        self._save_logs()
+        return {name: [float(value) for value in values] for name, values in history.history.items()}
 
     def best_model(self) -> bytes:
-        """Returns the file of the best model, or of the last one if a callback of the user's has kept none."""
+        """Return the file of the best model, or of the last one if the user's checkpoint callback saved none."""
         if not self._file.exists():
             self.model.save(self._file)
         data = self._file.read_bytes()
@@ -118,8 +117,7 @@ class _Rank:
 
     # The model.
 
-    def _resumed(self) -> Any:
-        """Loads the checkpoint that the run has in the store, if any."""
+    def _model_from_checkpoint(self) -> Any:
         store = self._plan.store
         if not hvd.broadcast_object(store.exists(self._checkpoint)):
             return None
@@ -148,17 +146,16 @@ class _Rank:
         checkpoint.filepath = str(self._file)
         callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), *self._objects["callbacks"], checkpoint]
         if hvd.rank() == 0 and self._plan.store.saving_runs():
-            callbacks.append(self._keras.callbacks.LambdaCallback(on_epoch_end=self._keep_checkpoint))
+            callbacks.append(self._keras.callbacks.LambdaCallback(on_epoch_end=self._save_checkpoint))
             if find_spec("tensorboard") is not None:
                 callbacks.append(self._keras.callbacks.TensorBoard(str(self._folder / "logs")))
         return callbacks
 
-    def _keep_checkpoint(self, _epoch: int, _logs: Any) -> None:
-        """Copies a new best model to the store, so that another job may go on from it."""
+    def _save_checkpoint(self, _epoch: int, _logs: Any) -> None:
         if self._file.exists():
             self._plan.store.write(self._checkpoint, self._file.read_bytes())
 
-    def _keep_logs(self) -> None:
+    def _save_logs(self) -> None:
         logs = self._folder / "logs"
         for path in logs.rglob("*") if logs.exists() else ():
             if path.is_file():
@@ -170,8 +167,8 @@ class _Rank:
     def _dataset(self, path: str, batch_size: int, steps: int | None, training: bool = False) -> Any:
         import tensorflow as tf
 
-        filesystem, index = self._plan.store.located(path)
-        share = ParquetShare(filesystem, index, self._plan.columns, hvd.rank(), hvd.size(), training,
+        filesystem, located = self._plan.store.located(path)
+        share = ParquetShare(filesystem, located, self._plan.columns, hvd.rank(), hvd.size(), training,
                              self._objects["transform"])
         if self._plan.in_memory:
             share.keep_in_memory()
@@ -184,7 +181,7 @@ class _Rank:
         return dataset.apply(tf.data.experimental.assert_cardinality(count)).prefetch(PREFETCHED)
 
     def _epochs(self, share: ParquetShare, batch_size: int, training: bool) -> Callable[[], Iterator[Any]]:
-        """Returns a function that reads the share once more whenever it is called."""
+        """Return a function that iterates over the shard once per call."""
         seed = secrets.randbits(32) if self._plan.seed is None else self._plan.seed
         passes = itertools.count()
 
@@ -196,7 +193,7 @@ class _Rank:
         return read
 
     def _example(self, arrays: Arrays) -> tuple[Any, ...]:
-        """Turns columns into what Keras takes: inputs, labels, and weights of samples."""
+        """Convert columns to Keras's inputs, labels and sample weights."""
         plan = self._plan
         shapes = [tuple(each.shape)[1:] for each in getattr(self.model, "inputs", None) or ()]
         features = [arrays[name] for name in plan.feature_cols]

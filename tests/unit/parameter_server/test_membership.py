@@ -39,7 +39,7 @@ def test_workers_may_be_lost_and_come_back(capsys):
     assert "training continues with 1 of the workers" in capsys.readouterr().err
     cluster.channel.join(worker, 4)
     assert not cluster.channel.rejected
-    assert "is back" in capsys.readouterr().err
+    assert "has rejoined" in capsys.readouterr().err
     assert not cluster.ends
     cluster.channel.leave(cluster.members[server])
     (cause,) = cluster.ends
@@ -52,7 +52,7 @@ def test_all_workers_may_be_away_for_a_while(capsys):
     cluster.handler.on_tick(cluster.now)
     for number in workers:
         cluster.channel.leave(cluster.members[number])
-    assert "training waits for it to come back" in capsys.readouterr().err
+    assert "training waits for it to rejoin" in capsys.readouterr().err
     for member in cluster.handler.members.values():
         member.seen = cluster.now + 100.0
     cluster.handler.on_tick(cluster.now + 29.0)
@@ -70,7 +70,7 @@ def test_a_task_that_gives_no_sign_of_life_ends_the_job():
 
 
 @pytest.mark.parametrize(("number", "size", "why"), [
-    (1, 4, "is connected already; give each process a task of its own"),
+    (1, 4, "is connected already; start each process with a different task"),
     (5, 3, "was started in a cluster of 3 tasks, the chief in one of 4")])
 def test_a_newcomer_that_does_not_belong_is_rejected_and_the_others_go_on(number, size, why):
     cluster = Cluster()

@@ -26,9 +26,9 @@ def test_devices_are_those_of_the_task(gpus, given, environ, devices):
 
 
 @pytest.mark.parametrize(("gpus", "environ", "words"), [
-    (Gpus(counts=[3]), {}, "as many GPUs as it uses, and 3 here"),
+    (Gpus(counts=[3]), {}, "as many GPUs to each task as its rank uses, 3 to this one"),
     (Gpus("card", [1]), {}, "spark.task.resource.card.amount"),
-    (Gpus(), {VISIBLE: "0,1"}, "must count the entries of CUDA_VISIBLE_DEVICES"),
+    (Gpus(), {VISIBLE: "0,1"}, "must be indices of the entries of CUDA_VISIBLE_DEVICES"),
 ])
 def test_gpus_that_are_not_there_are_told(gpus, environ, words):
     with pytest.raises(UsageError, match=words):
