@@ -1,4 +1,4 @@
-"""`report.html` and the charts of a comparison."""
+"""HTML report (`report.html`) and charts of a comparison."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PARTS = ("compute", "update", "input", "wait", "communication")
 
 
 def write(comparison: Comparison, folder: Path) -> None:
-    """Writes the page and the charts into a folder.
+    """Write the report and the charts into a folder.
 
     Args:
         comparison: The comparison.
@@ -40,12 +40,12 @@ def write(comparison: Comparison, folder: Path) -> None:
     for name in CHARTS:
         if name in drawn:
             drawn[name].png(folder / f"{name}.png")
-        else:  # one that exists belongs to an earlier comparison
+        else:  # a chart of an earlier comparison
             (folder / f"{name}.png").unlink(missing_ok=True)
 
 
 def charts(comparison: Comparison) -> dict[str, Chart]:
-    """The charts for which there is data, by file name without extension."""
+    """Return the charts for which there is data, by file name without extension."""
     made: dict[str, Chart] = {}
     timed = [row for row in comparison.shown if row.step is not None]
     if timed:
@@ -68,7 +68,7 @@ def charts(comparison: Comparison) -> dict[str, Chart]:
 
 
 def _scaling_lines(comparison: Comparison) -> Iterator[Line]:
-    """The rates of each backend measured on at least two numbers of processes; the ideal line comes last."""
+    """Yield the rates of each backend with at least two numbers of processes, then the ideal line."""
     single = comparison.single
     names = dict.fromkeys(row.name for row in comparison.rows if row is not single)
     rates: dict[int, float] = {}
@@ -89,9 +89,9 @@ def _scaling_lines(comparison: Comparison) -> Iterator[Line]:
 
 
 def sections(comparison: Comparison, drawn: dict[str, Chart]) -> list[Section]:
-    """The sections of the page that follow its sentences."""
+    """Return the sections of the report after its summary."""
     headers, rows, notes = cells(comparison)
-    made = [Section("All backends", _remarked(table_html(headers, rows), [*notes, *explanations(comparison)]))]
+    made = [Section("All backends", _with_remarks(table_html(headers, rows), [*notes, *explanations(comparison)]))]
 
     def add(name: str, title: str, note: str, html: str = "") -> None:
         if name in drawn or html:
@@ -111,16 +111,16 @@ def sections(comparison: Comparison, drawn: dict[str, Chart]) -> list[Section]:
         f" are processes.{bands}", tables)
     add("loss", "Loss against time", "fit's loss by the time since training began, of the first run: the faster"
         " backend is ahead, and curves of the same shape are the same training.")
-    made.append(Section("How this was measured", _how(comparison)))
+    made.append(Section("How this was measured", _method_html(comparison)))
     return made
 
 
-def _remarked(html: str, remarks: list[str]) -> str:
+def _with_remarks(html: str, remarks: list[str]) -> str:
     return html + "\n<p class=\"note\">" + "<br>\n".join(map(escape, remarks)) + "</p>"
 
 
 def _split_table(comparison: Comparison) -> str:
-    """A table of the parts of a step, with bytes and memory; "" if none is known."""
+    """Return an HTML table of the parts of a step, with bytes and memory; "" if all are unknown."""
     headers = ["backend", *(f"{part},\nms" for part in PARTS), "concurrent with\ncomputing, ms",
                "MB per step\nand rank", "peak memory\nper rank, MB"]
     rows = [[row.name, *_numbers(row)] for row in comparison.shown if not row.reason]
@@ -137,7 +137,7 @@ def _numbers(row: Row) -> list[str]:
               for amount in amounts)]
 
 
-def _how(comparison: Comparison) -> str:
+def _method_html(comparison: Comparison) -> str:
     began = time.strftime("%Y-%m-%d %H:%M", time.localtime(comparison.began))
     times = f"{comparison.repeat} times, in rounds" if comparison.repeat > 1 else "once"
     minutes = max(1, math.ceil(comparison.seconds / 60))
