@@ -283,12 +283,12 @@ def bottleneck(comparison: Comparison) -> str:
     fastest = timed[0]
     share = comparison.share(fastest)
     size = comparison.processes
-    kept = "" if share is None else (f"With {fastest.name}, {size} processes do {share:.0%} of {size} times what"
-                                     f" {ONE_PROCESS} does{_slower(share * size)}. ")
+    efficiency = "" if share is None else (f"With {fastest.name}, the scaling efficiency on {size} processes is"
+                                           f" {share:.0%}{_slower(share * size)}. ")
     first = fastest.good[0]
     limits = sorted(first.limits, key=lambda finding: finding.what == "pauses")  # last, as pauses are between the steps
     text = limit(first.splits, limits).replace(COMPARE, "")
-    return (kept + text).strip() or "What limits the job is not known, as the time of its steps could not be split."
+    return (efficiency + text).strip() or "What limits the job is not known, as the time of its steps could not be split."
 
 
 def _slower(speed: float) -> str:

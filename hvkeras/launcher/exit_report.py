@@ -93,7 +93,7 @@ def root_cause(stderr: str, code: int) -> str:
     sentence = _PID.sub("", sentences[-1])
     if not headings:
         return sentence
-    # The failed rank's own last line says more than its exit code.
+    # The failed rank's last line is more helpful than its exit code.
     tail = [line for line in lines[headings[-1] + 1 :] if not line.startswith(_PREFIX)]
     return ": ".join([sentence, *(line.strip() for line in tail[-1:])])
 

@@ -101,7 +101,7 @@ class AgentTransport(Protocol):
         """Return the part of a start order that is sent to the agent."""
 
     def send(self, line: bytes) -> None:
-        """Send a line, unless the agent is gone."""
+        """Send a line, unless the agent has ended."""
 
     async def read_line(self) -> bytes:
         """Return the next line.
