@@ -11,7 +11,7 @@ from pathlib import Path
 from hvkeras.comparison.result import WARM_UP
 from hvkeras.comparison.rows import Comparison, Row
 from hvkeras.comparison.table import (
-    NOT_HERE,
+    NOT_APPLICABLE,
     cells,
     explanations,
     milliseconds,
@@ -124,7 +124,7 @@ def _split_table(comparison: Comparison) -> str:
     headers = ["backend", *(f"{part},\nms" for part in PARTS), "concurrent with\ncomputing, ms",
                "MB per step\nand rank", "peak memory\nper rank, MB"]
     rows = [[row.name, *_numbers(row)] for row in comparison.shown if not row.reason]
-    known = any(cell != NOT_HERE for row in rows for cell in row[1:])
+    known = any(cell != NOT_APPLICABLE for row in rows for cell in row[1:])
     return table_html(headers, rows) if known else ""
 
 
@@ -132,8 +132,8 @@ def _numbers(row: Row) -> list[str]:
     split = row.split
     parts = [None if split is None else getattr(split, part) for part in (*PARTS, "hidden")]
     amounts = [row.bytes_in_step, row.peak_memory]
-    return [*(NOT_HERE if part is None else milliseconds(part) for part in parts),
-            *(NOT_HERE if amount is None else f"{amount / 1e6:,.3g}" if amount < 1e8 else f"{amount / 1e6:,.0f}"
+    return [*(NOT_APPLICABLE if part is None else milliseconds(part) for part in parts),
+            *(NOT_APPLICABLE if amount is None else f"{amount / 1e6:,.3g}" if amount < 1e8 else f"{amount / 1e6:,.0f}"
               for amount in amounts)]
 
 

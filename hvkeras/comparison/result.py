@@ -16,7 +16,7 @@ from hvkeras.diagnostics.run_summary import Summary
 from hvkeras.diagnostics.time_split import TimeSplit, time_splits
 
 WARM_UP = 5  # first steps to skip, at most half of all, in which TensorFlow traces graphs and fills caches
-FEW = 10  # with fewer steps than this, a median is unreliable
+MIN_STEPS = 10  # with fewer steps than this, a median is unreliable
 
 _GAP = r"(?:\s*[:=]\s*|\s+(?:is\s+|of\s+|was\s+)?)"
 _NUMBER = r"(?P<number>[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:e[-+]?\d+)?|nan|inf)(?P<percent>\s*%)?(?![\w/])"
@@ -108,7 +108,7 @@ def result(name: str, processes: int, records: Sequence[Record | None], printed:
     summary = Summary(Path(), processes, records, None, time_splits(records), ())
     times = [float(seconds) for seconds in _steps(first)[:, 0]]
     samples, why = samples_in_step(records)
-    remark = f"only {len(times)} step{'s were' if len(times) != 1 else ' was'} timed" if len(times) < FEW else ""
+    remark = f"only {len(times)} step{'s were' if len(times) != 1 else ' was'} timed" if len(times) < MIN_STEPS else ""
     return Result(
         name, processes, "", times, samples, final_number("accuracy", first, printed),
         final_number("loss", first, printed), difference, tuple(filter(None, [first.no_steps or remark, why])),

@@ -15,7 +15,7 @@ from hvkeras.comparison.result import ONE_PROCESS, SHARED, WARM_UP, Number
 from hvkeras.comparison.rows import Comparison, Row, reference_of
 from hvkeras.diagnostics.findings import COMPARE, limit
 
-UNKNOWN, NOT_HERE = "?", "-"
+UNKNOWN, NOT_APPLICABLE = "?", "-"
 
 
 def cells(comparison: Comparison) -> tuple[list[str], list[list[str]], list[str]]:
@@ -91,18 +91,18 @@ def _cells(comparison: Comparison, row: Row, is_reference: bool, marks: str) -> 
     """Return all cells except the name."""
     step = UNKNOWN if row.step is None else (f"{milliseconds(row.step[1])} ({milliseconds(row.step[0])}"
                                              f"-{milliseconds(row.step[2])})")
-    spread = [NOT_HERE if row.spread is None else f"{row.spread:.0%}"] if comparison.repeat > 1 else []
+    spread = [NOT_APPLICABLE if row.spread is None else f"{row.spread:.0%}"] if comparison.repeat > 1 else []
     share = comparison.share(row)
     shares = [UNKNOWN if share is None else f"{share:.0%}"] if comparison.single is not None else []
     if row.difference is None:
-        difference = NOT_HERE if is_reference or row.name == ONE_PROCESS else UNKNOWN
+        difference = NOT_APPLICABLE if is_reference or row.name == ONE_PROCESS else UNKNOWN
     else:
         difference = row.difference if isinstance(row.difference, str) else f"{row.difference:.1e}"
         difference = "0" if row.difference == 0 else difference
     memory = [UNKNOWN if row.peak_memory is None else f"{row.peak_memory / 1e6:,.0f}"]
     return [step + (marks if row.step is None else ""), *spread, rate(row.samples) + (marks if row.step else ""),
-            *shares, NOT_HERE if row.accuracy is None else f"{row.accuracy.value:.4f}",
-            NOT_HERE if row.loss is None else f"{row.loss.value:.4g}", difference,
+            *shares, NOT_APPLICABLE if row.accuracy is None else f"{row.accuracy.value:.4f}",
+            NOT_APPLICABLE if row.loss is None else f"{row.loss.value:.4g}", difference,
             *(memory if _has_memory_column(comparison) else [])]
 
 
@@ -283,8 +283,8 @@ def bottleneck(comparison: Comparison) -> str:
     fastest = timed[0]
     share = comparison.share(fastest)
     size = comparison.processes
-    efficiency = "" if share is None else (f"With {fastest.name}, the scaling efficiency on {size} processes is"
-                                           f" {share:.0%}{_slower(share * size)}. ")
+    efficiency = "" if share is None else (f"With {fastest.name}, the scaling efficiency on {size} processes"
+                                           f" is {share:.0%}{_slower(share * size)}. ")
     first = fastest.good[0]
     limits = sorted(first.limits, key=lambda finding: finding.what == "pauses")  # last, as pauses are between the steps
     text = limit(first.splits, limits).replace(COMPARE, "")

@@ -33,10 +33,10 @@ from typing import Any
 TERMINATE_GRACE = 3.0  # seconds between SIGTERM and SIGKILL when the launcher has died
 KILL_GRACE = 5.0  # seconds to wait after SIGKILL, as a process that hangs in the kernel does not end
 POLL_INTERVAL = 0.5  # seconds between the guard's checks of the agent
-PATIENCE = 15.0  # default: seconds for which the agent, or a worker, may stay stopped
-LOOK_EVERY = 1.0  # seconds between the agent's checks for stopped workers
+STOP_TIMEOUT = 15.0  # default: seconds for which the agent, or a worker, may stay stopped
+STOP_CHECK_INTERVAL = 1.0  # seconds between the agent's checks for stopped workers
 CHUNK = 65536
-SPARE = 4  # spare file descriptors, for scanning /proc
+SPARE_FILES = 4  # spare file descriptors, for scanning /proc
 SET_PARENT_DEATH_SIGNAL, SET_CHILD_SUBREAPER = 1, 36  # prctl options, from <linux/prctl.h>
 _GET_ADDRESS = 0x8915  # SIOCGIFADDR, from <linux/sockios.h>
 _WATCHED = {signal.SIGCHLD, signal.SIGTERM}  # by the guard
@@ -77,7 +77,7 @@ class Agent:
         self._open_files = resource.getrlimit(resource.RLIMIT_NOFILE)  # for workers; this process needs two for each
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (self._open_files[1], self._open_files[1]))
-        self._spare = [os.open(os.devnull, os.O_RDONLY) for _ in range(SPARE)]  # to end workers if files run out
+        self._spare = [os.open(os.devnull, os.O_RDONLY) for _ in range(SPARE_FILES)]  # to end workers if files run out
 
     def run(self) -> None:
         """Send hello, then execute commands and forward output until standard input closes."""
@@ -92,7 +92,7 @@ class Agent:
         self._selector.register(wake_reader, selectors.EVENT_READ, lambda: os.read(wake_reader, CHUNK))
         self._report({"type": "hello", "pid": os.getpid(), "host": socket.gethostname()})
         while self._launcher_alive:
-            self._poll(LOOK_EVERY)
+            self._poll(STOP_CHECK_INTERVAL)
             self._report_stopped()
             if self._is_preempted:
                 self._is_preempted = False
@@ -224,10 +224,10 @@ class Agent:
         """Report workers that stay stopped: one that is starting sends no heartbeats that could be missed."""
         if time.monotonic() < self._next_check:
             return
-        self._next_check = time.monotonic() + LOOK_EVERY
+        self._next_check = time.monotonic() + STOP_CHECK_INTERVAL
         for worker in self._running.values():
             is_stopped = not worker.is_suspended and process_state(worker.process.pid) == "T"
-            worker.stopped = worker.stopped + LOOK_EVERY if is_stopped else 0.0
+            worker.stopped = worker.stopped + STOP_CHECK_INTERVAL if is_stopped else 0.0
             if worker.stopped >= self._patience:
                 worker.stopped = 0.0
                 self._report({"type": "stopped", "worker": worker.number})
@@ -371,6 +371,6 @@ def _descendants(ancestor: int) -> list[int]:
 
 
 if __name__ == "__main__":
-    timeout = float(sys.argv[1]) if len(sys.argv) > 1 else PATIENCE
+    timeout = float(sys.argv[1]) if len(sys.argv) > 1 else STOP_TIMEOUT
     guarded(timeout)
     Agent(timeout).run()

@@ -51,8 +51,8 @@ from hvkeras.launcher.membership import UNWIND, Exit, Workers, control_server, l
 from hvkeras.launcher.placement import THIS_HOST, HostRanks, Rank, WorkerId
 from hvkeras.settings import Settings
 
-LOOK_EVERY = 1.0  # seconds between two searches for hosts
-COME_BACK_WITHIN = 60.0  # seconds within which a living member must leave a generation that has ended
+HOST_SEARCH_INTERVAL = 1.0  # seconds between two searches for hosts
+LEAVE_TIMEOUT = 60.0  # seconds within which a living member must leave a generation that has ended
 
 
 class ElasticMembership:
@@ -208,7 +208,7 @@ class ElasticMembership:
                 frozenset(range(self.server.size)) - self.server.connected if waited > self._settings.liveness_timeout
                 else frozenset[int]())
             for member in driver.members:
-                if member.rank in silent or waited > max(COME_BACK_WITHIN, self._settings.start_timeout):
+                if member.rank in silent or waited > max(LEAVE_TIMEOUT, self._settings.start_timeout):
                     self._handle(Event.LATE, member.number)
 
     def fail(self, cause: Cause) -> None:
@@ -345,7 +345,7 @@ class ElasticMembership:
         """Search for hosts while the job runs. The user's script runs in a thread."""
         failed = ""
         while True:
-            await asyncio.sleep(LOOK_EVERY)
+            await asyncio.sleep(HOST_SEARCH_INTERVAL)
             try:
                 slots, failed = await asyncio.to_thread(self._pool.usable), ""
             except HvkerasError as error:

@@ -98,7 +98,7 @@ def root_cause(stderr: str, code: int) -> str:
     return ": ".join([sentence, *(line.strip() for line in tail[-1:])])
 
 
-def why_not_started(error: str, number: int, culprit: str) -> str:
+def start_error(error: str, number: int, culprit: str) -> str:
     """Return the error message for a command that could not be started.
 
     Args:

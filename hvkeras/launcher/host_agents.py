@@ -29,7 +29,7 @@ from typing import Any, Protocol
 from hvkeras.errors import MachineError, explain
 from hvkeras.host.ssh import Ssh
 from hvkeras.launcher.agent import process_state
-from hvkeras.launcher.limits import give_back_open_files, how_to_free_resources
+from hvkeras.launcher.limits import how_to_free_resources, restore_open_files
 from hvkeras.launcher.placement import SRUN, HostRanks
 
 # Runs the agent from source text on standard input: the other host needs no hvkeras, and versions cannot differ.
@@ -79,10 +79,10 @@ class AgentTransport(Protocol):
     """Connection to an agent, which sends and receives lines.
 
     Attributes:
-        hello_within: Seconds within which the agent must send its hello.
+        hello_timeout: Seconds within which the agent must send its hello.
     """
 
-    hello_within: float
+    hello_timeout: float
 
     async def open(self) -> None:
         """Start the agent.
@@ -140,7 +140,7 @@ class AgentProcess:
     """
 
     def __init__(self, host: HostRanks, ssh: Ssh, patience: float) -> None:
-        self.hello_within: float = ssh.timeout
+        self.hello_timeout: float = ssh.timeout
         self._host, self._ssh, self._patience = host, ssh, patience
         self._stopped = 0.0
         self._process: asyncio.subprocess.Process | None = None
@@ -165,7 +165,7 @@ class AgentProcess:
         except OSError as error:
             raise MachineError(explain(f"The launcher must be able to start a process ({error.strerror})",
                                        how_to_free_resources(error.errno or 0), host=self._host.name)) from error
-        give_back_open_files(self._process.pid)  # before it reads the agent's source
+        restore_open_files(self._process.pid)  # before it reads the agent's source
         self._error_output = asyncio.ensure_future(_tail_of(self._pipe("stderr")))
         source = AGENT.read_bytes()
         self.send(str(len(source)).encode() + b"\n" + source)
@@ -284,11 +284,11 @@ class HostAgent:
         """
         await self._transport.open()
         try:
-            await asyncio.wait_for(self._hello(), self._transport.hello_within)
+            await asyncio.wait_for(self._hello(), self._transport.hello_timeout)
             self._has_answered = True
             return
         except asyncio.TimeoutError:
-            why = f"no answer for {self._transport.hello_within:g} s"
+            why = f"no answer for {self._transport.hello_timeout:g} s"
         except EOFError:
             why = await self.last_errors()
         raise UnreachableError(self._transport.unreachable(why), why)

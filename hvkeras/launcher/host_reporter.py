@@ -42,14 +42,14 @@ from hvkeras.launcher.placement import THIS_HOST
 from hvkeras.launcher.reporting_hosts import ReportingHosts
 from hvkeras.settings import PREFIX, Settings
 
-RETRY_EVERY = 0.5  # seconds
-BEAT_EVERY = 2.0  # seconds between two heartbeats
+RETRY_INTERVAL = 0.5  # seconds
+HEARTBEAT_INTERVAL = 2.0  # seconds between two heartbeats
 FIRST_REPORT, REPORT_EVERY = 3.0, 30.0  # seconds until a wait is first reported, and between later reports
 LOST = 1  # exit code when the connection to the launcher is lost
 
 
 @dataclass(frozen=True)
-class OnHost:
+class HostOverrides:
     """Command line and additional environment variables of the ranks on a host, in place of the launcher's."""
 
     command: Sequence[str]
@@ -69,7 +69,7 @@ class Reporter:
     """
 
     def __init__(self, connected: socket.socket, secret: str, number: int, name: str, slots: int,
-                 here: OnHost | None = None) -> None:
+                 here: HostOverrides | None = None) -> None:
         self._connection = Connection(connected, secret.encode(), Introduction(number, slots, name))
         self._secret, self._here = secret, here
         self._connection.send(Machine(host_identity()))
@@ -164,12 +164,12 @@ class Reporter:
         self._connection.send(AgentEnded())
 
     def _send_heartbeats(self, done: threading.Event) -> None:
-        while not done.wait(BEAT_EVERY):
+        while not done.wait(HEARTBEAT_INTERVAL):
             self._connection.send(Heartbeat())
 
 
 def report(address: tuple[str, int], secret: str, number: int, name: str, slots: int, timeout: float,
-           may_wait: Callable[[], bool] = lambda: True, here: OnHost | None = None) -> int:
+           may_wait: Callable[[], bool] = lambda: True, here: HostOverrides | None = None) -> int:
     """Connect to a launcher, and serve it until the job is done.
 
     In a main thread, SIGTERM means that this host is being preempted.
@@ -207,7 +207,7 @@ def report(address: tuple[str, int], secret: str, number: int, name: str, slots:
                 raise MachineError(explain(f"The launcher must answer within {timeout:g} s ({error})",
                                            "see the launcher's own output", address=address)) from None
             # The launcher was stopped, or has not noticed yet that the last host of this name is gone.
-            time.sleep(RETRY_EVERY)
+            time.sleep(RETRY_INTERVAL)
     if threading.current_thread() is not threading.main_thread():
         return reporter.serve(os.getcwd())
     before = signal.signal(signal.SIGTERM, lambda _number, _frame: threading.Thread(
@@ -233,7 +233,7 @@ def _connected(address: tuple[str, int], timeout: float, may_wait: Callable[[], 
         if waited >= next_report:
             next_report = waited + REPORT_EVERY
             say(f"waiting for the launcher at {address[0]}:{address[1]}, {waited:.0f} s of {timeout:g} s: {why}")
-        time.sleep(RETRY_EVERY)
+        time.sleep(RETRY_INTERVAL)
 
 
 COOL_DOWN = (1.0, 60.0)  # default: seconds for which a lost pod is set aside

@@ -31,11 +31,11 @@ TICK = 0.25  # seconds between two checks of agents, and of the membership
 INTERRUPT_GRACE = 1.0  # seconds between an interrupt of the launcher and SIGTERM to the workers
 KILL_AFTER = 3.0  # seconds between SIGTERM and SIGKILL
 AGENT_GRACE = 10.0  # seconds within which an agent must end all processes on its host
-STARTING = 32  # maximum number of agents that start concurrently
-LATE_EVERY = 10.0  # seconds between two reports about missing hosts
-ALSO_WITHIN = 1.5  # seconds after a host's failure within which others are reported with it
+MAX_CONCURRENT_STARTS = 32  # maximum number of agents that start concurrently
+LATE_REPORT_INTERVAL = 10.0  # seconds between two reports about missing hosts
+FAILURE_WINDOW = 1.5  # seconds after a host's failure within which others are reported with it
 HINT_AFTER = 30.0  # seconds until a hint about `hvd.init()`, if no rank has called it
-STALLS = 100  # stall warnings in a report: the first ones
+MAX_STALLS = 100  # stall warnings in a report: the first ones
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 NewAgent = Callable[[JobSpec, HostRanks, Callable[[HostAgent, Event], None]], HostAgent]
 
@@ -71,7 +71,7 @@ class Launcher:
         self._agents = [new_agent(job, host, self._on_event) for host in job.hosts]  # all ever created
         self._agent_on = {agent.host.name: agent for agent in self._agents}  # those that can start workers
         self._agent_of = {WorkerId(rank): agent for agent in self._agents for rank in agent.host.ranks}
-        self._starting = asyncio.Semaphore(STARTING)
+        self._starting = asyncio.Semaphore(MAX_CONCURRENT_STARTS)
         self._serving: dict[HostAgent, asyncio.Task[None]] = {}
         self._background: set[asyncio.Task[None]] = set()
         self._codes: dict[WorkerId, int] = {}  # exit codes, in the order of exits
@@ -153,7 +153,7 @@ class Launcher:
         try:
             await asyncio.wait(until, return_when=asyncio.FIRST_COMPLETED)
             if _failures(connecting):
-                await asyncio.wait(connecting, timeout=ALSO_WITHIN)
+                await asyncio.wait(connecting, timeout=FAILURE_WINDOW)
         finally:
             failures = _failures(connecting)
             await _cancelled([*connecting, *until])
@@ -166,7 +166,7 @@ class Launcher:
 
     async def _report_late(self, connecting: Mapping[asyncio.Task[None], str]) -> None:
         while True:
-            await asyncio.sleep(LATE_EVERY)
+            await asyncio.sleep(LATE_REPORT_INTERVAL)
             late = [host for task, host in connecting.items() if not task.done()]
             self.say(f"hvkeras run: waiting for {len(late)} of {len(connecting)} host{'s' * (len(connecting) > 1)}:"
                      f" {some_of(late)}")
@@ -248,7 +248,7 @@ class Launcher:
         elif event["type"] == "started":
             self.log(f"{self.membership.noun} {worker} runs on {agent.host_name} as pid {event['pid']}")
         elif event["type"] == "failed":
-            problem = reports.why_not_started(event["error"], event["errno"], event["culprit"])
+            problem = reports.start_error(event["error"], event["errno"], event["culprit"])
             error = f"could not be started: {problem}"
             self._on_exit(worker, self._exit(worker, CauseKind.SETUP, event["code"], error))
         elif event["type"] == "exit":
@@ -364,7 +364,7 @@ class Launcher:
 
     def warn(self, text: str) -> None:
         """Print a stall warning, and store it for the report."""
-        if len(self._stalls) < STALLS:
+        if len(self._stalls) < MAX_STALLS:
             self._stalls.append(text)
         self.say(f"hvkeras: {text}")
 

@@ -10,9 +10,9 @@ import resource
 
 from hvkeras.errors import MachineError, UsageError, explain
 
-FILES_OF_A_LAUNCHER = 40  # open files of Python, asyncio and the report, besides those for ranks and hosts
-FILES_OF_A_HOST = 4  # three pipes, and one more while its agent starts
-FILES_OF_AN_AGENT = 20  # open files of Python, spare ones, and those of a starting rank, besides two pipes per rank
+LAUNCHER_FILES = 40  # open files of Python, asyncio and the report, besides those for ranks and hosts
+HOST_FILES = 4  # three pipes, and one more while its agent starts
+AGENT_FILES = 20  # open files of Python, spare ones, and those of a starting rank, besides two pipes per rank
 _FIXES = {
     errno.EMFILE: "raise the limit of open files, which ulimit -n shows, or lower -np",
     errno.ENFILE: "end other programs: the whole machine has no more open files left",
@@ -49,7 +49,7 @@ def require_current_folder() -> None:
 def require_open_files(ranks: int, hosts: int, here: int, more: int = 0, ports: bool = False) -> None:
     """Check that the launcher, and the agent on this host, may open as many files as the job needs.
 
-    If necessary and allowed, raise the soft limit of this process. `give_back_open_files` restores it for a child
+    If necessary and allowed, raise the soft limit of this process. `restore_open_files` restores it for a child
     process. Agents raise their own limits.
 
     Args:
@@ -63,8 +63,8 @@ def require_open_files(ranks: int, hosts: int, here: int, more: int = 0, ports: 
         MachineError: The limit of open files is too low.
     """
     soft, hard = _limit_at_start()
-    needed = FILES_OF_A_LAUNCHER + FILES_OF_A_HOST * hosts + ranks + more
-    of_agent = FILES_OF_AN_AGENT + (3 if ports else 2) * here
+    needed = LAUNCHER_FILES + HOST_FILES * hosts + ranks + more
+    of_agent = AGENT_FILES + (3 if ports else 2) * here
     for who, count, files in (("A launcher", ranks, needed), ("The agent", here, of_agent)):
         if 0 <= hard < files:
             raise MachineError(explain(f"{who} of {count} rank{'s' * (count > 1)} needs {files} open files",
@@ -73,7 +73,7 @@ def require_open_files(ranks: int, hosts: int, here: int, more: int = 0, ports: 
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def give_back_open_files(pid: int) -> None:
+def restore_open_files(pid: int) -> None:
     """Restore the original limit of open files for a child process."""
     if resource.getrlimit(resource.RLIMIT_NOFILE) != _limit_at_start():
         with contextlib.suppress(OSError):

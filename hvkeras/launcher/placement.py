@@ -17,7 +17,7 @@ WorkerId = NewType("WorkerId", int)  # number of a worker process, in the order 
 Rank = NewType("Rank", int)  # index of a worker among those that currently train together
 
 THIS_HOST = "localhost"
-RESOLVING = 32  # host names resolved concurrently, as a name server may be slow
+MAX_CONCURRENT_LOOKUPS = 32  # host names resolved concurrently, as a name server may be slow
 _HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:]+\]|[A-Za-z0-9_][A-Za-z0-9._-]*)(?::(?P<slots>\d+))?")
 _LINE = re.compile(r"(?P<name>\S+?)(?::(?P<colon>\d+))?(?:\s+slots\s*=\s*(?P<slots>\d+))?")
 
@@ -163,7 +163,7 @@ def _merge(entries: list[tuple[str, int]]) -> dict[str, int]:
     """Sum the slots of hosts that are listed more than once; all names of this machine are one host."""
     slots: dict[str, int] = {}
     names = list(dict.fromkeys(name for name, _ in entries))
-    with ThreadPoolExecutor(RESOLVING, "hvkeras-resolve") as pool:
+    with ThreadPoolExecutor(MAX_CONCURRENT_LOOKUPS, "hvkeras-resolve") as pool:
         here = dict(zip(names, pool.map(is_local, names), strict=True))
     for name, number in entries:
         key = THIS_HOST if here[name] else name

@@ -24,7 +24,7 @@ from hvkeras.errors import HvkerasError, MachineError, PeerError, UsageError, ex
 from hvkeras.host.network import split_address
 from hvkeras.launcher.functions import BOOT_SOURCE, CALL, command_in, result_file
 from hvkeras.launcher.host_pool import HostPool
-from hvkeras.launcher.host_reporter import OnHost, report
+from hvkeras.launcher.host_reporter import HostOverrides, report
 from hvkeras.launcher.job_spec import JobSpec
 from hvkeras.launcher.limits import ends_with_parent
 from hvkeras.launcher.printer import Printer
@@ -34,7 +34,7 @@ from hvkeras.launcher.shown_process import ShownProcess
 from hvkeras.settings import PREFIX, Settings
 
 PLAN, ADDRESS, LAUNCHER = "plan.json", "address", "launcher.py"
-LISTENS_WITHIN = 60.0  # seconds within which the launcher's process must listen
+LISTEN_TIMEOUT = 60.0  # seconds within which the launcher's process must listen
 NO_LIMIT = 10**9  # of resets, or of failures on a host
 UNREACHABLE = 2.0  # seconds after which an unreachable launcher counts as ended
 ATTEMPTS = 1000  # maximum number of connections of one slot
@@ -86,12 +86,12 @@ class ReportedJob:
         self.address = self._wait_for_address()
 
     def _wait_for_address(self) -> str:
-        deadline, address = time.monotonic() + LISTENS_WITHIN, self._folder / ADDRESS
+        deadline, address = time.monotonic() + LISTEN_TIMEOUT, self._folder / ADDRESS
         while not address.exists():
             if self._process.wait(0.05) or time.monotonic() > deadline:
                 self.interrupt()
                 self.finish()
-                raise MachineError(explain(f"The launcher must start within {LISTENS_WITHIN:g} s", "see its output"
+                raise MachineError(explain(f"The launcher must start within {LISTEN_TIMEOUT:g} s", "see its output"
                                            " above"))
         return address.read_text()
 
@@ -145,7 +145,7 @@ def serve(address: str, secret: str, index: int, call: bytes, variables: Mapping
     with tempfile.TemporaryDirectory(prefix="hvkeras-place-") as name:
         folder = Path(name)
         (folder / CALL).write_bytes(call)
-        here = OnHost(command_in(folder), variables)
+        here = HostOverrides(command_in(folder), variables)
         try:
             for attempt in range(ATTEMPTS):  # reconnect if this host was unresponsive, and counted as lost
                 number = index * ATTEMPTS + attempt

@@ -31,8 +31,8 @@ from hvkeras.launcher.host_agents import LINE_LIMIT
 from hvkeras.launcher.placement import HostRanks
 from hvkeras.settings import PREFIX
 
-SILENT_AFTER = 15.0  # default: seconds without a message after which a host counts as lost
-HELLO_WITHIN = 30.0  # seconds within which an agent must start
+LIVENESS_TIMEOUT = 15.0  # default: seconds without a message after which a host counts as lost
+HELLO_TIMEOUT = 30.0  # seconds within which an agent must start
 
 
 class Lines:
@@ -168,7 +168,7 @@ class ReportingHosts:
         alive: Seconds without a message after which a host counts as lost.
     """
 
-    def __init__(self, secret: str, host: str, port: int = 0, alive: float = SILENT_AFTER) -> None:
+    def __init__(self, secret: str, host: str, port: int = 0, alive: float = LIVENESS_TIMEOUT) -> None:
         self.secret = secret
         self._handler = HostsHandler(alive)
         self._server = MessageServer(self._handler, secret.encode(), host, port, alive=alive)
@@ -227,7 +227,7 @@ class ReportedTransport:
         hosts: The server for such hosts.
     """
 
-    hello_within = HELLO_WITHIN
+    hello_timeout = HELLO_TIMEOUT
 
     def __init__(self, host: HostRanks, hosts: ReportingHosts) -> None:
         self._name, self._hosts = host.name, hosts

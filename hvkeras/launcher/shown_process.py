@@ -18,7 +18,7 @@ from hvkeras.launcher.agent import terminal
 from hvkeras.launcher.printer import CLEAR, TAIL
 
 ERASE = CLEAR.decode()
-END_WITHIN = 30.0  # seconds after an interrupt within which the launcher must end its ranks
+END_TIMEOUT = 30.0  # seconds after an interrupt within which the launcher must end its ranks
 LAST_LINES = 30  # last lines of standard error, for exceptions
 
 
@@ -67,7 +67,7 @@ class ShownProcess:
         """Interrupt it, as Ctrl-C does, and wait for its end."""
         self._process.send_signal(signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(END_WITHIN)
+            self._process.wait(END_TIMEOUT)
         self._process.kill()
 
     def finish(self) -> tuple[int, str]:

@@ -14,7 +14,7 @@ from hvkeras.control.messages import AgentEnded, AgentLine, EndAgent, Heartbeat,
 from hvkeras.errors import MachineError
 from hvkeras.host.network import host_identity
 from hvkeras.launcher.host_agents import HostAgent
-from hvkeras.launcher.host_reporter import OnHost
+from hvkeras.launcher.host_reporter import HostOverrides
 from hvkeras.launcher.host_reporter import report as report_to
 from hvkeras.launcher.placement import HostRanks
 from hvkeras.launcher.reporting_hosts import HostsHandler, ReportedTransport, ReportingHosts
@@ -125,8 +125,8 @@ def test_a_host_runs_what_it_is_sent_and_ends_with_the_jobs_code(tmp_path):
     hosts = ReportingHosts(SECRET, "127.0.0.1")
     hosts.start()
     codes, events = [], []
-    here = OnHost([sys.executable, "-S", "-c", "import os; print(os.environ['MINE'], os.environ['HVKERAS_SECRET'])"],
-                  {"MINE": "mine"})
+    program = "import os; print(os.environ['MINE'], os.environ['HVKERAS_SECRET'])"
+    here = HostOverrides([sys.executable, "-S", "-c", program], {"MINE": "mine"})
     reporting = threading.Thread(target=lambda: codes.append(
         report_to(hosts.address, SECRET, 4, "pod-4", 1, 30.0, here=here)))
     reporting.start()
