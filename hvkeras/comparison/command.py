@@ -43,29 +43,29 @@ backends that were asked for ran. Example: hvkeras compare -np 2 --repeat 3 pyth
 
 def parser() -> argparse.ArgumentParser:
     """Return the argument parser."""
-    made = Parser(prog=PROG, description="Runs a training script on each backend and on one process, reports how fast"
-                  " each was and whether they agree, and writes a report.", epilog=_EPILOG, allow_abbrev=False,
-                  usage=f"{PROG} -np N[,N...] [--backends NAME,...] [options] command ...")
-    made.add_argument("-np", "--num-proc", type=sizes, dest="np", default=(), metavar="N[,N...]", help="Number of"
-                      " processes, at least 2; several (1,2,4) give a scaling curve, and the table shows the largest.")
-    made.add_argument("--backends", metavar="NAME,...", help="Backends, in order; the final weights are compared"
-                      " with those of the first one. All that work here by default.")
-    made.add_argument("--shard-update", type=switches, default=(), metavar="on,off", help="Runs backends with a"
-                      " sharded update of the optimizer, without, or both; by default, as the script specifies.")
-    made.add_argument("--baseline", action=argparse.BooleanOptionalAction, default=True, help="Whether one process"
-                      " runs as well, for the scaling efficiency (default: yes).")
-    made.add_argument("--repeat", type=repeats, default=1, metavar="N", help="How often each job runs (default: 1), in"
-                      " rounds: every backend, then one process, and again.")
-    made.add_argument("--timeout", type=seconds, default=TIMEOUT, metavar="SECONDS", help="Seconds that each run may"
-                      f" take (default: {TIMEOUT:g}).")
-    made.add_argument("-H", "--hosts", metavar="HOST:SLOTS,...", help="Hosts and how many processes each may have; with"
-                      " --out on a folder that they share.")
-    made.add_argument("--out", metavar="FOLDER", help="Where the report, its charts, results.json and the output of all"
-                      " ranks go; by default a new folder for temporary files.")
-    made.add_argument("--verbose", action="store_true", help="Shows the output of all ranks as well.")
-    made.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    made.set_defaults(trial=Trial)  # class of a run
-    return made
+    parser = Parser(prog=PROG, description="Run a training script on each backend and on one process, compare speed and"
+                    " results, and write a report.", epilog=_EPILOG, allow_abbrev=False,
+                    usage=f"{PROG} -np N[,N...] [--backends NAME,...] [options] command ...")
+    parser.add_argument("-np", "--num-proc", type=sizes, dest="np", default=(), metavar="N[,N...]", help="Number of"
+                        " processes, at least 2; several (1,2,4) give a scaling curve, the table shows the largest.")
+    parser.add_argument("--backends", metavar="NAME,...", help="Backends, in order; the final weights are compared"
+                        " with those of the first one. By default, all that work here.")
+    parser.add_argument("--shard-update", type=switches, default=(), metavar="on,off", help="Run backends with a"
+                        " sharded update of the optimizer, without, or both; by default, as the script specifies.")
+    parser.add_argument("--baseline", action=argparse.BooleanOptionalAction, default=True, help="Run on one process"
+                        " as well, for the scaling efficiency (default: yes).")
+    parser.add_argument("--repeat", type=repeats, default=1, metavar="N", help="Number of runs of each job (default:"
+                        " 1), in rounds: every backend, then one process, and again.")
+    parser.add_argument("--timeout", type=seconds, default=TIMEOUT, metavar="SECONDS", help="Timeout of each run in"
+                        f" seconds (default: {TIMEOUT:g}).")
+    parser.add_argument("-H", "--hosts", metavar="HOST:SLOTS,...", help="Hosts, and the number of slots on each;"
+                        " with --out on a folder that they share.")
+    parser.add_argument("--out", metavar="FOLDER", help="Folder for the report, its charts, results.json and the"
+                        " output of all ranks; by default, a new temporary folder.")
+    parser.add_argument("--verbose", action="store_true", help="Show the output of all ranks as well.")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    parser.set_defaults(trial=Trial)  # class of a run
+    return parser
 
 
 def sizes(text: str) -> tuple[int, ...]:
@@ -112,11 +112,11 @@ def compare(arguments: Sequence[str]) -> int:
                                  f"write them before {flags.command[0]}, or put -- before it if the command should get"
                                  " them",
                                  behind_the_command=" ".join(flags.after_command)))
-    made = comparison_of(flags, ProgressDisplay(), shlex.join(flags.command))
-    print_table(made, Console(highlight=False, soft_wrap=True, width=WIDEST))
-    print(f"output of all ranks: {made.folder}")
-    _print_error_tails(made, Console(stderr=True, highlight=False, soft_wrap=True))
-    return int(made.failed)
+    comparison = comparison_of(flags, ProgressDisplay(), shlex.join(flags.command))
+    print_table(comparison, Console(highlight=False, soft_wrap=True, width=WIDEST))
+    print(f"output of all ranks: {comparison.folder}")
+    _print_error_tails(comparison, Console(stderr=True, highlight=False, soft_wrap=True))
+    return int(comparison.failed)
 
 
 def comparison_of(flags: argparse.Namespace, display: ProgressDisplay, title: str) -> Comparison:
@@ -153,11 +153,11 @@ def comparison_of(flags: argparse.Namespace, display: ProgressDisplay, title: st
     began, machine = time.time(), machine_facts(usable_cores())
     with exiting_on_signals():
         results = Runs(trials, problems, flags, display).results()
-    made = Comparison(title, several, flags.repeat, rows_of(results), cores, folder, began, time.time() - began,
-                      machine)
-    results_file.write(made, folder)
-    report.write(made, folder)
-    return made
+    comparison = Comparison(title, several, flags.repeat, rows_of(results), cores, folder, began, time.time() - began,
+                            machine)
+    results_file.write(comparison, folder)
+    report.write(comparison, folder)
+    return comparison
 
 
 def _backends(flags: argparse.Namespace, hosts: Sequence[HostRanks]) -> list[str]:
@@ -244,8 +244,8 @@ def print_table(made: Comparison, console: Console) -> None:
     console.print(f"report: {made.folder / report.NAME}", markup=False)
 
 
-def _print_error_tails(made: Comparison, console: Console) -> None:
-    for row in made.rows:
+def _print_error_tails(comparison: Comparison, console: Console) -> None:
+    for row in comparison.rows:
         for run in row.runs:
             if run.error_tail:
                 console.print(f"\nthe standard error of {run.name} ends with", markup=False)

@@ -46,25 +46,25 @@ def write(comparison: Comparison, folder: Path) -> None:
 
 def charts(comparison: Comparison) -> dict[str, Chart]:
     """Return the charts for which there is data, by file name without extension."""
-    made: dict[str, Chart] = {}
+    drawn: dict[str, Chart] = {}
     timed = [row for row in comparison.shown if row.step is not None]
     if timed:
-        made["step_times"] = distribution(
+        drawn["step_times"] = distribution(
             {row.name: [1000 * seconds for run in row.good for seconds in run.step_times] for row in timed},
             "step time, ms")
     splits = {row.name: row.split for row in comparison.shown if row.split is not None}
     if splits:
-        made["time_split"] = stacked(
+        drawn["time_split"] = stacked(
             list(splits), {part: [1000 * (getattr(split, part) or 0.0) for split in splits.values()] for part in PARTS},
             "ms of a typical step, mean over ranks")
     lines = list(_scaling_lines(comparison))
     if lines:
-        made["scaling"] = scaling(lines, "samples per s")
+        drawn["scaling"] = scaling(lines, "samples per s")
     losses = [Line(row.name, [x for x, _ in row.good[0].losses], [y for _, y in row.good[0].losses])
               for row in comparison.shown if row.good and len(row.good[0].losses) > 1]
     if losses:
-        made["loss"] = curves(losses, "seconds since training began", "loss")
-    return made
+        drawn["loss"] = curves(losses, "seconds since training began", "loss")
+    return drawn
 
 
 def _scaling_lines(comparison: Comparison) -> Iterator[Line]:
@@ -91,11 +91,11 @@ def _scaling_lines(comparison: Comparison) -> Iterator[Line]:
 def sections(comparison: Comparison, drawn: dict[str, Chart]) -> list[Section]:
     """Return the sections of the report after its summary."""
     headers, rows, notes = cells(comparison)
-    made = [Section("All backends", _with_remarks(table_html(headers, rows), [*notes, *explanations(comparison)]))]
+    result = [Section("All backends", _with_remarks(table_html(headers, rows), [*notes, *explanations(comparison)]))]
 
     def add(name: str, title: str, note: str, html: str = "") -> None:
         if name in drawn or html:
-            made.append(Section(title, (drawn[name].svg() if name in drawn else "") + html, note))
+            result.append(Section(title, (drawn[name].svg() if name in drawn else "") + html, note))
 
     add("step_times", "Step times", f"Boxes hold half of the steps on rank 0, whiskers nine tenths, without the"
         f" first {WARM_UP} of each run, and the line in the box is the median. Narrow is steady. Steps beyond the end"
@@ -111,8 +111,8 @@ def sections(comparison: Comparison, drawn: dict[str, Chart]) -> list[Section]:
         f" are processes.{bands}", tables)
     add("loss", "Loss against time", "fit's loss by the time since training began, of the first run: the faster"
         " backend is ahead, and curves of the same shape are the same training.")
-    made.append(Section("How this was measured", _method_html(comparison)))
-    return made
+    result.append(Section("How this was measured", _method_html(comparison)))
+    return result
 
 
 def _with_remarks(html: str, remarks: list[str]) -> str:

@@ -59,12 +59,12 @@ def table(comparison: Comparison) -> tuple[Table, list[str]]:
 
 
 def _laid_out(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, show_edge=False)
+    result = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, show_edge=False)
     for index, header in enumerate(headers):
-        made.add_column(header, justify="right" if index else "left", no_wrap=True, vertical="bottom")
+        result.add_column(header, justify="right" if index else "left", no_wrap=True, vertical="bottom")
     for row in rows:
-        made.add_row(*row)
-    return made
+        result.add_row(*row)
+    return result
 
 
 def scaling_cells(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
@@ -288,7 +288,7 @@ def bottleneck(comparison: Comparison) -> str:
     first = fastest.good[0]
     limits = sorted(first.limits, key=lambda finding: finding.what == "pauses")  # last, as pauses are between the steps
     text = limit(first.splits, limits).replace(COMPARE, "")
-    return (efficiency + text).strip() or "What limits the job is not known, as the time of its steps could not be split."
+    return (efficiency + text).strip() or "What limits the job is not known, as its step time could not be split."
 
 
 def _slower(speed: float) -> str:

@@ -77,14 +77,14 @@ def add_tuning_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("Horovod's own engine (--backend horovod)")
     for flag, (kind, variable) in TUNING.items():
         if kind is _SWITCH:
-            group.add_argument(flag, action=argparse.BooleanOptionalAction, help=f"Sets {variable}.")
+            group.add_argument(flag, action=argparse.BooleanOptionalAction, help=f"Set {variable}.")
         else:
-            group.add_argument(flag, type=kind, metavar="TEXT" if kind is str else "N", help=f"Sets {variable}.")
+            group.add_argument(flag, type=kind, metavar="TEXT" if kind is str else "N", help=f"Set {variable}.")
     group.add_argument("--log-with-timestamp", dest="log_hide_timestamp", action="store_false", default=None,
                        help=argparse.SUPPRESS)
     group.add_argument("--log-without-timestamp", dest="log_hide_timestamp", action="store_true", default=None,
                        help=argparse.SUPPRESS)
-    group.add_argument("--tcp", action="store_true", help="Sets NCCL_IB_DISABLE.")
+    group.add_argument("--tcp", action="store_true", help="Set NCCL_IB_DISABLE.")
 
 
 def tuning_variables(flags: argparse.Namespace) -> dict[str, str]:

@@ -91,68 +91,69 @@ def steps(text: str) -> str:
 
 def parser(prog: str = "hvkeras run") -> argparse.ArgumentParser:
     """Return the argument parser."""
-    made = Parser(prog=prog, description="Starts a training script on several processes and hosts.", epilog=_EPILOG,
-                  allow_abbrev=False, usage=f"{prog} -np N [-H host:slots,...] [options] command ...")
-    made.add_argument("-v", "--version", action="version", version=f"hvkeras {__version__}")
-    made.add_argument("-np", "--num-proc", type=int, dest="np", metavar="N", help="Number of processes; with -H or"
-                      " -hostfile, as many as there are slots by default.")
-    made.add_argument("-H", "--hosts", metavar="HOST:SLOTS,...", help="Hosts and how many processes each may have.")
-    made.add_argument("-hostfile", "--hostfile", metavar="FILE", help="File with a line `host slots=N` for each host.")
-    made.add_argument("-p", "--ssh-port", type=int, metavar="PORT", help="Port of ssh on the other hosts.")
-    made.add_argument("-i", "--ssh-identity-file", metavar="FILE", help="Key for ssh.")
-    made.add_argument("--start-timeout", type=seconds, metavar="SECONDS", help="Seconds that hosts and ranks have to"
-                      " start (HVKERAS_START_TIMEOUT).")
-    made.add_argument("--backend", metavar="NAME", help="Collective engine (HVKERAS_BACKEND).")
-    made.add_argument("--as-horovod", action="store_true", help="Lets `import horovod` find hvkeras, in the command and"
-                      " in all Python processes that it starts.")
-    made.add_argument("--tf-config", action="store_true", help="Gives each rank a TF_CONFIG in which it is a worker,"
-                      " for scripts that use tf.distribute by themselves.")
-    made.add_argument("--network-interfaces", "--network-interface", action="append", metavar="NAME,...",
-                      help="Network interfaces that the job uses between hosts; may be given several times"
-                      " (HVKERAS_NETWORK_INTERFACES).")
-    made.add_argument("--fusion-threshold-mb", type=int, metavar="MIB", help="Size of a bucket of gradients, in"
-                      " units of 1024 * 1024 bytes (HVKERAS_BUCKET_SIZE).")
-    made.add_argument("--log-level", choices=LOG_LEVELS, help="What hvkeras, TensorFlow and Horovod print"
-                      " (HVKERAS_LOG_LEVEL).")
-    made.add_argument("--config-file", metavar="FILE", help="YAML file with flags, as for horovodrun; flags on the"
-                      " command line take precedence.")
-    made.add_argument("--no-stall-check", action="store_true", help="Neither warns about ranks that wait in a"
-                      " collective nor ends the job because of them.")
-    made.add_argument("--stall-check", action="store_false", dest="no_stall_check", help=argparse.SUPPRESS)
-    made.add_argument("--stall-check-warning-time-seconds", type=seconds_or_never, metavar="SECONDS",
-                      help="When a warning names the ranks that another rank waits for (HVKERAS_STALL_WARNING).")
-    made.add_argument("--stall-check-shutdown-time-seconds", type=seconds_or_never, metavar="SECONDS",
-                      help="When the job ends because a rank waits (HVKERAS_STALL_SHUTDOWN).")
-    made.add_argument("--reset-limit", type=limit, metavar="N", help="Restarts all ranks when one fails, up to N times;"
-                      " hvd.elastic resumes from the last commit. In an elastic job: how often the ranks may change, as"
-                      f" one fails or workers join or leave. By default 0, and in elastic jobs {ELASTIC_RESETS}"
-                      " failures, however often workers join or leave.")
-    _add_elastic_flags(made)
-    made.add_argument("--report", metavar="FOLDER", help="Writes a report on the run, report.html and report.json, when"
-                      f" it is over; without a folder, into {DEFAULT} (HVKERAS_REPORT).")
-    made.add_argument("--output-filename", metavar="FOLDER", help="Keeps each rank's output in FOLDER/rank.N/stdout"
-                      " and stderr.")
-    made.add_argument("--timeline-filename", metavar="FILE", help="Writes a timeline of rank 0's collectives; with"
-                      " {rank} in the name, of each rank's (HVKERAS_TIMELINE).")
-    made.add_argument("--trace-steps", type=steps, metavar="A:B", help="Traces steps A to B-1 on all ranks, counted"
-                      " from 0 since training began: 100:120 is 20 steps (HVKERAS_TRACE_STEPS).")
-    made.add_argument("--trace-file", metavar="FILE", help="Where the ranks' traces are merged; trace.json by default"
-                      " (HVKERAS_TRACE_FILE).")
-    made.add_argument("-prefix-timestamp", "--prefix-output-with-timestamp", action="store_true",
-                      help="Begins each line of output with the time.")
-    made.add_argument("--verbose", action="store_true", help="Prints each step of the launcher.")
-    made.add_argument("-cb", "--check-build", action="store_true", help="Shows which launchers and backends work here,"
-                      " and why not.")
-    made.add_argument("--disable-cache", action="store_true", help=argparse.SUPPRESS)  # nothing is cached here
-    add_tuning_flags(made)
-    made.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    parser = Parser(prog=prog, description="Start a training script on several processes and hosts.", epilog=_EPILOG,
+                    allow_abbrev=False, usage=f"{prog} -np N [-H host:slots,...] [options] command ...")
+    parser.add_argument("-v", "--version", action="version", version=f"hvkeras {__version__}")
+    parser.add_argument("-np", "--num-proc", type=int, dest="np", metavar="N", help="Number of processes; with -H or"
+                        " -hostfile, by default the number of slots.")
+    parser.add_argument("-H", "--hosts", metavar="HOST:SLOTS,...", help="Hosts, and the number of slots on each.")
+    parser.add_argument("-hostfile", "--hostfile", metavar="FILE", help="File with a line `host slots=N` per host.")
+    parser.add_argument("-p", "--ssh-port", type=int, metavar="PORT", help="Port of ssh on the other hosts.")
+    parser.add_argument("-i", "--ssh-identity-file", metavar="FILE", help="Key for ssh.")
+    parser.add_argument("--start-timeout", type=seconds, metavar="SECONDS", help="Seconds within which hosts and ranks"
+                        " must start (HVKERAS_START_TIMEOUT).")
+    parser.add_argument("--backend", metavar="NAME", help="Collective engine (HVKERAS_BACKEND).")
+    parser.add_argument("--as-horovod", action="store_true", help="Make `import horovod` import hvkeras, in the command"
+                        " and in all its Python child processes.")
+    parser.add_argument("--tf-config", action="store_true", help="Give each rank a TF_CONFIG in which it is a worker,"
+                        " for scripts that use tf.distribute directly.")
+    parser.add_argument("--network-interfaces", "--network-interface", action="append", metavar="NAME,...",
+                        help="Network interfaces for traffic between hosts; may be repeated"
+                        " (HVKERAS_NETWORK_INTERFACES).")
+    parser.add_argument("--fusion-threshold-mb", type=int, metavar="MIB", help="Size of a bucket of gradients, in"
+                        " units of 1024 * 1024 bytes (HVKERAS_BUCKET_SIZE).")
+    parser.add_argument("--log-level", choices=LOG_LEVELS, help="What hvkeras, TensorFlow and Horovod print"
+                        " (HVKERAS_LOG_LEVEL).")
+    parser.add_argument("--config-file", metavar="FILE", help="YAML file with flags, as for horovodrun; flags on the"
+                        " command line take precedence.")
+    parser.add_argument("--no-stall-check", action="store_true", help="Disable stall warnings, and the termination of"
+                        " stalled jobs.")
+    parser.add_argument("--stall-check", action="store_false", dest="no_stall_check", help=argparse.SUPPRESS)
+    parser.add_argument("--stall-check-warning-time-seconds", type=seconds_or_never, metavar="SECONDS",
+                        help="Seconds that a rank waits before a warning names the missing ranks"
+                        " (HVKERAS_STALL_WARNING).")
+    parser.add_argument("--stall-check-shutdown-time-seconds", type=seconds_or_never, metavar="SECONDS",
+                        help="Seconds that a rank waits before the job is terminated (HVKERAS_STALL_SHUTDOWN).")
+    parser.add_argument("--reset-limit", type=limit, metavar="N", help="Restart all ranks when one fails, at most N"
+                        " times; hvd.elastic resumes from the last commit. In an elastic job: the maximum number of"
+                        " changes of the ranks, as one fails or workers join or leave. By default 0, and in elastic"
+                        f" jobs {ELASTIC_RESETS} failures, and any number of workers that join or leave.")
+    _add_elastic_flags(parser)
+    parser.add_argument("--report", metavar="FOLDER", help="Write a report on the run, report.html and report.json,"
+                        f" at its end; without a folder, into {DEFAULT} (HVKERAS_REPORT).")
+    parser.add_argument("--output-filename", metavar="FOLDER", help="Write each rank's output to FOLDER/rank.N/stdout"
+                        " and stderr.")
+    parser.add_argument("--timeline-filename", metavar="FILE", help="Write a timeline of rank 0's collectives; with"
+                        " {rank} in the name, of each rank's (HVKERAS_TIMELINE).")
+    parser.add_argument("--trace-steps", type=steps, metavar="A:B", help="Trace steps A to B-1 on all ranks, counted"
+                        " from 0 since training began: 100:120 is 20 steps (HVKERAS_TRACE_STEPS).")
+    parser.add_argument("--trace-file", metavar="FILE", help="Where the ranks' traces are merged; trace.json by default"
+                        " (HVKERAS_TRACE_FILE).")
+    parser.add_argument("-prefix-timestamp", "--prefix-output-with-timestamp", action="store_true",
+                        help="Prefix each line of output with the time.")
+    parser.add_argument("--verbose", action="store_true", help="Log each step of the launcher.")
+    parser.add_argument("-cb", "--check-build", action="store_true", help="Show which launchers and backends work"
+                        " here, and why others do not.")
+    parser.add_argument("--disable-cache", action="store_true", help=argparse.SUPPRESS)  # nothing is cached here
+    add_tuning_flags(parser)
+    parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     for flag in _NOT_TAKEN:
-        made.add_argument(flag, action=_NotTaken, nargs="?", help=argparse.SUPPRESS)
-    return made
+        parser.add_argument(flag, action=_NotTaken, nargs="?", help=argparse.SUPPRESS)
+    return parser
 
 
-def _add_elastic_flags(made: argparse.ArgumentParser) -> None:
-    elastic = made.add_argument_group("elastic jobs, which continue when hosts and ranks change")
+def _add_elastic_flags(parser: argparse.ArgumentParser) -> None:
+    elastic = parser.add_argument_group("elastic jobs, which continue when hosts and ranks change")
     elastic.add_argument("--min-np", "--min-num-proc", type=int, dest="min_np", metavar="N", help="Minimum number of"
                          " processes; -np by default.")
     elastic.add_argument("--max-np", "--max-num-proc", type=int, dest="max_np", metavar="N", help="Maximum number"
@@ -234,12 +235,12 @@ def _join_report_folder(arguments: Sequence[str]) -> list[str]:
 
     Otherwise argparse would parse the command as the folder of a --report without one.
     """
-    made, rest = [], list(arguments)
+    joined, rest = [], list(arguments)
     while rest:
         word = rest.pop(0)
         folder = rest.pop(0) if word == _REPORT and _begins_with_folder(rest) else ""
-        made.append(_SEPARATE_FOLDER + folder if word == _REPORT else word)
-    return made
+        joined.append(_SEPARATE_FOLDER + folder if word == _REPORT else word)
+    return joined
 
 
 def _begins_with_folder(words: Sequence[str]) -> bool:
