@@ -111,7 +111,7 @@ def compare(arguments: Sequence[str]) -> int:
         raise UsageError(explain(f"Flags of {PROG} must come before the command, and the command's own after it",
                                  f"write them before {flags.command[0]}, or put -- before it if the command should get"
                                  " them",
-                                 behind_the_command=" ".join(flags.after_command)))
+                                 after_the_command=" ".join(flags.after_command)))
     comparison = comparison_of(flags, ProgressDisplay(), shlex.join(flags.command))
     print_table(comparison, Console(highlight=False, soft_wrap=True, width=WIDEST))
     print(f"output of all ranks: {comparison.folder}")

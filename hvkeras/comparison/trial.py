@@ -242,7 +242,7 @@ def hvkeras_run(arguments: Sequence[str]) -> list[str]:
 
 def timeout_message(timeout: float) -> str:
     """Return the failure of a job after a timeout."""
-    return f"it took longer than {timeout:g} s, and was ended: --timeout allows more"
+    return f"it was terminated after a timeout of {timeout:g} s: raise --timeout"
 
 
 def end(process: subprocess.Popen[bytes]) -> None:

@@ -228,8 +228,8 @@ def _connected(address: tuple[str, int], timeout: float, may_wait: Callable[[], 
         except OSError as error:
             waited, why = time.monotonic() - began, error.strerror or str(error)
         if waited > timeout or not may_wait():
-            raise MachineError(explain(f"The launcher must be there within {timeout:g} s ({why})", "see the output of"
-                                       " the host that it runs on", address="{}:{}".format(*address)))
+            raise MachineError(explain(f"The launcher must be reachable within {timeout:g} s ({why})", "see the output"
+                                       " of the host that it runs on", address="{}:{}".format(*address)))
         if waited >= next_report:
             next_report = waited + REPORT_EVERY
             say(f"waiting for the launcher at {address[0]}:{address[1]}, {waited:.0f} s of {timeout:g} s: {why}")

@@ -461,7 +461,7 @@ class Launcher:
         connected = self.membership.server.connected
         if silent := [rank for rank, worker in enumerate(self.membership.ranks)
                       if rank not in connected and worker not in self._codes]:
-            self.say(f"hvkeras run: not in the job yet, or no longer: {in_words(silent)}")
+            self.say(f"hvkeras run: not connected to the job: {in_words(silent)}")
         self.membership.server.ask_locations()
 
     async def _clean_up(self) -> None:

@@ -36,7 +36,7 @@ def trace_of(settings: Settings, folder: str) -> Path | None:
         return None
     path = Path(folder, settings.trace_file)
     if not path.parent.is_dir():
-        raise UsageError(explain("The trace's folder must exist", "make it", trace_file=str(path)))
+        raise UsageError(explain("The trace's folder must exist", "create it", trace_file=str(path)))
     return path
 
 
