@@ -98,8 +98,7 @@ def _milliseconds(seconds: float | None) -> float | None:
     return None if seconds is None else 1000 * seconds
 
 
-def _without_nonfinite(numbers: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace numbers that JSON cannot represent with None."""
+def _without_nonfinite(numbers: Mapping[str, Any]) -> dict[str, Any]:  # JSON has no NaN and no infinity
     return {name: _finite(value) for name, value in numbers.items()}
 
 

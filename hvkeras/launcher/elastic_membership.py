@@ -463,7 +463,6 @@ class ElasticMembership:
                               lambda cause: self._on_generation_end(generation, cause))
 
     def _finish(self, reason: str) -> None:
-        """End the remaining workers when the ranks have finished, or cannot continue."""
         running = self._workers.running
         self._workers.discount(running)
         if reason:

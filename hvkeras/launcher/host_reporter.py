@@ -123,7 +123,6 @@ class Reporter:
                 self._write(json.dumps(order).encode() + b"\n")
 
     def _complete(self, order: dict[str, Any], folder: str) -> None:
-        """Complete a start order with the folder, secret, command and variables of this host."""
         order["folder"] = folder
         order["environment"][f"{PREFIX}SECRET"] = self._secret
         if self._here is not None:

@@ -137,8 +137,7 @@ class Launcher:
         """True if all ranks have exited with code 0, even if the launcher was interrupted."""
         return self.membership.cause is None and all(self._codes.get(worker) == 0 for worker in self.membership.ranks)
 
-    def _codes_of_ranks(self) -> dict[int, int]:
-        """Return the exit codes of the ranks that have ended by themselves, in the order of exits."""
+    def _codes_of_ranks(self) -> dict[int, int]:  # of those that exited by themselves, in the order of exits
         ranks = {worker: rank for rank, worker in enumerate(self.membership.ranks)}
         return {ranks[worker]: code for worker, code in self._codes.items()
                 if worker in ranks and worker not in self._discounted}

@@ -251,7 +251,6 @@ def _begins_with_folder(words: Sequence[str]) -> bool:
 
 
 def _split_report_folder(words: Sequence[str]) -> Iterator[str]:
-    """Split the arguments that `_join_report_folder` has joined."""
     for word in words:
         if word.startswith(_SEPARATE_FOLDER):
             yield _REPORT
