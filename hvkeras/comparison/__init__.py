@@ -1,1 +1,1 @@
-"""`hvkeras compare`: runs a script on each backend, and writes a table, `results.json` and a report."""
+"""`hvkeras compare`: run a script on each backend, and write a table, `results.json` and a report."""

@@ -1,4 +1,4 @@
-"""`hvkeras compare`: compares a script on each backend and on one process, in a table and a report."""
+"""`hvkeras compare`: compare a script on each backend and on one process, in a table and a report."""
 
 from __future__ import annotations
 
@@ -35,41 +35,41 @@ from hvkeras.settings import Settings
 
 PROG = "hvkeras compare"
 TIMEOUT = 3600.0  # default time limit of a run, in seconds
-WIDEST = 200  # maximum width of the table in columns; it uses what it needs and is never truncated
+WIDEST = 200  # maximum width of the table in columns; it is never truncated
 
 _EPILOG = """The script runs unchanged, and must leave the choice of the backend to hvkeras. The exit code is 0 if all
 backends that were asked for ran. Example: hvkeras compare -np 2 --repeat 3 python examples/train.py --epochs 3"""
 
 
 def parser() -> argparse.ArgumentParser:
-    """Builds the parser."""
-    made = Parser(prog=PROG, description="Runs a training script on each backend and on one process, reports how fast"
-                  " each was and whether they agree, and writes a report.", epilog=_EPILOG, allow_abbrev=False,
-                  usage=f"{PROG} -np N[,N...] [--backends NAME,...] [options] command ...")
-    made.add_argument("-np", "--num-proc", type=sizes, dest="np", default=(), metavar="N[,N...]", help="Number of"
-                      " processes, at least 2; several (1,2,4) give a scaling curve, and the table is about the most.")
-    made.add_argument("--backends", metavar="NAME,...", help="Backends, in order; the final weights are compared"
-                      " with those of the first one. All that work here by default.")
-    made.add_argument("--shard-update", type=switches, default=(), metavar="on,off", help="Runs backends with an"
-                      " update of the optimizer that the ranks share, without, or both; as the script says by default.")
-    made.add_argument("--baseline", action=argparse.BooleanOptionalAction, default=True, help="Whether one process"
-                      " runs as well, to show how much of its speed is kept; it does by default.")
-    made.add_argument("--repeat", type=repeats, default=1, metavar="N", help="How often each job runs (default: 1), in"
-                      " rounds: every backend, then one process, and again.")
-    made.add_argument("--timeout", type=seconds, default=TIMEOUT, metavar="SECONDS", help="Seconds that each run may"
-                      f" take (default: {TIMEOUT:g}).")
-    made.add_argument("-H", "--hosts", metavar="HOST:SLOTS,...", help="Hosts and how many processes each may have; with"
-                      " --out on a folder that they share.")
-    made.add_argument("--out", metavar="FOLDER", help="Where the report, its charts, results.json and the output of all"
-                      " ranks go; by default a new folder for temporary files.")
-    made.add_argument("--verbose", action="store_true", help="Shows the output of all ranks as well.")
-    made.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    made.set_defaults(trial=Trial)  # what a run is made of
-    return made
+    """Return the argument parser."""
+    parser = Parser(prog=PROG, description="Run a training script on each backend and on one process, compare speed and"
+                    " results, and write a report.", epilog=_EPILOG, allow_abbrev=False,
+                    usage=f"{PROG} -np N[,N...] [--backends NAME,...] [options] command ...")
+    parser.add_argument("-np", "--num-proc", type=sizes, dest="np", default=(), metavar="N[,N...]", help="Number of"
+                        " processes, at least 2; several (1,2,4) give a scaling curve, the table shows the largest.")
+    parser.add_argument("--backends", metavar="NAME,...", help="Backends, in order; the final weights are compared"
+                        " with those of the first one. By default, all that work here.")
+    parser.add_argument("--shard-update", type=switches, default=(), metavar="on,off", help="Run backends with a"
+                        " sharded update of the optimizer, without, or both; by default, as the script specifies.")
+    parser.add_argument("--baseline", action=argparse.BooleanOptionalAction, default=True, help="Run on one process"
+                        " as well, for the scaling efficiency (default: yes).")
+    parser.add_argument("--repeat", type=repeats, default=1, metavar="N", help="Number of runs of each job (default:"
+                        " 1), in rounds: every backend, then one process, and again.")
+    parser.add_argument("--timeout", type=seconds, default=TIMEOUT, metavar="SECONDS", help="Timeout of each run in"
+                        f" seconds (default: {TIMEOUT:g}).")
+    parser.add_argument("-H", "--hosts", metavar="HOST:SLOTS,...", help="Hosts, and the number of slots on each;"
+                        " with --out on a folder that they share.")
+    parser.add_argument("--out", metavar="FOLDER", help="Folder for the report, its charts, results.json and the"
+                        " output of all ranks; by default, a new temporary folder.")
+    parser.add_argument("--verbose", action="store_true", help="Show the output of all ranks as well.")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    parser.set_defaults(trial=Trial)  # class of a run
+    return parser
 
 
 def sizes(text: str) -> tuple[int, ...]:
-    """Reads numbers of processes, such as `2` or `1,2,4`."""
+    """Parse numbers of processes, such as `2` or `1,2,4`."""
     found = tuple(sorted({int(number) for number in text.split(",")}))
     if found[0] < 1:
         raise argparse.ArgumentTypeError(f"a number of processes must be positive, not {found[0]}")
@@ -77,7 +77,7 @@ def sizes(text: str) -> tuple[int, ...]:
 
 
 def switches(text: str) -> tuple[bool, ...]:
-    """Reads `on`, `off` or both."""
+    """Parse `on`, `off` or both."""
     known = {"on": True, "off": False}
     if not text or any(word not in known for word in text.split(",")):
         raise argparse.ArgumentTypeError(f"it is on, off or on,off, not {text}")
@@ -85,7 +85,7 @@ def switches(text: str) -> tuple[bool, ...]:
 
 
 def repeats(text: str) -> int:
-    """Reads how often a job is to run."""
+    """Parse the number of runs of each job."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"a job runs at least once, not {value} times")
@@ -93,10 +93,10 @@ def repeats(text: str) -> int:
 
 
 def compare(arguments: Sequence[str]) -> int:
-    """Runs `hvkeras compare`.
+    """Run `hvkeras compare`.
 
     Args:
-        arguments: The arguments that follow it on the command line.
+        arguments: The arguments after `hvkeras compare`.
 
     Returns:
         The exit code: 0 if all backends ran, else 1.
@@ -111,21 +111,21 @@ def compare(arguments: Sequence[str]) -> int:
         raise UsageError(explain(f"Flags of {PROG} must come before the command, and the command's own after it",
                                  f"write them before {flags.command[0]}, or put -- before it if the command should get"
                                  " them",
-                                 behind_the_command=" ".join(flags.after_command)))
-    made = comparison_of(flags, ProgressDisplay(), shlex.join(flags.command))
-    print_table(made, Console(highlight=False, soft_wrap=True, width=WIDEST))
-    print(f"output of all ranks: {made.folder}")
-    _print_error_tails(made, Console(stderr=True, highlight=False, soft_wrap=True))
-    return int(made.failed)
+                                 after_the_command=" ".join(flags.after_command)))
+    comparison = comparison_of(flags, ProgressDisplay(), shlex.join(flags.command))
+    print_table(comparison, Console(highlight=False, soft_wrap=True, width=WIDEST))
+    print(f"output of all ranks: {comparison.folder}")
+    _print_error_tails(comparison, Console(stderr=True, highlight=False, soft_wrap=True))
+    return int(comparison.failed)
 
 
 def comparison_of(flags: argparse.Namespace, display: ProgressDisplay, title: str) -> Comparison:
-    """Runs the comparison that the flags ask for, and writes the report.
+    """Run a comparison, and write its report.
 
     Args:
         flags: The parsed command line, with the ranks' `command`.
-        display: Where progress is shown.
-        title: A description of what is compared.
+        display: Display of the progress.
+        title: Title of the report: the command or the function.
 
     Raises:
         UsageError: A flag is wrong.
@@ -153,15 +153,14 @@ def comparison_of(flags: argparse.Namespace, display: ProgressDisplay, title: st
     began, machine = time.time(), machine_facts(usable_cores())
     with exiting_on_signals():
         results = Runs(trials, problems, flags, display).results()
-    made = Comparison(title, several, flags.repeat, rows_of(results), cores, folder, began, time.time() - began,
-                      machine)
-    results_file.write(made, folder)
-    report.write(made, folder)
-    return made
+    comparison = Comparison(title, several, flags.repeat, rows_of(results), cores, folder, began, time.time() - began,
+                            machine)
+    results_file.write(comparison, folder)
+    report.write(comparison, folder)
+    return comparison
 
 
 def _backends(flags: argparse.Namespace, hosts: Sequence[HostRanks]) -> list[str]:
-    """The backends to compare."""
     if flags.backends is not None:
         names = list(dict.fromkeys(filter(None, (name.strip() for name in flags.backends.split(",")))))
         for name in names:
@@ -177,7 +176,7 @@ def _backends(flags: argparse.Namespace, hosts: Sequence[HostRanks]) -> list[str
 
 
 def _problem(name: str, processes: int, hosts: Sequence[HostRanks]) -> str:
-    """Why a backend cannot run this job, as far as this host can tell; "" if it can."""
+    """Return why a backend cannot run this job, as far as this host can determine; "" if it can."""
     if not any(host.local for host in hosts):
         return ""
     return why_not(name, Launch("hvkeras run", 0, processes, Rendezvous("run")), "")
@@ -196,10 +195,10 @@ def _folder(out: str | None) -> Path:
 
 
 def _cores_of_one(hosts: Sequence[HostRanks]) -> tuple[str, dict[str, str]]:
-    """Limits smaller jobs to as many threads per process as the largest job has, so that extra cores do not help them.
+    """Limit the processes of smaller jobs to as many threads as those of the largest job, for a fair comparison.
 
     Returns:
-        A description of the cores that one process uses, and the environment variables that enforce it.
+        A description of the cores of one process, and the environment variables of this limit.
     """
     cores, first = usable_cores(), hosts[0]
     share = fair_share(cores, [cores] * len(first.ranks))
@@ -212,7 +211,7 @@ def _cores_of_one(hosts: Sequence[HostRanks]) -> tuple[str, dict[str, str]]:
 
 @contextlib.contextmanager
 def exiting_on_signals() -> Iterator[None]:
-    """Makes SIGTERM and SIGHUP unwind the stack, as Ctrl-C does, so that no job is left behind."""
+    """Raise SystemExit on SIGTERM and SIGHUP, as Ctrl-C raises KeyboardInterrupt, so that no job is left running."""
     def leave(number: int, _: FrameType | None) -> NoReturn:
         raise SystemExit(128 + number)
 
@@ -231,7 +230,7 @@ def exiting_on_signals() -> Iterator[None]:
 
 
 def print_table(made: Comparison, console: Console) -> None:
-    """Prints the table, the meaning of its columns, the causes of failures, and the location of the report."""
+    """Print the table, the meaning of its columns, the causes of failures, and the location of the report."""
     shown, notes = table(made)
     console.print(f"{made.command}, on {made.processes} processes", markup=False)
     console.print()
@@ -245,9 +244,8 @@ def print_table(made: Comparison, console: Console) -> None:
     console.print(f"report: {made.folder / report.NAME}", markup=False)
 
 
-def _print_error_tails(made: Comparison, console: Console) -> None:
-    """Prints the last lines of the standard error of jobs that failed."""
-    for row in made.rows:
+def _print_error_tails(comparison: Comparison, console: Console) -> None:
+    for row in comparison.rows:
         for run in row.runs:
             if run.error_tail:
                 console.print(f"\nthe standard error of {run.name} ends with", markup=False)

@@ -1,4 +1,4 @@
-"""`hvkeras.compare`: compares a Python function on each backend and on one process, from a script or a notebook."""
+"""`hvkeras.compare`: compare a Python function on each backend and on one process, from a script or a notebook."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from hvkeras.launcher.placement import place_ranks
 
 
 class ComparisonResult:
-    """The result of `hvkeras.compare`: shown as a table in a terminal, and as the report with charts in a notebook.
+    """Result of `hvkeras.compare`: shown as a table in a terminal, and as the report with charts in a notebook.
 
     Attributes:
         rows: A dictionary for each backend and number of processes, for `pandas.DataFrame(result.rows)`; the names
             are those of `results.json`.
-        runs: The same for each run.
-        sentences: Which backend was fastest, whether the results agree, and what limits the job.
+        runs: A dictionary for each run, with the names of `results.json`.
+        sentences: A summary: the fastest backend, the agreement of the results, and the bottleneck.
         folder: The folder of `report.html`, `results.json`, the charts and the output of all ranks.
     """
 
@@ -43,7 +43,7 @@ class ComparisonResult:
         self.folder: Path = comparison.folder
 
     def table(self) -> str:
-        """The table that `hvkeras compare` prints, with the meaning of its columns."""
+        """Return the table of `hvkeras compare` as text, with an explanation of its columns."""
         screen = io.StringIO()
         print_table(self._comparison, Console(file=screen, highlight=False, soft_wrap=True, width=WIDEST,
                                                 force_jupyter=False))  # otherwise rich would show it in the cell
@@ -62,9 +62,9 @@ def compare(
     np: int | Sequence[int] = 2, backends: str | Sequence[str] | None = None, repeat: int = 1, baseline: bool = True,
     timeout: float = TIMEOUT, hosts: str | None = None, out: str | Path | None = None, verbose: bool = False,
 ) -> ComparisonResult:
-    """Runs a training function on each backend and on one process, and compares their speed and results.
+    """Run a training function on each backend and on one process, and compare their speed and results.
 
-    This is `hvkeras compare` for a function, which is sent to its processes like that of `hvkeras.run`. The function
+    This is `hvkeras compare` for a function, which is sent to the processes as by `hvkeras.run`. The function
     must call `hvd.init()` itself, without a backend, and train with a distributed optimizer or tape. Its return value
     is discarded.
 
@@ -81,8 +81,8 @@ def compare(
         args: Its positional arguments.
         kwargs: Its keyword arguments.
         np: The number of processes; several numbers give a scaling curve.
-        backends: The backends, in order; by default, all that work here.
-        repeat: How often each job runs.
+        backends: The backends, in order; by default, all that are available.
+        repeat: The number of runs of each job.
         baseline: Whether to run on one process as well.
         timeout: The time limit of each run, in seconds.
         hosts: As in `hvkeras run -H`; all hosts must then share the current folder and `out`.
@@ -107,10 +107,10 @@ def flags_of(
     np: int | Sequence[int], backends: str | Sequence[str] | None, repeat: int, baseline: bool, timeout: float,
     hosts: str | None, out: str | Path | None, verbose: bool, trial: Callable[..., Trial] = Trial,
 ) -> argparse.Namespace:
-    """Returns the flags of `hvkeras compare` for the arguments of `compare`.
+    """Return the flags of `hvkeras compare` for the arguments of `compare`.
 
     Args:
-        np: See `compare`, as for all but the last.
+        np: See `compare`, like all arguments but `trial`.
         backends: See `compare`.
         repeat: See `compare`.
         baseline: See `compare`.
@@ -118,7 +118,7 @@ def flags_of(
         hosts: See `compare`.
         out: See `compare`.
         verbose: See `compare`.
-        trial: Makes each run.
+        trial: Class of a run.
 
     Raises:
         UsageError: An argument is wrong.
@@ -134,7 +134,7 @@ def flags_of(
 
 
 def compared(func: Callable[..., Any], flags: argparse.Namespace) -> ComparisonResult:
-    """Runs the comparison of a function.
+    """Run the comparison of a function.
 
     Args:
         func: The function, for the title.

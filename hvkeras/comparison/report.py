@@ -1,4 +1,4 @@
-"""`report.html` and the charts of a comparison."""
+"""HTML report (`report.html`) and charts of a comparison."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from hvkeras.comparison.result import WARM_UP
 from hvkeras.comparison.rows import Comparison, Row
 from hvkeras.comparison.table import (
-    NOT_HERE,
+    NOT_APPLICABLE,
     cells,
     explanations,
     milliseconds,
@@ -28,7 +28,7 @@ PARTS = ("compute", "update", "input", "wait", "communication")
 
 
 def write(comparison: Comparison, folder: Path) -> None:
-    """Writes the page and the charts into a folder.
+    """Write the report and the charts into a folder.
 
     Args:
         comparison: The comparison.
@@ -40,35 +40,35 @@ def write(comparison: Comparison, folder: Path) -> None:
     for name in CHARTS:
         if name in drawn:
             drawn[name].png(folder / f"{name}.png")
-        else:  # one that exists belongs to an earlier comparison
+        else:  # a chart of an earlier comparison
             (folder / f"{name}.png").unlink(missing_ok=True)
 
 
 def charts(comparison: Comparison) -> dict[str, Chart]:
-    """The charts for which there is data, by file name without extension."""
-    made: dict[str, Chart] = {}
+    """Return the charts for which there is data, by file name without extension."""
+    drawn: dict[str, Chart] = {}
     timed = [row for row in comparison.shown if row.step is not None]
     if timed:
-        made["step_times"] = distribution(
+        drawn["step_times"] = distribution(
             {row.name: [1000 * seconds for run in row.good for seconds in run.step_times] for row in timed},
             "step time, ms")
     splits = {row.name: row.split for row in comparison.shown if row.split is not None}
     if splits:
-        made["time_split"] = stacked(
+        drawn["time_split"] = stacked(
             list(splits), {part: [1000 * (getattr(split, part) or 0.0) for split in splits.values()] for part in PARTS},
             "ms of a typical step, mean over ranks")
     lines = list(_scaling_lines(comparison))
     if lines:
-        made["scaling"] = scaling(lines, "samples per s")
+        drawn["scaling"] = scaling(lines, "samples per s")
     losses = [Line(row.name, [x for x, _ in row.good[0].losses], [y for _, y in row.good[0].losses])
               for row in comparison.shown if row.good and len(row.good[0].losses) > 1]
     if losses:
-        made["loss"] = curves(losses, "seconds since training began", "loss")
-    return made
+        drawn["loss"] = curves(losses, "seconds since training began", "loss")
+    return drawn
 
 
 def _scaling_lines(comparison: Comparison) -> Iterator[Line]:
-    """The rates of each backend measured on at least two numbers of processes; the ideal line comes last."""
+    """Yield the rates of each backend with at least two numbers of processes, then the ideal line."""
     single = comparison.single
     names = dict.fromkeys(row.name for row in comparison.rows if row is not single)
     rates: dict[int, float] = {}
@@ -89,13 +89,13 @@ def _scaling_lines(comparison: Comparison) -> Iterator[Line]:
 
 
 def sections(comparison: Comparison, drawn: dict[str, Chart]) -> list[Section]:
-    """The sections of the page that follow its sentences."""
+    """Return the sections of the report after its summary."""
     headers, rows, notes = cells(comparison)
-    made = [Section("All backends", _remarked(table_html(headers, rows), [*notes, *explanations(comparison)]))]
+    result = [Section("All backends", _with_remarks(table_html(headers, rows), [*notes, *explanations(comparison)]))]
 
     def add(name: str, title: str, note: str, html: str = "") -> None:
         if name in drawn or html:
-            made.append(Section(title, (drawn[name].svg() if name in drawn else "") + html, note))
+            result.append(Section(title, (drawn[name].svg() if name in drawn else "") + html, note))
 
     add("step_times", "Step times", f"Boxes hold half of the steps on rank 0, whiskers nine tenths, without the"
         f" first {WARM_UP} of each run, and the line in the box is the median. Narrow is steady. Steps beyond the end"
@@ -111,20 +111,20 @@ def sections(comparison: Comparison, drawn: dict[str, Chart]) -> list[Section]:
         f" are processes.{bands}", tables)
     add("loss", "Loss against time", "fit's loss by the time since training began, of the first run: the faster"
         " backend is ahead, and curves of the same shape are the same training.")
-    made.append(Section("How this was measured", _how(comparison)))
-    return made
+    result.append(Section("How this was measured", _method_html(comparison)))
+    return result
 
 
-def _remarked(html: str, remarks: list[str]) -> str:
+def _with_remarks(html: str, remarks: list[str]) -> str:
     return html + "\n<p class=\"note\">" + "<br>\n".join(map(escape, remarks)) + "</p>"
 
 
 def _split_table(comparison: Comparison) -> str:
-    """A table of the parts of a step, with bytes and memory; "" if none is known."""
+    """Return an HTML table of the parts of a step, with bytes and memory; "" if all are unknown."""
     headers = ["backend", *(f"{part},\nms" for part in PARTS), "concurrent with\ncomputing, ms",
                "MB per step\nand rank", "peak memory\nper rank, MB"]
     rows = [[row.name, *_numbers(row)] for row in comparison.shown if not row.reason]
-    known = any(cell != NOT_HERE for row in rows for cell in row[1:])
+    known = any(cell != NOT_APPLICABLE for row in rows for cell in row[1:])
     return table_html(headers, rows) if known else ""
 
 
@@ -132,12 +132,12 @@ def _numbers(row: Row) -> list[str]:
     split = row.split
     parts = [None if split is None else getattr(split, part) for part in (*PARTS, "hidden")]
     amounts = [row.bytes_in_step, row.peak_memory]
-    return [*(NOT_HERE if part is None else milliseconds(part) for part in parts),
-            *(NOT_HERE if amount is None else f"{amount / 1e6:,.3g}" if amount < 1e8 else f"{amount / 1e6:,.0f}"
+    return [*(NOT_APPLICABLE if part is None else milliseconds(part) for part in parts),
+            *(NOT_APPLICABLE if amount is None else f"{amount / 1e6:,.3g}" if amount < 1e8 else f"{amount / 1e6:,.0f}"
               for amount in amounts)]
 
 
-def _how(comparison: Comparison) -> str:
+def _method_html(comparison: Comparison) -> str:
     began = time.strftime("%Y-%m-%d %H:%M", time.localtime(comparison.began))
     times = f"{comparison.repeat} times, in rounds" if comparison.repeat > 1 else "once"
     minutes = max(1, math.ceil(comparison.seconds / 60))

@@ -1,4 +1,4 @@
-"""The result of one run of a script, from the records of its ranks: speed, final metrics and weight differences."""
+"""Result of one run of a script, from the records of its ranks: speed, final metrics and weight differences."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from hvkeras.diagnostics.record import WEIGHTS, Array, Record
 from hvkeras.diagnostics.run_summary import Summary
 from hvkeras.diagnostics.time_split import TimeSplit, time_splits
 
-WARM_UP = 5  # first steps to skip (at most half of all): TensorFlow traces graphs and fills caches in them
-FEW = 10  # with fewer steps than this, a median is unreliable
+WARM_UP = 5  # first steps to skip, at most half of all, in which TensorFlow traces graphs and fills caches
+MIN_STEPS = 10  # with fewer steps than this, a median is unreliable
 
 _GAP = r"(?:\s*[:=]\s*|\s+(?:is\s+|of\s+|was\s+)?)"
 _NUMBER = r"(?P<number>[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:e[-+]?\d+)?|nan|inf)(?P<percent>\s*%)?(?![\w/])"
@@ -24,12 +24,12 @@ _PRINTED = {"accuracy": re.compile(rf"(?:\b|_)acc(?:uracy)?{_GAP}{_NUMBER}", re.
             "loss": re.compile(rf"(?:\b|_)loss{_GAP}{_NUMBER}", re.IGNORECASE)}
 _LOGGED = {"accuracy": re.compile(r"(?:.*_)?acc(?:uracy)?"), "loss": re.compile(r"loss")}
 ONE_PROCESS = "one process"  # the name of the run without a backend
-SHARED = ", shared update"  # follows the name of a backend that runs with HVKERAS_SHARD_UPDATE=1
+SHARED = ", shared update"  # suffix of the name of a backend with HVKERAS_SHARD_UPDATE=1
 
 
 @dataclass(frozen=True)
 class Number:
-    """A final metric and its source."""
+    """Final metric and its source."""
 
     value: float
     source: str
@@ -37,29 +37,26 @@ class Number:
 
 @dataclass(frozen=True)
 class Result:
-    """The result of one run of a job, or why it has none.
+    """Result of one run of a job, or the reason for its failure.
 
     Attributes:
         name: The backend, or `ONE_PROCESS`.
         processes: The number of ranks.
-        reason: Why there is no result, or "".
+        reason: Why there is no result; "" if there is one.
         step_times: Seconds of each timed step on rank 0.
         samples_in_step: Samples of all ranks in a typical step; None if unknown.
-        accuracy: The final accuracy, or None.
-        loss: The final loss, or None.
         difference: The difference of the final weights from those of the first backend; see `weight_difference`.
         remarks: Why some values are unknown.
-        error_tail: The last lines of a failed job's standard error, or "".
-        round: The round in which it ran, from 1.
+        error_tail: The last lines of standard error of a failed job, else "".
+        round: The round of this run, counted from 1.
         seconds: The duration of the job, including startup and shutdown; None if it was not started.
         metrics: The final metrics of Keras by name, from the last evaluate or fit.
         splits: The time breakdown of a typical step, by rank.
-        limits: What limits the job, the worst first.
+        limits: The bottlenecks of the job, the worst first.
         bytes_in_step: Bytes that a rank passes to collectives in a typical step; None if unknown.
         peak_memory: Peak memory in bytes of the rank that needed the most; None if unknown.
-        losses: fit's loss, [n, 2]: seconds since training began, and the loss.
-        compiling: Seconds in which XLA compiled the optimizer's update, on the rank that needed the longest; they are
-            not a part of any step.
+        losses: The loss of fit, [n, 2]: seconds since training began, and the loss.
+        compiling: Seconds of XLA's compilation of the optimizer's update on the slowest rank, which no step includes.
     """
 
     name: str
@@ -84,7 +81,7 @@ class Result:
 
     @property
     def step(self) -> tuple[float, float, float] | None:
-        """The lower quartile, median and upper quartile of the step time in seconds; None if unknown."""
+        """Lower quartile, median and upper quartile of the step time in seconds; None if unknown."""
         return quartiles(self.step_times)
 
     @property
@@ -95,14 +92,14 @@ class Result:
 
 def result(name: str, processes: int, records: Sequence[Record | None], printed: str,
            difference: float | str | None = None) -> Result:
-    """Summarizes a job that ended well.
+    """Return the result of a successful job.
 
     Args:
         name: The backend, or `ONE_PROCESS`.
-        processes: The number of ranks that were started.
+        processes: The number of started ranks.
         records: The record of each rank, in rank order.
         printed: The standard output of rank 0.
-        difference: The difference of its weights from those of the first backend.
+        difference: See `Result`.
     """
     first = records[0] if records else None
     reason = _unusable(name, processes, first)
@@ -111,10 +108,10 @@ def result(name: str, processes: int, records: Sequence[Record | None], printed:
     summary = Summary(Path(), processes, records, None, time_splits(records), ())
     times = [float(seconds) for seconds in _steps(first)[:, 0]]
     samples, why = samples_in_step(records)
-    few = f"only {len(times)} step{'s were' if len(times) != 1 else ' was'} timed" if len(times) < FEW else ""
+    remark = f"only {len(times)} step{'s were' if len(times) != 1 else ' was'} timed" if len(times) < MIN_STEPS else ""
     return Result(
         name, processes, "", times, samples, final_number("accuracy", first, printed),
-        final_number("loss", first, printed), difference, tuple(filter(None, [first.no_steps or few, why])),
+        final_number("loss", first, printed), difference, tuple(filter(None, [first.no_steps or remark, why])),
         metrics=first.logs.get(first.last_logs, {}), splits=summary.splits, limits=findings(summary),
         bytes_in_step=bytes_in_step(first),
         peak_memory=max((record.peak_memory for record in records if record is not None), default=0) or None,
@@ -123,12 +120,12 @@ def result(name: str, processes: int, records: Sequence[Record | None], printed:
 
 
 def backend_of(name: str) -> str:
-    """The backend that a job's name stands for."""
+    """Return the backend of a job from its name."""
     return "local" if name == ONE_PROCESS else name.removesuffix(SHARED)
 
 
 def _unusable(name: str, processes: int, record: Record | None) -> str:
-    """Why a record does not describe the requested job; "" if it does."""
+    """Return why a record does not describe the requested job; "" if it does."""
     if record is None:
         return "rank 0 left no record: the script must call hvd.init(), and --out must be a folder that all hosts share"
     if record.size != processes:
@@ -142,7 +139,7 @@ def _unusable(name: str, processes: int, record: Record | None) -> str:
 
 
 def _steps(record: Record) -> Array:
-    """Seconds and samples of each step after the warm-up, [steps, 2], for the most frequent kind of step."""
+    """Return seconds and samples of each step after the warm-up, [steps, 2], for the most frequent kind of step."""
     stamps = record.stamps
     if len(stamps):
         kinds, counts = np.unique(stamps[:, 2], return_counts=True)
@@ -152,7 +149,7 @@ def _steps(record: Record) -> Array:
 
 
 def quartiles(seconds: Sequence[float]) -> tuple[float, float, float] | None:
-    """The lower quartile, the median and the upper quartile; None without values."""
+    """Return the lower quartile, the median and the upper quartile; None without values."""
     if not len(seconds):
         return None
     lower, median, upper = np.percentile(seconds, (25, 50, 75))
@@ -160,30 +157,30 @@ def quartiles(seconds: Sequence[float]) -> tuple[float, float, float] | None:
 
 
 def bytes_in_step(record: Record) -> float | None:
-    """The bytes that a rank passes to collectives in a typical step.
+    """Return the bytes that a rank passes to collectives in a typical step.
 
     Args:
         record: The rank's record.
 
     Returns:
-        The sum over the collectives that run in most steps; None if there are none, or if a size is unknown.
+        The sum over the collectives of most steps; None if there are none, or if a size is unknown.
     """
     runs = {key: record.first_runs.get(key, 0) + len(record.collectives.get(key, ())) for key in record.buckets}
-    often = [key for key, count in runs.items() if count and 2 * count >= max(runs.values())]
-    sizes = [record.buckets[key].get("bytes") for key in often]
+    frequent = [key for key, count in runs.items() if count and 2 * count >= max(runs.values())]
+    sizes = [record.buckets[key].get("bytes") for key in frequent]
     if not sizes or None in sizes:
         return None
     return float(sum(size for size in sizes if size is not None))
 
 
 def samples_in_step(records: Sequence[Record | None]) -> tuple[float | None, str]:
-    """The samples of all ranks in a typical step.
+    """Return the samples of all ranks in a typical step.
 
     Args:
         records: The record of each rank.
 
     Returns:
-        The sum over ranks of the median samples per step, or None; and why it is unknown, or "".
+        The sum over ranks of the median samples per step, and ""; or None, and the reason.
     """
     total = 0.0
     for rank, record in enumerate(records):
@@ -201,7 +198,7 @@ def samples_in_step(records: Sequence[Record | None]) -> tuple[float | None, str
 
 
 def final_number(what: str, record: Record, printed: str) -> Number | None:
-    """Finds the final accuracy or loss: from Keras's last evaluate or fit, else the last that rank 0 printed.
+    """Return the final accuracy or loss: of Keras's last evaluate or fit, else the last one that rank 0 printed.
 
     Args:
         what: `accuracy` or `loss`.
@@ -220,15 +217,15 @@ def final_number(what: str, record: Record, printed: str) -> Number | None:
 
 
 def weight_difference(first: Path, other: Path) -> float | str | None:
-    """Compares the final weights of two jobs, variable by variable in order.
+    """Compare the final weights of two jobs, variable by variable in order.
 
     Args:
         first: The folder of the first job's records.
         other: The folder of the other job's records.
 
     Returns:
-        The largest |a - b| over all variables, divided by the largest |a|, where a are the first job's weights; or
-        why they cannot be compared, as text; None if either job has no weights.
+        The largest |a - b| over all variables, divided by the largest |a|, where a are the first job's weights. Text
+        with the reason if they cannot be compared. None if a job has no weights.
     """
     if not all((folder / WEIGHTS).is_file() for folder in (first, other)):
         return None

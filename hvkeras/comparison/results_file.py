@@ -1,4 +1,4 @@
-"""`results.json`: a comparison for other programs. docs/compare.md describes its names, which are stable."""
+"""Results of a comparison for other programs: `results.json`, whose stable names are in docs/compare.md."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from hvkeras.comparison.rows import Comparison, Row, mean_split, reference_of
 from hvkeras.comparison.table import sentences
 from hvkeras.host.files import write_durably
 
-SCHEMA = 1  # incremented when something is removed or changes its meaning, but not for additions
+SCHEMA = 1  # incremented for removals and changes of meaning, but not for additions
 NAME = "results.json"
 
 
 def write(comparison: Comparison, folder: Path) -> None:
-    """Writes the file into a folder."""
+    """Write `results.json` into a folder."""
     write_durably(folder / NAME, json.dumps(document(comparison), indent=1, allow_nan=False) + "\n")
 
 
 def document(comparison: Comparison) -> dict[str, Any]:
-    """The content of the file."""
+    """Return the content of `results.json`."""
     return {
         "schema": SCHEMA,
         "hvkeras": __version__,
@@ -42,20 +42,20 @@ def document(comparison: Comparison) -> dict[str, Any]:
         "one_process": comparison.cores,
         "sentences": sentences(comparison),
         "rows": rows(comparison),
-        "runs": [_known(_run(run)) for row in comparison.rows for run in row.runs],
+        "runs": [_without_nonfinite(_run(run)) for row in comparison.rows for run in row.runs],
     }
 
 
 def rows(comparison: Comparison) -> list[dict[str, Any]]:
-    """The rows as flat dictionaries, with a unit in each name that needs one; None means unknown."""
-    return [_known(_row(row, comparison)) for row in comparison.rows]
+    """Return the rows as flat dictionaries, with units in the names; None means unknown."""
+    return [_without_nonfinite(_row(row, comparison)) for row in comparison.rows]
 
 
 def _row(row: Row, comparison: Comparison) -> dict[str, Any]:
     return {
         "backend": row.name, "processes": row.processes, "runs": len(row.good), "failure": row.reason,
-        **_figures(row), "spread": row.spread, "scaling_efficiency": comparison.share(row),
-        **_parts(row.split), "steps_timed": sum(len(run.step_times) for run in row.good),
+        **_common_fields(row), "spread": row.spread, "scaling_efficiency": comparison.share(row),
+        **_step_parts(row.split), "steps_timed": sum(len(run.step_times) for run in row.good),
         "metrics": dict(row.good[0].metrics) if row.good else {}, "remarks": list(row.remarks),
     }
 
@@ -63,32 +63,32 @@ def _row(row: Row, comparison: Comparison) -> dict[str, Any]:
 def _run(run: Result) -> dict[str, Any]:
     return {
         "backend": run.name, "processes": run.processes, "round": run.round, "failure": run.reason,
-        "seconds": None if run.seconds is None else round(run.seconds, 1), **_figures(run),
-        **_parts(mean_split(run.splits.values())), "steps_timed": len(run.step_times), "metrics": dict(run.metrics),
+        "seconds": None if run.seconds is None else round(run.seconds, 1), **_common_fields(run),
+        **_step_parts(mean_split(run.splits.values())), "steps_timed": len(run.step_times),
+        "metrics": dict(run.metrics),
         "compile_seconds": run.compiling, "remarks": list(run.remarks),
-        "ranks": [{"rank": rank, **_parts(split)} for rank, split in sorted(run.splits.items())],
+        "ranks": [{"rank": rank, **_step_parts(split)} for rank, split in sorted(run.splits.items())],
         "losses": [[round(seconds, 3), loss if math.isfinite(loss) else None] for seconds, loss in run.losses],
     }
 
 
-def _figures(each: Row | Result) -> dict[str, Any]:
-    """The fields that rows and runs share."""
-    lower, median, upper = each.step or (None, None, None)
-    difference = each.difference
+def _common_fields(source: Row | Result) -> dict[str, Any]:
+    lower, median, upper = source.step or (None, None, None)
+    difference = source.difference
     return {
         "step_ms": _milliseconds(median), "step_ms_lower": _milliseconds(lower), "step_ms_upper": _milliseconds(upper),
-        "samples_per_s": each.samples, "bytes_per_step": each.bytes_in_step, "peak_memory_bytes": each.peak_memory,
-        "accuracy": None if each.accuracy is None else each.accuracy.value,
-        "accuracy_source": "" if each.accuracy is None else each.accuracy.source,
-        "loss": None if each.loss is None else each.loss.value,
-        "loss_source": "" if each.loss is None else each.loss.source,
+        "samples_per_s": source.samples, "bytes_per_step": source.bytes_in_step,
+        "peak_memory_bytes": source.peak_memory,
+        "accuracy": None if source.accuracy is None else source.accuracy.value,
+        "accuracy_source": "" if source.accuracy is None else source.accuracy.source,
+        "loss": None if source.loss is None else source.loss.value,
+        "loss_source": "" if source.loss is None else source.loss.source,
         "weight_difference": None if isinstance(difference, str) else difference,
         "weight_remark": difference if isinstance(difference, str) else "",
     }
 
 
-def _parts(split: Any) -> dict[str, float | None]:
-    """The parts of a typical step."""
+def _step_parts(split: Any) -> dict[str, float | None]:
     names = ("input", "compute", "update", "wait", "communication", "hidden")
     values = {} if split is None else asdict(split)
     return {f"{name}_ms": _milliseconds(values.get(name)) for name in names}
@@ -98,8 +98,7 @@ def _milliseconds(seconds: float | None) -> float | None:
     return None if seconds is None else 1000 * seconds
 
 
-def _known(numbers: Mapping[str, Any]) -> dict[str, Any]:
-    """Replaces numbers that JSON cannot represent by None."""
+def _without_nonfinite(numbers: Mapping[str, Any]) -> dict[str, Any]:  # JSON has no NaN and no infinity
     return {name: _finite(value) for name, value in numbers.items()}
 
 
@@ -107,7 +106,7 @@ def _finite(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return _known(value)
+        return _without_nonfinite(value)
     if isinstance(value, Sequence) and not isinstance(value, str):
         return [_finite(item) for item in value]
     return value

@@ -1,4 +1,4 @@
-"""The rows of a comparison: each combines all runs of one backend on a number of processes."""
+"""Rows of a comparison: each combines all runs of one backend on a number of processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hvkeras.diagnostics.time_split import TimeSplit
 
 @dataclass(frozen=True)
 class Row:
-    """All runs of one job.
+    """Runs of one job, and their statistics.
 
     Attributes:
         name: The backend, or `ONE_PROCESS`.
@@ -30,40 +30,40 @@ class Row:
 
     @property
     def good(self) -> list[Result]:
-        """The runs that have results."""
+        """Successful runs."""
         return [run for run in self.runs if not run.reason]
 
     @property
     def reason(self) -> str:
-        """Why there are no results at all, or ""."""
+        """Failure of the first run if no run succeeded, else ""."""
         return "" if self.good else self.runs[0].reason
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """Why some values are unknown, and which runs failed although others did not."""
+        """Reasons for unknown values, and failures of some of the runs."""
         failed = [f"run {run.round} failed: {run.reason}" for run in self.runs if run.reason] if self.good else []
         return (*dict.fromkeys(remark for run in self.good for remark in run.remarks), *failed)
 
     @property
     def step(self) -> tuple[float, float, float] | None:
-        """The lower quartile, median and upper quartile of the step time in seconds, over the steps of all runs."""
+        """Lower quartile, median and upper quartile of the step time in seconds, over the steps of all runs."""
         return quartiles([seconds for run in self.good for seconds in run.step_times])
 
     @property
     def medians(self) -> list[float]:
-        """The median step time of each run, in seconds."""
+        """Median step time of each run, in seconds."""
         return [run.step[1] for run in self.good if run.step is not None]
 
     @property
     def range(self) -> tuple[float, float] | None:
-        """The range of step times: of the medians of its runs, or between the quartiles of a single run."""
+        """Range of the step time in seconds: of the runs' medians, or between the quartiles of a single run."""
         if len(self.medians) > 1:
             return min(self.medians), max(self.medians)
         return None if self.step is None else (self.step[0], self.step[2])
 
     @property
     def spread(self) -> float | None:
-        """The range of the runs' medians, divided by the median of all steps; None for a single run."""
+        """Range of the runs' medians, divided by the median of all steps; None for a single run."""
         if len(self.medians) < 2 or self.step is None:
             return None
         return (max(self.medians) - min(self.medians)) / self.step[1]
@@ -76,7 +76,7 @@ class Row:
 
     @property
     def samples_range(self) -> tuple[float, float] | None:
-        """The samples per second of the slowest and the fastest run."""
+        """Samples per second of the slowest and the fastest run; None if unknown, or for a single run."""
         if self.samples is None or self.step is None or len(self.medians) < 2:
             return None
         in_step = self.samples * self.step[1]
@@ -84,24 +84,24 @@ class Row:
 
     @property
     def accuracy(self) -> Number | None:
-        """The final accuracy of the first run."""
+        """Final accuracy of the first run."""
         return next((run.accuracy for run in self.good), None)
 
     @property
     def loss(self) -> Number | None:
-        """The final loss of the first run."""
+        """Final loss of the first run."""
         return next((run.loss for run in self.good), None)
 
     @property
     def difference(self) -> float | str | None:
-        """The largest difference between the final weights of any run and those of the first backend's first run."""
+        """Largest difference between the final weights of any run and those of the first backend's first run."""
         known = [run.difference for run in self.good if run.difference is not None]
-        words = [each for each in known if isinstance(each, str)]
-        return words[0] if words else max((each for each in known if not isinstance(each, str)), default=None)
+        texts = [each for each in known if isinstance(each, str)]
+        return texts[0] if texts else max((each for each in known if not isinstance(each, str)), default=None)
 
     @property
     def split(self) -> TimeSplit | None:
-        """The time breakdown of a typical step: the mean over all ranks of all runs."""
+        """Time breakdown of a typical step: the mean over all ranks of all runs."""
         return mean_split(split for run in self.good for split in run.splits.values())
 
     @property
@@ -116,7 +116,7 @@ class Row:
 
 
 def mean_split(splits: Iterable[TimeSplit]) -> TimeSplit | None:
-    """The mean of several splits; None without any. `wait` is None if any split lacks it."""
+    """Return the mean of splits; None without any. `wait` is None if any split lacks it."""
     known = list(splits)
     if not known:
         return None
@@ -131,7 +131,7 @@ def mean_split(splits: Iterable[TimeSplit]) -> TimeSplit | None:
 
 
 def rows_of(results: Iterable[Result]) -> tuple[Row, ...]:
-    """Groups the runs by job, in the order of each job's first run."""
+    """Group the runs by job, in the order of each job's first run."""
     def job(run: Result) -> tuple[str, int]:
         return run.name, run.processes
 
@@ -143,18 +143,18 @@ def rows_of(results: Iterable[Result]) -> tuple[Row, ...]:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A finished comparison.
+    """Finished comparison.
 
     Attributes:
         command: The script's command line.
         sizes: The numbers of processes, ascending, without 1.
-        repeat: How often each job was to run.
+        repeat: The requested number of runs of each job.
         rows: The results.
         cores: A description of the cores that one process used, or "".
         folder: The folder of the ranks' output.
-        began: When it began, in seconds since the epoch.
+        began: Start time in seconds since the epoch.
         seconds: Its duration.
-        machine: A description of this machine, taken when it began.
+        machine: A description of this machine at the start.
     """
 
     command: str
@@ -169,35 +169,38 @@ class Comparison:
 
     @property
     def processes(self) -> int:
-        """The number of processes that the table shows: the largest one."""
+        """Number of processes of the table: the largest one."""
         return self.sizes[-1]
 
     @property
     def single(self) -> Row | None:
-        """The row of one process, if it ran."""
+        """Row of one process, if it ran."""
         return next((row for row in self.rows if row.name == ONE_PROCESS), None)
 
     @property
     def compared(self) -> list[Row]:
-        """The rows of the backends on `processes`."""
+        """Rows of the backends on `processes`."""
         return [row for row in self.rows if row.name != ONE_PROCESS and row.processes == self.processes]
 
     @property
     def shown(self) -> list[Row]:
-        """The rows of the table."""
+        """Rows of the table."""
         return [*self.compared, *([self.single] if self.single else [])]
 
     @property
     def failed(self) -> bool:
-        """Whether any run of a backend failed."""
+        """True if any run of a backend failed."""
         return any(run.reason for row in self.rows if row.name != ONE_PROCESS for run in row.runs)
 
     def share(self, row: Row) -> float | None:
-        """The row's samples per second relative to as many times those of one process; None if unknown."""
+        """Return the scaling efficiency: a row's samples per second, over its processes times those of one process.
+
+        None if unknown.
+        """
         single = self.single.samples if self.single else None
         return None if row.samples is None or not single else row.samples / (row.processes * single)
 
 
 def reference_of(rows: Sequence[Row | Result]) -> str:
-    """The first backend that ran, whose weights the others are compared with; "" if none did."""
+    """Return the reference for the weights: the first backend that ran; "" if none did."""
     return next((row.name for row in rows if row.name != ONE_PROCESS and not row.reason), "")

@@ -19,13 +19,13 @@ Job = tuple[str, int]  # a backend, or ONE_PROCESS, and its number of processes
 
 def trials_of(jobs: Sequence[Job], flags: argparse.Namespace, folder: Path,
               environments: Mapping[Job, Mapping[str, str]]) -> list[Trial]:
-    """Lists all runs in order: each round runs every job once.
+    """Return all runs in order: each round runs every job once.
 
     Args:
         jobs: The jobs in order.
         flags: The parsed command line.
         folder: The folder for their output.
-        environments: The variables added to this process's environment for each job.
+        environments: Additional environment variables of each job.
     """
     return [_trial(job, number, flags, folder, environments.get(job, {}))
             for number in range(1, flags.repeat + 1) for job in jobs]
@@ -34,7 +34,7 @@ def trials_of(jobs: Sequence[Job], flags: argparse.Namespace, folder: Path,
 def _trial(job: Job, number: int, flags: argparse.Namespace, folder: Path, environment: Mapping[str, str]) -> Trial:
     name, processes = job
     parts = [name.replace(", ", "-").replace(" ", "-")]
-    parts += [f"np-{processes}"] if _several(flags) and name != ONE_PROCESS else []
+    parts += [f"np-{processes}"] if _has_several_sizes(flags) and name != ONE_PROCESS else []
     parts += [f"run-{number}"] if flags.repeat > 1 else []
     output = folder.joinpath(*parts)
     arguments = ["-np", str(processes), "--backend", backend_of(name), "--output-filename", str(output)]
@@ -44,19 +44,18 @@ def _trial(job: Job, number: int, flags: argparse.Namespace, folder: Path, envir
     return replace(trial, environment={**os.environ, **environment, **shares, "HVKERAS_RECORD": str(trial.records)})
 
 
-def _several(flags: argparse.Namespace) -> bool:
-    """Whether the backends run on more than one number of processes."""
+def _has_several_sizes(flags: argparse.Namespace) -> bool:
     return len({size for size in flags.np if size > 1}) > 1
 
 
 class Runs:
-    """Runs trials one after the other.
+    """Sequential run of all trials.
 
     Args:
-        trials: All of them, in order.
+        trials: The trials, in order.
         problems: Why each job cannot run here, or "".
         flags: The parsed command line.
-        display: Where progress is shown.
+        display: Display of the progress.
     """
 
     def __init__(self, trials: Sequence[Trial], problems: Mapping[Job, str], flags: argparse.Namespace,
@@ -67,13 +66,13 @@ class Runs:
         self._references: dict[int, Path] = {}  # by number of processes: the records of the first backend that ran
 
     def results(self) -> list[Result]:
-        """Runs all trials and returns their results. A job that has failed is not run again."""
+        """Run all trials, and return their results. A job that has failed is not run again."""
         found = []
         try:
             for number, trial in enumerate(self._trials):
                 if (trial.name, trial.processes) not in self._failed:
                     found.append(self._result(number, trial))
-                    self._forget_weights(trial)
+                    self._remove_weights(trial)
         finally:
             for trial in self._trials:
                 (trial.records / WEIGHTS).unlink(missing_ok=True)
@@ -81,13 +80,13 @@ class Runs:
 
     def _result(self, number: int, trial: Trial) -> Result:
         job = trial.name, trial.processes
-        not_here = self._problems.get(job, "")
+        unavailable = self._problems.get(job, "")
         begun = time.monotonic()
-        problem = not_here or trial.run(self._flags.timeout, self._heading(number, trial), self._display,
-                                        self._flags.verbose, self._expected(number))
+        problem = unavailable or trial.run(self._flags.timeout, self._heading(number, trial), self._display,
+                                           self._flags.verbose, self._estimate(number))
         seconds = time.monotonic() - begun
         if problem:
-            error_tail = "" if not_here else "\n".join(trial.text("stderr").splitlines()[-TAIL_LINES:])
+            error_tail = "" if unavailable else "\n".join(trial.text("stderr").splitlines()[-TAIL_LINES:])
             found = Result(*job, problem, error_tail=error_tail)
         else:
             self._seconds[job] = seconds
@@ -97,25 +96,25 @@ class Runs:
             self._failed.add(job)
         elif trial.name != ONE_PROCESS:
             self._references.setdefault(trial.processes, trial.records)
-        return replace(found, round=trial.round, seconds=None if not_here else seconds)
+        return replace(found, round=trial.round, seconds=None if unavailable else seconds)
 
     def _difference(self, trial: Trial) -> float | str | None:
         first = self._references.get(trial.processes)
         return None if first is None or trial.name == ONE_PROCESS else weight_difference(first, trial.records)
 
-    def _forget_weights(self, trial: Trial) -> None:
-        """Removes weights that nothing will be compared with, because they are as large as the model."""
+    def _remove_weights(self, trial: Trial) -> None:
+        """Remove weights that are no longer needed, as they are as large as the model."""
         if trial.records not in self._references.values():
             (trial.records / WEIGHTS).unlink(missing_ok=True)
 
     def _heading(self, number: int, trial: Trial) -> str:
         heading = f"[{number + 1}/{len(self._trials)}] {trial.name}"
-        if _several(self._flags) and trial.name != ONE_PROCESS:
+        if _has_several_sizes(self._flags) and trial.name != ONE_PROCESS:
             heading += f" on {trial.processes}"
         return heading + (f", round {trial.round} of {self._flags.repeat}" if self._flags.repeat > 1 else "")
 
-    def _expected(self, number: int) -> float | None:
-        """The expected seconds for this run and those after it, judging by earlier runs; None before the first."""
+    def _estimate(self, number: int) -> float | None:
+        """Estimate the seconds of the remaining runs from earlier ones; None before the first."""
         if not self._seconds:
             return None
         mean = sum(self._seconds.values()) / len(self._seconds)

@@ -1,6 +1,6 @@
-"""Table of `hvkeras compare`, the notes below it, and its summary in three sentences.
+"""Table of `hvkeras compare`, the notes below it, and a summary in three sentences.
 
-The sentences name the fastest backend, whether the results agree, and what limits the job.
+The summary is the fastest backend, the agreement of the results, and the bottleneck.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from hvkeras.comparison.result import ONE_PROCESS, SHARED, WARM_UP, Number
 from hvkeras.comparison.rows import Comparison, Row, reference_of
 from hvkeras.diagnostics.findings import COMPARE, limit
 
-UNKNOWN, NOT_HERE = "?", "-"
+UNKNOWN, NOT_APPLICABLE = "?", "-"
 
 
 def cells(comparison: Comparison) -> tuple[list[str], list[list[str]], list[str]]:
-    """Formats the results.
+    """Return the cells of the table.
 
     Args:
         comparison: The comparison.
 
     Returns:
-        The headers; the rows, where a failed one has only two cells; and the notes below them.
+        The headers; the rows, of which failed ones have only two cells; and the notes below the table.
     """
     reference = reference_of(comparison.compared)
     headers = ["backend", "step, ms\n(quartiles)", "samples\nper s"]
@@ -33,7 +33,7 @@ def cells(comparison: Comparison) -> tuple[list[str], list[list[str]], list[str]
     if comparison.single is not None:
         headers.append(f"share of\n{comparison.processes} x one\nprocess")
     headers += ["accuracy", "loss", f"weights\nagainst\n{reference}" if reference else "weights"]
-    headers += ["peak\nmemory,\nMB"] if _compares_memory(comparison) else []
+    headers += ["peak\nmemory,\nMB"] if _has_memory_column(comparison) else []
     reasons: dict[str, int] = {}
     rows = []
     for row in comparison.shown:
@@ -46,7 +46,7 @@ def cells(comparison: Comparison) -> tuple[list[str], list[list[str]], list[str]
 
 
 def table(comparison: Comparison) -> tuple[Table, list[str]]:
-    """Builds the table of the results for a terminal.
+    """Return the table of the results for a terminal.
 
     Args:
         comparison: The comparison.
@@ -59,16 +59,16 @@ def table(comparison: Comparison) -> tuple[Table, list[str]]:
 
 
 def _laid_out(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, show_edge=False)
+    result = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, show_edge=False)
     for index, header in enumerate(headers):
-        made.add_column(header, justify="right" if index else "left", no_wrap=True, vertical="bottom")
+        result.add_column(header, justify="right" if index else "left", no_wrap=True, vertical="bottom")
     for row in rows:
-        made.add_row(*row)
-    return made
+        result.add_row(*row)
+    return result
 
 
 def scaling_cells(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
-    """Formats the rates of the backends on each number of processes: the headers, and the rows."""
+    """Return the cells of the table of rates by number of processes: the headers, and the rows."""
     headers = ["samples per s\n(share) on", *(str(size) for size in comparison.sizes)]
     rows = []
     for name in dict.fromkeys(row.name for row in comparison.rows if row.name != ONE_PROCESS):
@@ -83,49 +83,48 @@ def _scaling_cell(comparison: Comparison, row: Row) -> str:
 
 
 def scaling_table(comparison: Comparison) -> Table:
-    """Builds the table of the backends' rates on each number of processes."""
+    """Return the table of rates by number of processes for a terminal."""
     return _laid_out(*scaling_cells(comparison))
 
 
 def _cells(comparison: Comparison, row: Row, is_reference: bool, marks: str) -> list[str]:
-    """All cells except the name."""
+    """Return all cells except the name."""
     step = UNKNOWN if row.step is None else (f"{milliseconds(row.step[1])} ({milliseconds(row.step[0])}"
                                              f"-{milliseconds(row.step[2])})")
-    spread = [NOT_HERE if row.spread is None else f"{row.spread:.0%}"] if comparison.repeat > 1 else []
+    spread = [NOT_APPLICABLE if row.spread is None else f"{row.spread:.0%}"] if comparison.repeat > 1 else []
     share = comparison.share(row)
     shares = [UNKNOWN if share is None else f"{share:.0%}"] if comparison.single is not None else []
     if row.difference is None:
-        difference = NOT_HERE if is_reference or row.name == ONE_PROCESS else UNKNOWN
+        difference = NOT_APPLICABLE if is_reference or row.name == ONE_PROCESS else UNKNOWN
     else:
         difference = row.difference if isinstance(row.difference, str) else f"{row.difference:.1e}"
         difference = "0" if row.difference == 0 else difference
     memory = [UNKNOWN if row.peak_memory is None else f"{row.peak_memory / 1e6:,.0f}"]
     return [step + (marks if row.step is None else ""), *spread, rate(row.samples) + (marks if row.step else ""),
-            *shares, NOT_HERE if row.accuracy is None else f"{row.accuracy.value:.4f}",
-            NOT_HERE if row.loss is None else f"{row.loss.value:.4g}", difference,
-            *(memory if _compares_memory(comparison) else [])]
+            *shares, NOT_APPLICABLE if row.accuracy is None else f"{row.accuracy.value:.4f}",
+            NOT_APPLICABLE if row.loss is None else f"{row.loss.value:.4g}", difference,
+            *(memory if _has_memory_column(comparison) else [])]
 
 
-def _compares_memory(comparison: Comparison) -> bool:
-    """Whether the comparison is one of memory as well: with and without a shared update."""
+def _has_memory_column(comparison: Comparison) -> bool:
     return any(row.name.endswith(SHARED) for row in comparison.rows)
 
 
 def milliseconds(seconds: float) -> str:
-    """Formats a duration in milliseconds, with at least three significant digits."""
+    """Format a duration in milliseconds, with at least three significant digits."""
     value = 1000 * seconds
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def rate(samples: float | None) -> str:
-    """Formats samples per second, with at least three significant digits."""
+    """Format samples per second, with at least three significant digits."""
     if samples is None:
         return UNKNOWN
     return f"{samples:,.0f}" if samples >= 100 else f"{samples:.3g}"
 
 
 def explanations(comparison: Comparison) -> list[str]:
-    """Explains the columns.
+    """Return the explanations of the columns, one per line.
 
     Args:
         comparison: The comparison.
@@ -139,20 +138,20 @@ def explanations(comparison: Comparison) -> list[str]:
     if comparison.single is not None:
         cores = f" ({comparison.cores})" if comparison.cores else ""
         lines.append(f"share: samples per s over {comparison.processes} times those of one process{cores}")
-    whats: dict[str, list[str]] = {}
-    for what in ("accuracy", "loss"):
+    by_source: dict[str, list[str]] = {}
+    for metric in ("accuracy", "loss"):
         names: dict[str, list[str]] = {}
         for row in shown:
-            number: Number | None = getattr(row, what)
+            number: Number | None = getattr(row, metric)
             if number is not None:
                 names.setdefault(number.source, []).append(row.name)
         for source, rows in names.items():
-            whats.setdefault(source, []).append(what if len(names) == 1 else f"{what} of {' and '.join(rows)}")
-    lines += [f"{', '.join(numbers)}: from {source}" for source, numbers in whats.items()]
+            by_source.setdefault(source, []).append(metric if len(names) == 1 else f"{metric} of {' and '.join(rows)}")
+    lines += [f"{', '.join(numbers)}: from {source}" for source, numbers in by_source.items()]
     if any(row.difference is not None for row in shown):
         first = "'s first run" if comparison.repeat > 1 else "'s"
         lines.append(f"weights: largest difference of a final weight to {reference}{first}, over the largest weight")
-    lines += ["memory: that of the rank that needed the most memory"] * _compares_memory(comparison)
+    lines += ["memory: that of the rank that needed the most memory"] * _has_memory_column(comparison)
     lines += _compiling(shown)
     if "load_before" in comparison.machine:
         lines.append(f"machine: {comparison.machine['cpu']}, {len(comparison.machine['cores'])} cores, load before the"
@@ -161,20 +160,19 @@ def explanations(comparison: Comparison) -> list[str]:
 
 
 def _compiling(rows: Sequence[Row]) -> list[str]:
-    """How long XLA compiled the update of the optimizer, if it did."""
     seconds = {row.name: max((run.compiling for run in row.good), default=0.0) for row in rows}
     known = [f"{name} {longest:.1f} s" for name, longest in seconds.items() if longest]
     return [f"compiling of the optimizer's update, not a part of any step: {', '.join(known)}"] if known else []
 
 
-# Sums in a different order differ in their last bits, and training amplifies that. A difference up to this fraction of
-# the largest weight counts as rounding, not as a different result.
+# Sums in another order differ in their last bits, which training amplifies. A difference up to this fraction of the
+# largest weight counts as a rounding error.
 TOLERANCE = 1e-3
-LOSS_TOLERANCE = 0.01  # of the loss
+LOSS_TOLERANCE = 0.01  # as a fraction of the loss
 
 
 def sentences(comparison: Comparison) -> list[str]:
-    """The three sentences at the beginning of a report.
+    """Return the summary of a report in three sentences.
 
     Args:
         comparison: The comparison.
@@ -183,7 +181,7 @@ def sentences(comparison: Comparison) -> list[str]:
 
 
 def speed(comparison: Comparison) -> str:
-    """Which backend was the fastest, and by how much."""
+    """Return a sentence on the fastest backend, and by how much it was faster."""
     timed = sorted((row for row in comparison.compared if row.step is not None), key=_median)
     on = f"on {comparison.processes} processes"
     if not timed:
@@ -193,27 +191,26 @@ def speed(comparison: Comparison) -> str:
     fastest, *others = timed
     if not others:
         alone = "no other backend ran" if len(comparison.compared) > 1 else "no other backend was asked for"
-        return f"{fastest.name} took {_step_of(fastest)} {on}; {alone}."
-    similar = [row for row in others if _overlap(fastest, row)]
+        return f"{fastest.name} took {_step_text(fastest)} {on}; {alone}."
+    similar = [row for row in others if _ranges_overlap(fastest, row)]
     slower = [row for row in others if row not in similar]
     if similar:
-        names = " and ".join(_with_step(row) for row in [fastest, *similar])
+        names = " and ".join(_name_and_step(row) for row in [fastest, *similar])
         sentence = f"There is no clear difference {on} between {names}: their spreads overlap"
-        return sentence + "".join(f"; {_times(fastest, row)}" for row in slower) + "."
-    return (f"{fastest.name} was the fastest {on}, with {_step_of(fastest)}: "
-            + ", and ".join(_times(fastest, row) for row in slower) + ".")
+        return sentence + "".join(f"; {_slower_text(fastest, row)}" for row in slower) + "."
+    return (f"{fastest.name} was the fastest {on}, with {_step_text(fastest)}: "
+            + ", and ".join(_slower_text(fastest, row) for row in slower) + ".")
 
 
 def _median(row: Row) -> float:
     return math.inf if row.step is None else row.step[1]
 
 
-def _with_step(row: Row) -> str:
-    return f"{row.name} ({_step_of(row)})"
+def _name_and_step(row: Row) -> str:
+    return f"{row.name} ({_step_text(row)})"
 
 
-def _step_of(row: Row) -> str:
-    """A row's step time and its spread."""
+def _step_text(row: Row) -> str:
     if row.range is None:
         return "a step time that is not known"
     low, high = row.range
@@ -221,18 +218,18 @@ def _step_of(row: Row) -> str:
     return f"{milliseconds(_median(row))} ms per step, {milliseconds(low)} to {milliseconds(high)} {over}"
 
 
-def _times(fastest: Row, row: Row) -> str:
-    return f"{row.name} took {_median(row) / _median(fastest):.2g} times as long ({_step_of(row)})"
+def _slower_text(fastest: Row, row: Row) -> str:
+    return f"{row.name} took {_median(row) / _median(fastest):.2g} times as long ({_step_text(row)})"
 
 
-def _overlap(one: Row, other: Row) -> bool:
+def _ranges_overlap(one: Row, other: Row) -> bool:
     if one.range is None or other.range is None:
         return False
     return one.range[0] <= other.range[1] and other.range[0] <= one.range[1]
 
 
 def agreement(comparison: Comparison) -> str:
-    """Whether the backends produced the same weights and the same loss."""
+    """Return a sentence on whether the backends produced the same weights and loss."""
     ran = [row for row in comparison.compared if not row.reason]
     reference = reference_of(ran)
     others = [row for row in ran if row.name != reference]
@@ -265,7 +262,7 @@ def agreement(comparison: Comparison) -> str:
 
 
 def _losses(rows: list[Row]) -> tuple[bool, str]:
-    """Whether the final losses agree or are unknown; and their values, as the end of a sentence."""
+    """Return whether the final losses agree or are unknown, and their values as the end of a sentence."""
     values = [row.loss.value for row in rows if row.loss is not None]
     if len(values) < 2:
         return True, ""
@@ -279,21 +276,20 @@ def _losses(rows: list[Row]) -> tuple[bool, str]:
 
 
 def bottleneck(comparison: Comparison) -> str:
-    """What limits the job on the fastest backend, and what to try."""
+    """Return a sentence on the bottleneck of the fastest backend, with advice."""
     timed = sorted((row for row in comparison.compared if row.step is not None), key=_median)
     if not timed:
         return "What limits the job is not known, as no step was timed."
     fastest = timed[0]
     share = comparison.share(fastest)
     size = comparison.processes
-    kept = "" if share is None else (f"With {fastest.name}, {size} processes do {share:.0%} of {size} times what"
-                                     f" {ONE_PROCESS} does{_slower(share * size)}. ")
+    efficiency = "" if share is None else (f"With {fastest.name}, the scaling efficiency on {size} processes"
+                                           f" is {share:.0%}{_slower(share * size)}. ")
     first = fastest.good[0]
-    limits = sorted(first.limits, key=lambda finding: finding.what == "pauses")  # pauses lie between the steps
+    limits = sorted(first.limits, key=lambda finding: finding.what == "pauses")  # last, as pauses are between the steps
     text = limit(first.splits, limits).replace(COMPARE, "")
-    return (kept + text).strip() or "What limits the job is not known, as the time of its steps could not be split."
+    return (efficiency + text).strip() or "What limits the job is not known, as its step time could not be split."
 
 
 def _slower(speed: float) -> str:
-    """Says that several processes are slower than one if their speed, relative to one, is below 1; "" otherwise."""
     return f": they are slower than one, with {speed:.2g} times its samples per second" if speed < 0.995 else ""

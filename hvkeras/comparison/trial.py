@@ -1,4 +1,4 @@
-"""One job of a comparison: `hvkeras run` as a process with a deadline, its files, and the display of its progress."""
+"""Job of a comparison: `hvkeras run` as a process with a timeout, its files, and its progress display."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hvkeras.launcher.limits import ends_with_parent
 
 
 class ProgressDisplay:
-    """A terminal; on a console that is not one, only messages are printed, and no progress.
+    """Progress display in a terminal. On other consoles, only messages are printed.
 
     Args:
         console: The console to print to; standard error by default.
@@ -34,11 +34,11 @@ class ProgressDisplay:
         self._status: Status | None = None
 
     def update(self, title: str, detail: str) -> None:
-        """Shows the progress, in place of what the last call showed.
+        """Show the progress in place of the last one.
 
         Args:
-            title: What runs, and for how long.
-            detail: What it has printed last; it is cut to fit the line.
+            title: The running job, and its duration.
+            detail: The job's last output; truncated to fit the line.
         """
         if not self.console.is_terminal:
             return
@@ -51,41 +51,41 @@ class ProgressDisplay:
             self._status.update(text)
 
     def finish(self, title: str) -> None:
-        """Replaces the moving line with a final one."""
+        """Replace the progress line with a final line."""
         if self._status is not None:
             self._status.stop()
             self._status = None
             self.say(title)
 
     def say(self, line: str) -> None:
-        """Prints a line."""
+        """Print a line."""
         self.console.print(line, markup=False)
 
 
 class NotebookDisplay(ProgressDisplay):
-    """A notebook cell: one output, which changes about once a second; the notebook keeps only its last state."""
+    """Progress display in a notebook cell: one output, updated about once per second."""
 
     WIDTH = 99
 
     def __init__(self) -> None:
         super().__init__()
-        self._lines: list[str] = []  # lines that stay
+        self._lines: list[str] = []  # final lines
         self._shown = ""
         self._display: Any = None
 
     def update(self, title: str, detail: str) -> None:
-        """Shows the progress and the last output, once for each second that the title counts."""
+        """Show the progress and the last output when the title, which counts seconds, has changed."""
         if title != self._shown:
             self._shown = title
             self._show(f"{title}  {detail}"[:self.WIDTH])
 
     def finish(self, title: str) -> None:
-        """Replaces the moving line with a final one."""
+        """Replace the progress line with a final line."""
         self._lines.append(title)
         self._show()
 
     def say(self, line: str) -> None:
-        """Prints a line."""
+        """Print a line."""
         print(line, flush=True)
 
     def _show(self, *moving: str) -> None:
@@ -99,15 +99,15 @@ class NotebookDisplay(ProgressDisplay):
 
 
 def progress_display() -> ProgressDisplay:
-    """Returns what shows progress where this process prints."""
+    """Return the progress display for the output of this process."""
     return NotebookDisplay() if in_notebook() else ProgressDisplay()
 
 
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")  # and other terminal control sequences
 TICK = 0.1  # seconds between two checks of a job
-END_GRACE = 40.0  # seconds that `hvkeras run` has to end its ranks on all hosts; it needs about 30 at most
+END_GRACE = 40.0  # seconds for `hvkeras run` to end its ranks on all hosts; it needs at most about 30
 
-# Runs `hvkeras run` of this installation; not with `-m`, which would search the current folder first.
+# Runs `hvkeras run` of this installation. `python -m` would search the current folder first.
 _HVKERAS_RUN = """{ends_with_parent}
 import sys
 sys.path[:] = filter(None, sys.path)
@@ -116,15 +116,15 @@ sys.exit(main(["run", *sys.argv[1:]]))"""
 
 @dataclass(frozen=True)
 class Trial:
-    """A job to run.
+    """Job of a comparison.
 
     Attributes:
         name: The backend, or `ONE_PROCESS`.
-        processes: The number of its ranks.
-        folder: Where its output and its records go.
-        arguments: What follows `hvkeras run`.
-        environment: Its environment.
-        round: The round in which it runs, counted from 1.
+        processes: The number of ranks.
+        folder: Folder for its output and records.
+        arguments: The arguments of `hvkeras run`.
+        environment: Its environment variables.
+        round: The round of this run, counted from 1.
     """
 
     name: str
@@ -136,21 +136,21 @@ class Trial:
 
     @property
     def records(self) -> Path:
-        """The folder of its records."""
+        """Folder of its records."""
         return self.folder / "record"
 
     def text(self, stream: str) -> str:
-        """Returns what all ranks of the job printed to `stdout` or `stderr`, in one text."""
+        """Return the merged output of all ranks to `stdout` or `stderr`."""
         path = self.folder / stream
         return path.read_text(errors="replace") if path.is_file() else ""
 
     def printed(self) -> str:
-        """Returns what rank 0 printed to standard output."""
+        """Return the standard output of rank 0."""
         paths = self._of_rank_0()
         return paths[0].read_text(errors="replace") if paths else ""
 
     def last_line(self) -> str:
-        """Returns the last line that rank 0 has printed, including a moving progress bar."""
+        """Return the last output line of rank 0, or the current state of its progress bar."""
         paths = self._of_rank_0()
         if not paths:
             return ""
@@ -164,21 +164,21 @@ class Trial:
         return sorted(self.folder.glob("rank.*/stdout"))[:1]
 
     def clear(self) -> None:
-        """Removes what an earlier comparison left in the folder."""
+        """Remove files of an earlier comparison from the folder."""
         shutil.rmtree(self.records, ignore_errors=True)
         for path in [*self.folder.glob("rank.*/std*"), self.folder / "stdout", self.folder / "stderr"]:
             path.unlink(missing_ok=True)
 
     def run(self, timeout: float, heading: str, display: ProgressDisplay, verbose: bool,
             expected: float | None = None) -> str:
-        """Runs the job to its end.
+        """Run the job to completion.
 
         Args:
-            timeout: Seconds that it may take.
+            timeout: Timeout in seconds.
             heading: The beginning of its progress line.
-            display: Where progress is shown.
-            verbose: Whether the ranks' output is shown instead.
-            expected: Seconds that this job and all after it are expected to take, if known.
+            display: Display of the progress.
+            verbose: Show the ranks' output instead of progress.
+            expected: Estimated seconds of this and all later jobs, if known.
 
         Returns:
             Why it failed, or "".
@@ -191,11 +191,11 @@ class Trial:
             view.close()
 
     def run_job(self, timeout: float, update: Callable[[float], None]) -> str:
-        """Runs the job to its end; subclasses start their ranks in other ways.
+        """Run the job to completion; subclasses may start their ranks in other ways.
 
         Args:
-            timeout: Seconds that it may take.
-            update: Called every moment with the seconds that have passed.
+            timeout: Timeout in seconds.
+            update: Function that is called periodically with the elapsed seconds.
 
         Returns:
             Why it failed, or "".
@@ -208,17 +208,17 @@ class Trial:
 
 def watch(command: Sequence[str], environment: Mapping[str, str], folder: Path, timeout: float,
           update: Callable[[float], None]) -> int | None:
-    """Runs a process that starts a job to its end; the job is over however this function is left.
+    """Run the process of a job to completion. On a timeout or an exception, terminate the job.
 
     Args:
         command: Its command line.
-        environment: Its environment.
-        folder: Where its output goes, as `stdout` and `stderr`.
-        timeout: Seconds that it may take.
-        update: Called every `TICK` seconds with the seconds that have passed.
+        environment: Its environment variables.
+        folder: Folder of its output files `stdout` and `stderr`.
+        timeout: Timeout in seconds.
+        update: Function that is called every `TICK` seconds with the elapsed seconds.
 
     Returns:
-        Its exit code; None if it took longer than `timeout`, and was ended.
+        Its exit code; None after a timeout.
     """
     folder.mkdir(parents=True, exist_ok=True)
     begun = time.monotonic()
@@ -236,17 +236,17 @@ def watch(command: Sequence[str], environment: Mapping[str, str], folder: Path, 
 
 
 def hvkeras_run(arguments: Sequence[str]) -> list[str]:
-    """Returns the command line that starts `hvkeras run` of this installation."""
+    """Return the command line that starts `hvkeras run` of this installation."""
     return [sys.executable, "-c", _HVKERAS_RUN.format(ends_with_parent=ends_with_parent()), *arguments]
 
 
 def timeout_message(timeout: float) -> str:
-    """Returns why a job failed that `watch` ended."""
-    return f"it took longer than {timeout:g} s, and was ended: --timeout allows more"
+    """Return the failure of a job after a timeout."""
+    return f"it was terminated after a timeout of {timeout:g} s: raise --timeout"
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Ends a job that still runs: `hvkeras run` ends its ranks, and its agents do so if it is gone."""
+    """Terminate a job if it is running. `hvkeras run`, or else its agents, end the ranks."""
     if process.poll() is not None:
         return
     process.terminate()
@@ -254,13 +254,13 @@ def end(process: subprocess.Popen[bytes]) -> None:
         process.wait(END_GRACE)
     except subprocess.TimeoutExpired:
         pass
-    finally:  # even after an impatient second Ctrl-C
+    finally:  # even after a second Ctrl-C
         process.kill()
         process.wait()
 
 
 class _Progress:
-    """A line that is redrawn while the job runs, and stays when it is over."""
+    """Progress line, which is final when the job has ended."""
 
     def __init__(self, trial: Trial, heading: str, display: ProgressDisplay, expected: float | None) -> None:
         self._trial, self._heading, self._display, self._expected = trial, heading, display, expected
@@ -268,7 +268,6 @@ class _Progress:
         display.update(heading, "")
 
     def update(self, seconds: float) -> None:
-        """Shows the elapsed time, and rank 0's last line."""
         self._seconds = seconds
         title = self._title()
         if self._expected is not None:
@@ -276,7 +275,6 @@ class _Progress:
         self._display.update(title, self._trial.last_line())
 
     def close(self) -> None:
-        """Leaves a line with the time that the job took."""
         self._display.finish(self._title())
 
     def _title(self) -> str:
@@ -284,12 +282,12 @@ class _Progress:
 
 
 def minutes(seconds: float) -> str:
-    """Formats a duration as minutes and seconds."""
+    """Format a duration as minutes and seconds."""
     return f"{int(seconds) // 60}:{int(seconds) % 60:02}"
 
 
 class _Verbose:
-    """Shows the job's output as it arrives."""
+    """Output of the job as it arrives."""
 
     def __init__(self, trial: Trial, heading: str, display: ProgressDisplay) -> None:
         self._trial = trial
@@ -297,7 +295,6 @@ class _Verbose:
         display.say(heading)
 
     def update(self, _: float) -> None:
-        """Prints new output."""
         for stream, shown in self._shown.items():
             with (self._trial.folder / stream).open("rb") as file:
                 file.seek(shown)
@@ -308,5 +305,4 @@ class _Verbose:
             target.flush()
 
     def close(self) -> None:
-        """Prints the remaining output."""
         self.update(0.0)

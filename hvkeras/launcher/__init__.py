@@ -1,7 +1,7 @@
-"""`hvkeras run` and related commands: start a job's ranks, show their output, and end them all when one fails.
+"""`hvkeras run` and related commands: start a job's ranks, show their output, and end all if one fails.
 
-One `agent` process per host starts the ranks and forwards their output. The launcher (`run`) starts the agents,
-directly on this host and over ssh on others, and shows output.
-What follows when a process ends is decided by the job's membership: `fixed_membership`, or `elastic_membership` around
-the state machine `elastic_driver`. `restarts` starts a job again as a whole.
+One `agent` process per host starts the ranks and forwards their output. The launcher starts the agents, directly on
+this host and over ssh on others, and shows the output. When a process ends, the job's membership decides what to do:
+`membership.FixedMembership`, or `elastic_membership` with its state machine `elastic_driver`. `restarts` restarts all
+ranks of a job.
 """

@@ -1,12 +1,13 @@
-"""Starts the workers of one host, forwards their output, and leaves no process behind.
+"""Agent of one host: starts its workers, forwards their output, and leaves no process behind.
 
 The launcher sends the text of this file to a plain Python interpreter, locally or over ssh, so it uses only the
 standard library. The agent reads lines of JSON from standard input: a request to reserve ports for the workers
-(`{"reserve": 2, "interfaces": ["eth0"]}`), the job, more workers for it, and signals to send (`{"signal": 15,
-"workers": [0]}`). It writes events to standard output (see `hvkeras.launcher.host_agents`).
+(`{"reserve": 2, "interfaces": ["eth0"]}`), the job, more workers for it, and signals to send to workers
+(`{"signal": 15, "workers": [0]}`). It writes events to standard output (see `hvkeras.launcher.host_agents`).
 
-When standard input closes, because the job is over or the launcher is gone, the agent ends every process below it. The
-agent is the child of a guard, a watchdog: if one of them is killed, or the agent stays stopped, the other one ends all.
+When standard input closes, because the job is done or the launcher has died, the agent ends all its descendants. The
+agent is the child of a guard, a watchdog process. If one of them is killed, or the agent stays stopped, the other one
+ends all processes.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ import time
 import tty
 from typing import Any
 
-TERMINATE_GRACE = 3.0  # seconds between SIGTERM and SIGKILL when the launcher is gone
-KILL_GRACE = 5.0  # seconds for SIGKILL to take effect; nothing waits longer for a process that hangs in the kernel
+TERMINATE_GRACE = 3.0  # seconds between SIGTERM and SIGKILL when the launcher has died
+KILL_GRACE = 5.0  # seconds to wait after SIGKILL, as a process that hangs in the kernel does not end
 POLL_INTERVAL = 0.5  # seconds between the guard's checks of the agent
-PATIENCE = 15.0  # seconds for which the agent, or a worker, may stay stopped, unless the command line says otherwise
-LOOK_EVERY = 1.0  # seconds between the agent's checks for stopped workers
+STOP_TIMEOUT = 15.0  # default: seconds for which the agent, or a worker, may stay stopped
+STOP_CHECK_INTERVAL = 1.0  # seconds between the agent's checks for stopped workers
 CHUNK = 65536
-SPARE = 4  # spare file descriptors: as many as scanning /proc takes, and more
+SPARE_FILES = 4  # spare file descriptors, for scanning /proc
 SET_PARENT_DEATH_SIGNAL, SET_CHILD_SUBREAPER = 1, 36  # prctl options, from <linux/prctl.h>
 _GET_ADDRESS = 0x8915  # SIOCGIFADDR, from <linux/sockios.h>
 _WATCHED = {signal.SIGCHLD, signal.SIGTERM}  # by the guard
@@ -43,76 +44,74 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 class WorkerProcess:
-    """One running worker: its process, which leads its own session, and the read ends of its output streams."""
+    """Running worker: its process, which leads a session, and the read ends of its output pipes."""
 
     def __init__(self, number: int, process: subprocess.Popen[bytes], streams: dict[int, str]) -> None:
         self.number: int = number
         self.process: subprocess.Popen[bytes] = process
         self.streams: dict[int, str] = streams
         self.is_suspended = False  # by the launcher
-        self.stopped = 0.0  # seconds for which something else has stopped it
+        self.stopped = 0.0  # seconds for which it was stopped by something other than the launcher
 
 
 class Agent:
-    """The workers of one host.
+    """Workers of one host.
 
-    A job, of which there may be several one after the other, has `folder`, `environment` and `workers`; each of these
-    has `worker` (its number), `command`, `environment` and `terminal`.
+    A start command has `folder`, `environment` and `workers`. Each worker has `worker` (its number), `command`,
+    `environment` and `terminal`.
 
     Args:
-        patience: Seconds after which a worker that something else than the launcher has stopped is reported.
+        patience: Seconds after which a worker that was stopped, but not by the launcher, is reported.
     """
 
     def __init__(self, patience: float) -> None:
-        self._patience, self._next_look = patience, 0.0
+        self._patience, self._next_check = patience, 0.0
         self._workers: list[WorkerProcess] = []
         self._running: dict[int, WorkerProcess] = {}  # by pid
         self._selector = selectors.DefaultSelector()
         self._launcher_alive = self._guard_alive = True
-        self._leaving = False
+        self._is_preempted = False
         self._partial = bytearray()
-        self._held: list[socket.socket] = []
+        self._reserved: list[socket.socket] = []
         self._guard = os.getppid()
-        self._open_files = resource.getrlimit(resource.RLIMIT_NOFILE)  # what workers get; this process has two for each
+        self._open_files = resource.getrlimit(resource.RLIMIT_NOFILE)  # for workers; this process needs two for each
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (self._open_files[1], self._open_files[1]))
-        self._spare = [os.open(os.devnull, os.O_RDONLY) for _ in range(SPARE)]  # to end workers when none are left
+        self._spare = [os.open(os.devnull, os.O_RDONLY) for _ in range(SPARE_FILES)]  # to end workers if files run out
 
     def run(self) -> None:
-        """Sends hello, starts the workers of the job that it receives, and serves them until standard input closes."""
+        """Send hello, then execute commands and forward output until standard input closes."""
         libc.prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         signal.signal(signal.SIGTERM, self._terminate)
-        woken, waker = os.pipe()
-        for descriptor in (0, woken, waker):
+        wake_reader, wake_writer = os.pipe()
+        for descriptor in (0, wake_reader, wake_writer):
             os.set_blocking(descriptor, False)
-        signal.set_wakeup_fd(waker)
+        signal.set_wakeup_fd(wake_writer)
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
         self._selector.register(0, selectors.EVENT_READ, self._on_command)
-        self._selector.register(woken, selectors.EVENT_READ, lambda: os.read(woken, CHUNK))
+        self._selector.register(wake_reader, selectors.EVENT_READ, lambda: os.read(wake_reader, CHUNK))
         self._report({"type": "hello", "pid": os.getpid(), "host": socket.gethostname()})
         while self._launcher_alive:
-            self._poll(LOOK_EVERY)
+            self._poll(STOP_CHECK_INTERVAL)
             self._report_stopped()
-            if self._leaving:
-                self._leaving = False
+            if self._is_preempted:
+                self._is_preempted = False
                 self._report({"type": "leaving"})
         self._end_all()
 
     def _terminate(self, *_: Any) -> None:
-        """Handles SIGTERM: this host is being taken away, which the launcher has to know, or the guard is gone.
-
-        Without a guard, the workers end and nothing is reported: how they end says nothing about the job.
-        """
+        # Either this host is being preempted, which the launcher must be notified of, or the guard has died. Without a
+        # guard, the workers end and nothing is reported: their exit codes are not those of the job.
         if os.getppid() == self._guard:
-            self._leaving = True
+            self._is_preempted = True
         else:
             self._launcher_alive = self._guard_alive = False
 
-    def _start(self, job: dict[str, Any], wanted: dict[str, Any]) -> None:
-        environment = {**os.environ, **job["environment"], **wanted["environment"]}
+    def _start(self, job: dict[str, Any], spec: dict[str, Any]) -> None:
+        environment = {**os.environ, **job["environment"], **spec["environment"]}
         parent = os.getpid()
 
-        def before_the_command() -> None:
+        def before_exec() -> None:
             libc.prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
             if os.getppid() != parent:
                 os._exit(1)
@@ -120,29 +119,30 @@ class Agent:
 
         ends: list[int] = []
         try:
-            ends += terminal(wanted["terminal"]) if wanted["terminal"] else os.pipe()
+            ends += terminal(spec["terminal"]) if spec["terminal"] else os.pipe()
             ends += os.pipe()
             process = subprocess.Popen(
-                wanted["command"], cwd=job["folder"], env=environment, stdin=subprocess.DEVNULL,
+                spec["command"], cwd=job["folder"], env=environment, stdin=subprocess.DEVNULL,
                 stdout=ends[1], stderr=ends[3], start_new_session=True,
-                preexec_fn=before_the_command)  # noqa: PLW1509 - this process has one thread
+                preexec_fn=before_exec)  # noqa: PLW1509 - this process has one thread
         except OSError as error:
             for descriptor in (*ends, *self._spare):
                 os.close(descriptor)
             self._spare = []
-            culprit = job["folder"] if error.filename == job["folder"] else wanted["command"][0]
-            self._report({"type": "failed", "worker": wanted["worker"], "error": error.strerror, "errno": error.errno,
+            culprit = job["folder"] if error.filename == job["folder"] else spec["command"][0]
+            self._report({"type": "failed", "worker": spec["worker"], "error": error.strerror, "errno": error.errno,
                           "culprit": culprit, "code": 126 if isinstance(error, PermissionError) else 127})
             return
         os.close(ends[1])
         os.close(ends[3])
-        worker = WorkerProcess(wanted["worker"], process, {ends[0]: "stdout", ends[2]: "stderr"})
+        worker = WorkerProcess(spec["worker"], process, {ends[0]: "stdout", ends[2]: "stderr"})
         self._workers.append(worker)
         self._running[process.pid] = worker
         for descriptor in worker.streams:
             os.set_blocking(descriptor, False)
             self._selector.register(descriptor, selectors.EVENT_READ,
-                                    lambda worker=worker, descriptor=descriptor: self._pass_on(worker, descriptor))
+                                    lambda worker=worker, descriptor=descriptor:
+                                    self._forward_output(worker, descriptor))
         self._report({"type": "started", "worker": worker.number, "pid": process.pid})
 
     def _poll(self, timeout: float | None) -> None:
@@ -152,7 +152,7 @@ class Agent:
         self._reap()
 
     def _on_command(self) -> None:
-        text = os.read(0, CHUNK)  # sys.stdin has buffered nothing: the launcher sends more only after our hello
+        text = os.read(0, CHUNK)  # sys.stdin has buffered nothing: the launcher waits for our hello
         if not text:
             self._launcher_alive = False
             self._selector.unregister(0)
@@ -167,27 +167,27 @@ class Agent:
             self._reserve(command["reserve"], command["interfaces"])
             return
         if "folder" in command:
-            for wanted in command["workers"]:
-                self._start(command, wanted)
+            for spec in command["workers"]:
+                self._start(command, spec)
             return
-        wanted = set(command["workers"])
+        targets = set(command["workers"])
         for worker in self._running.values():
-            if worker.number in wanted:
+            if worker.number in targets:
                 worker.is_suspended = command["signal"] == signal.SIGSTOP
                 _signal_group(worker.process.pid, command["signal"])
 
     def _reserve(self, count: int, interfaces: list[str]) -> None:
-        """Reserves free ports with sockets that never listen: only servers that allow port sharing can use them."""
+        """Reserve free ports with sockets that never listen: only servers with SO_REUSEPORT can use them."""
         for _ in range(count):
             holder = socket.socket()
             holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             holder.bind(("", 0))
-            self._held.append(holder)
-        self._report({"type": "reserved", "ports": [holder.getsockname()[1] for holder in self._held],
-                      "address": _own_address(interfaces)})
+            self._reserved.append(holder)
+        self._report({"type": "reserved", "ports": [reserved.getsockname()[1] for reserved in self._reserved],
+                      "address": _host_address(interfaces)})
 
-    def _pass_on(self, worker: WorkerProcess, descriptor: int) -> bool:
-        """Forwards the output that is available; returns whether there may be more."""
+    def _forward_output(self, worker: WorkerProcess, descriptor: int) -> bool:
+        """Forward available output; return whether there may be more."""
         try:
             data = os.read(descriptor, CHUNK)
         except BlockingIOError:
@@ -204,7 +204,7 @@ class Agent:
         return True
 
     def _reap(self) -> None:
-        """Records which processes have ended; sends a worker's last output before its exit event."""
+        """Collect the processes that have ended; report the rest of a worker's output before its exit."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -213,27 +213,27 @@ class Agent:
             if pid == 0:
                 return
             worker = self._running.pop(pid, None)
-            if worker is not None:  # else what a worker has left behind
+            if worker is not None:  # else a descendant that a worker has left
                 worker.process.returncode = os.waitstatus_to_exitcode(status)
                 for descriptor in list(worker.streams):
-                    while self._pass_on(worker, descriptor):
+                    while self._forward_output(worker, descriptor):
                         pass
                 self._report({"type": "exit", "worker": worker.number, "code": worker.process.returncode})
 
     def _report_stopped(self) -> None:
-        """Reports workers that stay stopped: those that are starting give no other sign of it."""
-        if time.monotonic() < self._next_look:
+        """Report workers that stay stopped: one that is starting sends no heartbeats that could be missed."""
+        if time.monotonic() < self._next_check:
             return
-        self._next_look = time.monotonic() + LOOK_EVERY
+        self._next_check = time.monotonic() + STOP_CHECK_INTERVAL
         for worker in self._running.values():
             is_stopped = not worker.is_suspended and process_state(worker.process.pid) == "T"
-            worker.stopped = worker.stopped + LOOK_EVERY if is_stopped else 0.0
+            worker.stopped = worker.stopped + STOP_CHECK_INTERVAL if is_stopped else 0.0
             if worker.stopped >= self._patience:
                 worker.stopped = 0.0
                 self._report({"type": "stopped", "worker": worker.number})
 
     def _end_all(self) -> None:
-        """Ends what is left: the workers with a grace period, then every process that descends from this one."""
+        """End the workers with a grace period, then kill all other descendants."""
         if not self._guard_alive:
             _redirect_to_null(1)
         for pid in self._running:
@@ -245,7 +245,7 @@ class Agent:
             self._poll(0.01)
         for worker in self._workers:
             for descriptor in list(worker.streams):
-                while self._pass_on(worker, descriptor):
+                while self._forward_output(worker, descriptor):
                     pass
 
     def _report(self, event: dict[str, Any]) -> None:
@@ -257,7 +257,7 @@ class Agent:
 
 
 def guarded(patience: float) -> None:
-    """Forks: returns in the child, which becomes the agent; this process becomes its guard, and exits with it.
+    """Fork, and return in the child, which becomes the agent. The parent becomes its guard, and exits with it.
 
     Args:
         patience: Seconds for which the agent may stay stopped.
@@ -273,9 +273,9 @@ def guarded(patience: float) -> None:
         return
     for descriptor in (0, 1):
         _redirect_to_null(descriptor)
-    how = _watch(agent, patience)
-    if how:
-        sys.stderr.write(f"the agent of hvkeras run there, pid {agent}, {how}\n")
+    reason = _watch(agent, patience)
+    if reason:
+        sys.stderr.write(f"the agent of hvkeras run there, pid {agent}, {reason}\n")
         sys.stderr.flush()
     deadline = time.monotonic() + KILL_GRACE
     while time.monotonic() < deadline and kill_descendants():
@@ -283,11 +283,11 @@ def guarded(patience: float) -> None:
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
-    os._exit(bool(how))
+    os._exit(bool(reason))
 
 
 def _watch(agent: int, patience: float) -> str:
-    """Waits for the agent to end; returns how it ended, or "" if it ended by itself."""
+    """Wait for the agent to end; return the reason, or "" if it exited by itself."""
     stopped = 0.0
     while True:
         pid, status = os.waitpid(agent, os.WNOHANG)
@@ -306,14 +306,14 @@ def _watch(agent: int, patience: float) -> str:
 
 
 def _redirect_to_null(descriptor: int) -> None:
-    """Replaces a pipe with /dev/null, so that the other end sees that this process no longer holds the pipe."""
-    nothing = os.open(os.devnull, os.O_RDWR)
-    os.dup2(nothing, descriptor)
-    os.close(nothing)
+    """Replace a pipe with /dev/null, so that the other end is notified when the agent closes it."""
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, descriptor)
+    os.close(null)
 
 
-def _own_address(interfaces: list[str]) -> str:
-    """Returns the address of the first interface that has one, else the one that ssh connected to, else ""."""
+def _host_address(interfaces: list[str]) -> str:
+    """Return the address of the first interface that has one, else the address of ssh's connection, else ""."""
     for name in interfaces:
         with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             answer = fcntl.ioctl(probe.fileno(), _GET_ADDRESS, struct.pack("256s", name.encode()[:15]))
@@ -323,7 +323,7 @@ def _own_address(interfaces: list[str]) -> str:
 
 
 def terminal(size: list[int]) -> tuple[int, int]:
-    """Opens a pseudo-terminal of `size` (columns, rows) that passes bytes through unchanged."""
+    """Open a pseudo-terminal of `size` (columns, rows) that passes bytes through unchanged."""
     ours, theirs = os.openpty()
     tty.setraw(theirs)
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", size[1], size[0], 0, 0))
@@ -336,7 +336,7 @@ def _signal_group(leader: int, number: int) -> None:
 
 
 def kill_descendants() -> bool:
-    """Kills every living process below this one; returns whether there were any."""
+    """Kill all living descendants of this process; return whether there were any."""
     left = _descendants(os.getpid())
     for pid in left:
         with contextlib.suppress(ProcessLookupError):
@@ -345,14 +345,14 @@ def kill_descendants() -> bool:
 
 
 def process_state(pid: int) -> str:
-    """Returns the letter of a process's state: T for a stopped one."""
+    """Return the letter of a process's state: T if it is stopped."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", errors="replace") as file:
         return file.read().rpartition(")")[2].split()[0]
     return ""
 
 
 def _descendants(ancestor: int) -> list[int]:
-    """Lists the living descendants of a process, whatever their session or group."""
+    """List the living descendants of a process, whatever their session or group."""
     parents: dict[int, int] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -371,6 +371,6 @@ def _descendants(ancestor: int) -> list[int]:
 
 
 if __name__ == "__main__":
-    given = float(sys.argv[1]) if len(sys.argv) > 1 else PATIENCE
-    guarded(given)
-    Agent(given).run()
+    timeout = float(sys.argv[1]) if len(sys.argv) > 1 else STOP_TIMEOUT
+    guarded(timeout)
+    Agent(timeout).run()

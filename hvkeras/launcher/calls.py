@@ -1,4 +1,4 @@
-"""Function calls that travel to ranks, and results that travel back; both are serialised with cloudpickle."""
+"""Serialization of function calls for ranks, and of their results, with cloudpickle."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hvkeras.errors import UsageError, explain
 
 
 def pickled_call(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bytes:
-    """Serialises a function call.
+    """Serialize a function call.
 
     Args:
         func: The function.
@@ -20,10 +20,10 @@ def pickled_call(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[
         kwargs: Its keyword arguments.
 
     Returns:
-        What `pickled_result` takes.
+        Bytes for `loaded_call`.
 
     Raises:
-        UsageError: It cannot be pickled.
+        UsageError: The call cannot be pickled.
     """
     if not callable(func):
         raise UsageError(explain("hvkeras.run takes a function, and so do hvkeras.compare and hvkeras.spark.run",
@@ -36,10 +36,10 @@ def pickled_call(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[
 
 
 def loaded_call(call: bytes) -> Callable[[], Any]:
-    """Restores a function call.
+    """Deserialize a function call.
 
     Args:
-        call: What `pickled_call` has made.
+        call: Bytes from `pickled_call`.
 
     Returns:
         A function without parameters that makes the call.
@@ -49,13 +49,13 @@ def loaded_call(call: bytes) -> Callable[[], Any]:
 
 
 def pickled_result(result: Any) -> bytes:
-    """Serialises what a function has returned, for `pickle.loads`.
+    """Serialize a function's result, for `pickle.loads`.
 
     Args:
-        result: What it has returned.
+        result: The function's return value.
 
     Raises:
-        UsageError: It cannot be pickled.
+        UsageError: The result cannot be pickled.
     """
     try:
         return bytes(cloudpickle.dumps(result))

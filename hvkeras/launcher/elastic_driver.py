@@ -1,6 +1,6 @@
-"""The driver of an elastic job: which workers form the ranks, generation after generation, and when none can.
+"""Driver of an elastic job: decides which workers form each generation of ranks, and when the job ends.
 
-The driver is a state machine without clocks, threads or processes. `ElasticMembership` feeds it events, and carries out
+The driver is a state machine without clocks, threads or processes. `ElasticMembership` feeds it events, and executes
 the actions that it returns. Every event has a handler in every phase (`HANDLERS`).
 """
 
@@ -12,45 +12,44 @@ from dataclasses import dataclass, field
 
 from hvkeras.launcher.placement import Rank, WorkerId
 
-MAX_CONSECUTIVE_FAILED_STARTS = 3  # of newcomers, after which no others are started
+MAX_CONSECUTIVE_FAILED_STARTS = 3  # of newcomers; then no others are started
 
 
 class Phase(enum.Enum):
-    """What the job is doing."""
+    """State of the job."""
 
     FORMING = "the members of a generation connect to each other"
     TRAINING = "they train"
     CHANGING = "they train until their next commit, where workers join or leave"
-    GATHERING = "the generation is over, and its members report to be ready for the next one"
-    WAITING = "there are too few workers for the next one"
-    ENDED = "the job is over"
+    GATHERING = "the generation has ended, and its members become ready for the next one"
+    WAITING = "too few workers are ready for the next one"
+    ENDED = "the job has ended"
 
 
 class Event(enum.Enum):
-    """What happens."""
+    """Event of a worker or of the hosts."""
 
     READY = "a worker is ready for the next generation"
     JOINED = "a member has connected to all others"
-    LOST = "a worker has failed, was killed or is out of reach"
-    DONE = "a worker has ended well"
+    LOST = "a worker has failed, was killed or is unreachable"
+    DONE = "a worker has ended with exit code 0"
     HOSTS = "the hosts that may be used have changed"
-    LATE = "workers take too long to connect, or to report"
-    TIMEOUT = "there were too few workers for too long"
+    LATE = "a worker takes too long to connect, or to become ready"
+    TIMEOUT = "too few workers were ready for too long"
 
 
 @dataclass
 class Worker:
-    """A process.
+    """State of a worker process.
 
     Attributes:
-        number: Its number, in the order of starts.
         host: The name of its host, as the user wrote it.
-        is_local: Whether that is the launcher's host, where the files of commits are.
-        rank: Its rank in the present generation; None if it has none.
-        commit: The last commit that it holds, while it is ready; None while it is not ready.
-        has_joined: Whether it has connected to all others in this generation.
-        is_leaving: Whether it leaves at the next commit, as its machine is being taken away.
-        slot: The lowest number that no other living worker of its host had when it was added.
+        is_local: True on the launcher's host, where the files of commits are.
+        rank: Its rank in the current generation; None if it has none.
+        commit: The last commit that it holds, while it is ready; None while it is not.
+        has_joined: True if it has connected to all others in this generation.
+        is_leaving: True if it leaves at the next commit, as its machine is being preempted.
+        slot: The lowest slot that no other living worker of its host had when it was added.
     """
 
     number: WorkerId
@@ -65,7 +64,7 @@ class Worker:
 
 @dataclass(frozen=True)
 class Form:
-    """Form a generation of these workers, in the order of their ranks."""
+    """Form a generation of these workers, in rank order."""
 
     workers: tuple[Worker, ...]
     commit: int
@@ -73,31 +72,31 @@ class Form:
 
 @dataclass(frozen=True)
 class Abort:
-    """End the present generation: the members that are left are to leave their collectives."""
+    """End the current generation: the remaining members leave their collectives."""
 
 
 @dataclass(frozen=True)
 class Announce:
-    """Tell the members that workers join or leave at the next commit."""
+    """Notify the members that workers join or leave at the next commit."""
 
 
 @dataclass(frozen=True)
 class StartWorkers:
-    """Start workers on hosts, so many on each."""
+    """Start the given number of workers on each host."""
 
     counts: Mapping[str, int]
 
 
 @dataclass(frozen=True)
 class Kill:
-    """End workers' processes."""
+    """Kill worker processes."""
 
     workers: tuple[WorkerId, ...]
 
 
 @dataclass(frozen=True)
 class Finish:
-    """End the job; a reason is a failure."""
+    """End the job; with a reason, as failed."""
 
     reason: str = ""
 
@@ -107,23 +106,22 @@ Action = Form | Abort | Announce | StartWorkers | Kill | Finish
 
 @dataclass
 class Driver:
-    """Decides which workers form the next generation.
+    """State machine that decides which workers form the next generation.
 
     Args:
-        least: The fewest ranks that the job trains on.
-        most: The most; None for as many as there are slots.
-        slots: The slots of each host that may be used.
-        resets: How often a generation may be followed by another one.
-        counts_changes: Whether that counts all of them, as `horovodrun` does, for which a failure and the worker that
-            replaces the lost one are one; else only failures count.
+        least: Minimum number of ranks.
+        most: Maximum number of ranks; None for as many as there are slots.
+        slots: The slots of each usable host.
+        resets: Remaining number of resets: of times that another generation may follow.
+        counts_changes: Count every reset, as `horovodrun` does, where a failure and the replacement of the lost worker
+            are one. If False, count failures only.
 
     Attributes:
-        phase: What the job is doing.
         workers: The living workers, by number.
-        actions: What is to be done, in order; the caller empties it.
-        failed_starts: How many newcomers have failed in a row before they joined, since the hosts have changed.
-        full: The ranks of the present generation, with those that replace what it has lost.
-        is_counted: Whether the end of the present generation was counted.
+        actions: The actions to execute, in order; the caller empties it.
+        failed_starts: Newcomers that have failed in a row before they joined, since the hosts last changed.
+        full: The size of the current generation, including replacements of lost ranks.
+        is_counted: True if the end of the current generation was counted as a reset.
     """
 
     least: int
@@ -139,16 +137,16 @@ class Driver:
     is_counted: bool = False
 
     def handle(self, event: Event, number: WorkerId | None = None) -> None:
-        """Handles an event.
+        """Handle an event.
 
         Args:
-            event: What happens.
-            number: The worker that it happens to, if any.
+            event: The event.
+            number: The worker that it concerns, if any.
         """
         HANDLERS[self.phase, event](self, None if number is None else self.workers.get(number))
 
     def add(self, worker: Worker) -> None:
-        """Adds a worker that has been started."""
+        """Add a started worker, in the lowest free slot of its host."""
         taken = {other.slot for other in self.workers.values() if other.host == worker.host}
         worker.slot = min(set(range(len(taken) + 1)) - taken)
         self.workers[worker.number] = worker
@@ -157,17 +155,17 @@ class Driver:
 
     @property
     def members(self) -> list[Worker]:
-        """The living members of the present generation, by rank."""
+        """Living members of the current generation, by rank."""
         return sorted((worker for worker in self.workers.values() if worker.rank is not None),
                       key=lambda worker: worker.rank or 0)
 
     # Handlers.
 
     def ignore(self, worker: Worker | None) -> None:
-        """Does nothing."""
+        """Do nothing."""
 
     def offer(self, worker: Worker | None) -> None:
-        """A newcomer waits to join, or a member has left the generation at a commit or after an error of its own."""
+        """Handle a newcomer that is ready, or a member that has left the generation at a commit or after an error."""
         if worker is None:
             return
         if worker.rank is None:
@@ -182,7 +180,7 @@ class Driver:
         self.gather(worker)
 
     def join(self, worker: Worker | None) -> None:
-        """A member has connected to all others; once all have, the generation trains."""
+        """Handle a member that has connected to all others; when all have, training starts."""
         if worker is not None:
             worker.has_joined = True
         if all(member.has_joined for member in self.members):
@@ -192,7 +190,7 @@ class Driver:
             self._start_missing()
 
     def lose(self, worker: Worker | None) -> None:
-        """A worker is lost: a member ends the generation."""
+        """Handle the loss of a worker; that of a member ends the generation."""
         if worker is None:
             return
         del self.workers[worker.number]
@@ -206,14 +204,14 @@ class Driver:
             self.gather(None)
 
     def lose_ready(self, worker: Worker | None) -> None:
-        """A worker is lost before the next generation is formed."""
+        """Handle the loss of a worker before the next generation is formed."""
         if worker is not None:
             del self.workers[worker.number]
             self.failed_starts += worker.rank is None
         self.gather(None)
 
     def leave(self, worker: Worker | None) -> None:
-        """A worker has ended well; when all members have, the job is over."""
+        """Handle the successful exit of a worker; when all members have exited, the job is done."""
         if worker is None:
             return
         del self.workers[worker.number]
@@ -221,7 +219,7 @@ class Driver:
             self._finish("")
 
     def use_hosts(self, worker: Worker | None) -> None:  # noqa: ARG002 - the signature of handlers
-        """Hosts have come or gone: workers are started on the new ones, and leave the others at the next commit."""
+        """Handle a change of the hosts: start workers on new ones; workers on removed ones leave at the next commit."""
         self.failed_starts = 0
         self.full = min(self.full, sum(self.slots.values()))
         unneeded = tuple(number for number in sorted(self._surplus()) if self.workers[number].rank is None)
@@ -232,19 +230,20 @@ class Driver:
         self._start_missing()
         if self.phase is Phase.TRAINING and any(member.number in self._surplus() for member in self.members):
             self._announce()
-        elif self.phase is Phase.WAITING:  # workers that there were no slots for may be enough now
+        elif self.phase is Phase.WAITING:  # there may be slots for enough workers now
             self.gather(None)
 
     def gather(self, worker: Worker | None) -> None:  # noqa: ARG002 - the signature of handlers
-        """Forms the next generation once all members of the last one are ready or lost."""
+        """Form the next generation once all members of the last one are ready or lost."""
         if any(member.commit is None for member in self.members):
             return
         if not any(other.commit is not None and other.commit >= 0 for other in self.workers.values()):
-            self._finish("no rank is left that could go on from a commit")
+            self._finish("no rank is left that could resume from a commit")
             return
         surplus = self._surplus()
         ready = [other for other in self.workers.values() if other.commit is not None and other.number not in surplus]
-        # Rank 0 holds the newest commit; where several do, it is on the launcher's host, and keeps its rank.
+        # Rank 0 must hold the newest commit. Of several such workers, members precede newcomers, then those on the
+        # launcher's host precede others, and the lowest rank decides.
         ready.sort(key=lambda other: (-(other.commit or 0), other.rank is None, not other.is_local,
                                       other.rank if other.rank is not None else other.number))
         ready = ready[: self.most]
@@ -270,18 +269,18 @@ class Driver:
         self._form(ready)
 
     def evict_straggler(self, worker: Worker | None) -> None:
-        """Ends a member that keeps the others waiting."""
+        """Kill a member that the others wait for."""
         if worker is None or worker.rank is None:
             return
         if not worker.has_joined if self.phase is Phase.FORMING else worker.commit is None:
             self.actions.append(Kill((worker.number,)))
 
     def give_up(self, worker: Worker | None) -> None:  # noqa: ARG002 - the signature of handlers
-        """Ends a job that has waited for workers for too long."""
+        """End a job that has waited too long for workers."""
         ready = sum(other.commit is not None for other in self.workers.values())
-        self._finish(f"{ready} of at least {self.least} ranks are there, and no others came")
+        self._finish(f"{ready} of at least {self.least} ranks are ready, and no others joined in time")
 
-    # What handlers have in common.
+    # Helpers of the handlers.
 
     def _is_newcomer(self, worker: Worker) -> bool:
         return worker.rank is None
@@ -291,11 +290,11 @@ class Driver:
         self.actions.append(Announce())
 
     def _may_reset(self) -> bool:
-        """Counts the end of a generation; ends the job if that were too many."""
+        """Count a reset; end the job if the limit is exceeded. Return whether the job may continue."""
         self.resets, self.is_counted = self.resets - 1, True
         if self.resets < 0:
-            what = "have changed" if self.counts_changes else "have failed"
-            self._finish(f"ranks {what} more often than --reset-limit allows")
+            change = "have changed" if self.counts_changes else "have failed"
+            self._finish(f"ranks {change} more often than --reset-limit allows")
         return self.resets >= 0
 
     def _finish(self, reason: str) -> None:
@@ -314,20 +313,19 @@ class Driver:
 
     @property
     def leaving(self) -> set[WorkerId]:
-        """The numbers of the workers that are not to be in the next generation."""
+        """Numbers of the workers that will not be in the next generation."""
         return self._surplus()
 
     def _surplus(self) -> set[WorkerId]:
-        """The workers that leave, and those that hosts have no slots for any more: the youngest ones."""
+        """Return the workers that leave, and the youngest ones of each host that has more workers than slots."""
         surplus = {number for number, worker in self.workers.items() if worker.is_leaving}
         for host in {worker.host for worker in self.workers.values()}:
-            there = sorted(worker.number for worker in self.workers.values()
-                           if worker.host == host and not worker.is_leaving)
-            surplus.update(there[self.slots.get(host, 0):])
+            numbers = sorted(worker.number for worker in self.workers.values()
+                             if worker.host == host and not worker.is_leaving)
+            surplus.update(numbers[self.slots.get(host, 0):])
         return surplus
 
     def _start_missing(self) -> None:
-        """Starts workers in free slots, up to the most ranks."""
         if self.phase is Phase.ENDED or self.failed_starts >= MAX_CONSECUTIVE_FAILED_STARTS:
             return
         staying = [worker for worker in self.workers.values() if worker.number not in self._surplus()]

@@ -1,8 +1,8 @@
-"""The membership of an elastic job: survivors keep their processes when a rank is lost, and new hosts join as it runs.
+"""Membership of an elastic job: surviving processes continue when a rank is lost, and new hosts join during training.
 
-`Driver` decides who belongs to the next generation, and when there can be none. This module reports to it what happens
-to processes and hosts, and carries out its actions; it decides which failures end the whole job. Each generation of
-ranks has a control channel of its own, and all workers share the membership channel.
+`Driver` decides which workers form the next generation, and when the job ends. This module sends it the events of
+processes and hosts, and executes its actions. It also decides which failures end the whole job. Each generation of
+ranks has its own control channel, and all workers share the membership channel.
 """
 
 from __future__ import annotations
@@ -51,23 +51,23 @@ from hvkeras.launcher.membership import UNWIND, Exit, Workers, control_server, l
 from hvkeras.launcher.placement import THIS_HOST, HostRanks, Rank, WorkerId
 from hvkeras.settings import Settings
 
-LOOK_EVERY = 1.0  # seconds between two looks for hosts
-COME_BACK_WITHIN = 60.0  # seconds that a living member may take to notice that its generation is over
+HOST_SEARCH_INTERVAL = 1.0  # seconds between two searches for hosts
+LEAVE_TIMEOUT = 60.0  # seconds within which a living member must leave a generation that has ended
 
 
 class ElasticMembership:
-    """The membership of one elastic job.
+    """Membership of an elastic job.
 
     Args:
-        job: What to run; it has a pool of hosts.
+        job: The job.
         secret: The job's secret.
-        pool: What chooses hosts.
-        resets: How often a generation may be followed by another one.
+        pool: The pool that hosts are taken from.
+        resets: Maximum number of resets.
         workers: The launcher.
 
     Raises:
         MachineError: The control channel, or the membership channel, cannot listen.
-        UsageError: There is no such network interface.
+        UsageError: The network interface does not exist.
     """
 
     noun: str = "worker"
@@ -77,7 +77,7 @@ class ElasticMembership:
         self._settings = Settings(job.environment)
         self._driver = Driver(pool.least, pool.most, {host.name: len(host.ranks) for host in job.hosts}, resets,
                               job.counts_changes)
-        self._hosts: dict[WorkerId, str] = {}  # of all workers that there have been
+        self._hosts: dict[WorkerId, str] = {}  # of all workers ever started
         for host in job.hosts:
             for rank in host.ranks:
                 self._add(Worker(WorkerId(rank), host.name, host.local, Rank(rank)))
@@ -89,52 +89,52 @@ class ElasticMembership:
         self._channel_address = "{}:{}".format(*self._channel.address)
         self._generation = 0
         self._final: Cause | None = None  # why the job ends
-        self._ending: Cause | None = None  # why it is to end once all ranks have committed
-        self._last: Cause | None = None  # why the last generation has ended
-        self._must_end: Cause | None = None  # why it is to end at once, whatever the ranks report
-        self._last_error = job.last_error  # the exception that the last failure was; "" if it was none
+        self._ending: Cause | None = None  # why the job will end when all ranks have committed
+        self._last: Cause | None = None  # why the last generation ended
+        self._must_end: Cause | None = None  # why the job ends immediately, whatever the ranks report
+        self._last_error = job.last_error  # the exception of the last failure; "" if it was none
         self._found: Mapping[str, int] = self._driver.slots  # slots, as last found
-        self._withheld: dict[str, int] = {}  # slots of workers that are to leave, by host
+        self._withheld: dict[str, int] = {}  # slots of leaving workers, by host
         self._lost_hosts: set[str] = set()
         self._function = 0  # the elastic function that the ranks are in
         self._joins = hvkeras_run.JOINS_AT_COMMIT  # when new workers join
         self._began = time.time()
-        self._entered = time.monotonic()  # when the driver's phase was entered
+        self._phase_began = time.monotonic()  # when the driver's phase was entered
         self._next_report = FIRST_REPORT
-        self._changes: list[dict[str, Any]] = []  # of the ranks, for a report
+        self._changes: list[dict[str, Any]] = []  # of the ranks, for the report
 
-    # What the launcher asks.
+    # Interface for the launcher.
 
     @property
     def cause(self) -> Cause | None:
-        """Why the job ends early, as a whole."""
+        """Cause of an early end of the whole job."""
         return self._final
 
     @property
     def may_start_workers(self) -> bool:
-        """Whether the job has not ended early."""
+        """True unless the job has ended early."""
         return self._final is None
 
     @property
     def resets(self) -> int:
-        """How often the job has gone on, by the count that is limited, without starting all workers again."""
+        """Number of resets, by the count that is limited, without restarts of all workers."""
         used = self._resets - max(self._driver.resets, 0)
         return used - 1 if self._final is not None and used else used
 
     @property
     def may_restart(self) -> bool:
-        """Whether all workers may be started again: those that are left could not go on by themselves."""
+        """True if all workers may be restarted, as the remaining ones could not continue."""
         is_same = self._last_error != "" and self._last_error == self._job.last_error
         return self._driver.resets > 0 and not (self._job.ends_on_same_error and is_same)
 
     def restarted(self, say: Callable[[str], None]) -> JobSpec:
-        """Returns the job to start all workers of again, on the hosts that there are now; waits for hosts.
+        """Return the job for a restart of all workers on the hosts available now; wait for enough hosts.
 
         Args:
-            say: Prints a line.
+            say: Function that prints a line.
 
         Raises:
-            MachineError: There are not enough in time.
+            MachineError: Too few slots became available in time.
         """
         before, hosts = self._job, self._pool.restart(say)
         job = replace(before, hosts=hosts, last_error=self._last_error)
@@ -144,59 +144,59 @@ class ElasticMembership:
         return job
 
     def with_changes(self, outcome: Outcome) -> Outcome:
-        """Returns an outcome of the job, completed with the changes of its ranks."""
+        """Return the outcome with the changes of the ranks added."""
         return replace(outcome, changes=self._changes, first_size=self._job.size, began=self._began)
 
     def serve(self) -> None:
-        """Starts the control channel of the first generation, and the membership channel."""
+        """Start the control channel of the first generation, and the membership channel."""
         start_serving(self.server, self._workers)
         self._channel.start()
 
     def stop(self) -> None:
-        """Stops both."""
+        """Stop both channels."""
         self.server.stop()
         self._channel.stop()
 
     def order(self, host: HostRanks, tf_workers: Sequence[str]) -> Order:
-        """Returns the order to start the first workers of a host."""
+        """Return the order to start the first workers of a host."""
         return start_order(self._job, host, self._secret, "{}:{}".format(*self.server.address), tf_workers,
                            self._channel_address)
 
     def begin(self) -> None:
-        """Begins to look for hosts, and to notice those that are taken away."""
+        """Start to search for hosts, and to handle preempted ones."""
         if self._job.reporting is not None:
             self._job.reporting.notify_leaving(lambda host: self._workers.from_thread(self._preempt_host, host))
-        self._workers.in_background(self._look_for_hosts())
+        self._workers.in_background(self._search_hosts())
 
     def on_exit(self, worker: WorkerId, end: Exit) -> None:
-        """Ends the generation if a member has failed; a newcomer is replaced, and a rank that has ended well is not."""
+        """Handle the exit of a worker: the failure of a member ends the generation; a failed newcomer is replaced."""
         ended = self._driver.workers.get(worker)
         if ended is None:
             return
         if end.code:
             self._report_failure(ended, end)
-            self._workers.discount([worker])  # its end does not decide the exit code of a job that goes on without it
+            self._workers.discount([worker])  # the job continues without it, so that its exit code does not count
         self._handle(Event.LOST if end.code else Event.DONE, worker)
 
     def on_stopped(self, worker: WorkerId) -> bool:
-        """Returns whether it belongs to the job: one that starts gives no sign of life that could be missed."""
+        """Return whether the worker belongs to the job: the control channel misses no heartbeats of a starting one."""
         return worker in self._driver.workers
 
     def on_host_stopped(self, worker: WorkerId, end: Exit) -> None:
-        """Does nothing: the launcher wakes the agent, which ends its workers."""
+        """Do nothing: the launcher resumes the agent, which ends its workers."""
 
     def on_host_lost(self, host: str) -> None:
-        """Notes it; the ends of its workers follow."""
+        """Record the loss of a host; the exits of its workers follow."""
         self._lost_hosts.add(host)
-        self._note_failure(host, lost=True)
+        self._record_failure(host, lost=True)
 
     def on_host_preempted(self, host: str, cause: Cause) -> None:  # noqa: ARG002 - the signature of memberships
-        """Lets the workers of a host leave at the next commit; the job goes on."""
+        """Let the workers of a preempted host leave at the next commit; the job continues."""
         self._preempt_host(host)
 
     def on_tick(self) -> None:
-        """Evicts members that keep the others waiting, and gives up when workers do not come."""
-        waited, driver = time.monotonic() - self._entered, self._driver
+        """Evict members that the others wait for, and check the timeout of a wait for workers."""
+        waited, driver = time.monotonic() - self._phase_began, self._driver
         if self._final is not None:
             return
         if driver.phase is Phase.WAITING:
@@ -208,11 +208,11 @@ class ElasticMembership:
                 frozenset(range(self.server.size)) - self.server.connected if waited > self._settings.liveness_timeout
                 else frozenset[int]())
             for member in driver.members:
-                if member.rank in silent or waited > max(COME_BACK_WITHIN, self._settings.start_timeout):
+                if member.rank in silent or waited > max(LEAVE_TIMEOUT, self._settings.start_timeout):
                     self._handle(Event.LATE, member.number)
 
     def fail(self, cause: Cause) -> None:
-        """Ends the generation because a rank has failed, or the job as a whole, if the cause is no rank's."""
+        """End the generation because of a failed rank; end the whole job if the cause concerns no rank."""
         if cause.rank is None:
             self._must_end = cause
         if self.server.cause is not None and self._final is None and cause.rank is None:
@@ -221,7 +221,7 @@ class ElasticMembership:
             self.server.fail(cause)
 
     def terminate(self, cause: Cause) -> None:
-        """Lets the ranks commit to disk at the next step, if the user has chosen a folder, which outlives the job."""
+        """End the job; with HVKERAS_ELASTIC_DIR, let the ranks commit to disk at the next step first."""
         if not Settings().elastic_dir or self._driver.phase is Phase.ENDED:
             self.fail(cause)
             return
@@ -234,10 +234,10 @@ class ElasticMembership:
         self._announce()
         self._workers.later(self._settings.leave_grace, self.fail, cause)
 
-    # What happens to workers and hosts.
+    # Events of workers and hosts.
 
     def on_message(self, number: WorkerId, message: Message) -> None:
-        """Handles a message of a worker."""
+        """Handle a message from a worker."""
         worker = self._driver.workers.get(number)
         if worker is None:
             return
@@ -262,47 +262,45 @@ class ElasticMembership:
                     self._preempt(worker)
 
     def on_hosts(self, found: Mapping[str, int]) -> None:
-        """Handles hosts that have come or gone.
+        """Handle a change of the hosts.
 
         Args:
-            found: The slots of all hosts that may be used.
+            found: The slots of all usable hosts.
         """
         self._found = found
         self._driver.slots = {host: max(0, slots - self._withheld.get(host, 0)) for host, slots in found.items()}
         self._handle(Event.HOSTS)
 
     def _preempt_host(self, host: str) -> None:
-        """Lets the workers of a host leave that is being taken away; it is released when they have left."""
         for worker in [worker for worker in self._driver.workers.values()
                        if worker.host == host and not worker.is_leaving]:
             self._preempt(worker)
         self._workers.release(host)
 
     def _preempt(self, worker: Worker) -> None:
-        """Lets a worker leave at the next commit; its slot is not used again until the script finds other hosts."""
+        """Let a worker leave at the next commit; its slot stays unused until its host's slots change."""
         host = self._workers.host_name(worker.number) or worker.host
         self._workers.say(f"hvkeras run: worker {worker.number} on {host} received SIGTERM, and leaves at the next"
                           f" commit, within {self._settings.leave_grace:g} s")
         worker.is_leaving = True
         self._withheld[worker.host] = self._withheld.get(worker.host, 0) + 1
         if self._driver.phase is Phase.CHANGING:
-            self._announce()  # again, as it was for a change that has more time
+            self._announce()  # again, as the first announcement was for the next commit, not for the next step
         self.on_hosts(self._found)
         self._workers.later(self._settings.leave_grace, self._workers.signal, signal.SIGKILL, [worker.number])
 
     def _report_failure(self, worker: Worker, end: Exit) -> None:
-        """Ends the generation because of a member's failure, or says that a newcomer has failed."""
         if worker.rank is None:
             self._workers.say(f"hvkeras run: worker {worker.number} on {end.host}, which was to join, {end.error}")
-            self._note_failure(worker.host, lost=False)
+            self._record_failure(worker.host, lost=False)
         else:
             self.fail(end.cause(worker.rank))
 
-    def _note_failure(self, host: str, lost: bool) -> None:
-        """Notes on which host a rank has failed, or that a host was lost; nothing starts on one that is set aside."""
-        words = self._pool.note_failure(host, lost)
-        self._workers.say(words)
-        if words and self._pool.changes:  # once the failure itself is handled
+    def _record_failure(self, host: str, lost: bool) -> None:
+        """Record the failure of a rank, or the loss of a host, which may exclude the host from the job."""
+        text = self._pool.note_failure(host, lost)
+        self._workers.say(text)
+        if text and self._pool.changes:  # after the failure itself is handled
             self._workers.later(0.0, lambda: self.on_hosts({name: slots for name, slots in self._found.items()
                                                         if name != host}))
 
@@ -314,8 +312,8 @@ class ElasticMembership:
                 self._end(self._must_end)
             return
         host = "" if cause.rank is None else self._hosts[self.ranks[cause.rank]]
-        if host and host not in self._lost_hosts:  # else it is noted already
-            self._note_failure(host, lost=False)
+        if host and host not in self._lost_hosts:  # else the failure was recorded
+            self._record_failure(host, lost=False)
         if self._final is not None:
             return
         self._last = cause
@@ -330,7 +328,7 @@ class ElasticMembership:
         number = self.ranks[cause.rank]
         if number not in self._driver.workers:
             return
-        if not generation:  # nothing else informs those that have not called hvd.init()
+        if not generation:  # ranks that have not called hvd.init() receive no other notification
             self._workers.signal(signal.SIGTERM, [worker for rank, worker in enumerate(self.ranks)
                                                   if rank not in self.server.ever_connected])
         patience = 0.0 if cause.kind.is_unresponsive else self.server.deadlines.exit_grace + UNWIND
@@ -339,16 +337,15 @@ class ElasticMembership:
         self._handle(Event.LOST, number)
 
     def _end(self, cause: Cause) -> None:
-        """Ends the job as a whole."""
         self._final = cause
         self._driver.phase = Phase.ENDED
         self._workers.end_all()
 
-    async def _look_for_hosts(self) -> None:
-        """Looks for hosts as long as the job runs; runs the user's script in a thread."""
+    async def _search_hosts(self) -> None:
+        """Search for hosts while the job runs. The user's script runs in a thread."""
         failed = ""
         while True:
-            await asyncio.sleep(LOOK_EVERY)
+            await asyncio.sleep(HOST_SEARCH_INTERVAL)
             try:
                 slots, failed = await asyncio.to_thread(self._pool.usable), ""
             except HvkerasError as error:
@@ -368,19 +365,19 @@ class ElasticMembership:
             self._workers.say(f"hvkeras run: waiting for workers, {waited:.0f} s of {self._pool.timeout:g} s: {ready}"
                               f" of at least {self._driver.least} are ready")
 
-    # What the driver wants.
+    # Events for the driver, and its actions.
 
     def _handle(self, event: Event, number: WorkerId | None = None) -> None:
         before = self._driver.phase
         self._driver.handle(event, number)
         if self._driver.phase is not before:
-            self._entered, self._next_report = time.monotonic(), FIRST_REPORT
+            self._phase_began, self._next_report = time.monotonic(), FIRST_REPORT
             self._workers.log(f"{before.name.lower()} -> {self._driver.phase.name.lower()} ({event.name.lower()})")
         actions, self._driver.actions = self._driver.actions, []
         for action in actions:
-            self._do(action)
+            self._execute(action)
 
-    def _do(self, action: Action) -> None:
+    def _execute(self, action: Action) -> None:
         if isinstance(action, Form):
             self._form(action)
         elif isinstance(action, StartWorkers):
@@ -399,14 +396,13 @@ class ElasticMembership:
         self._hosts[worker.number] = worker.host
 
     def _announce(self) -> None:
-        """Tells the members that workers join or leave: at the next step if a machine is being taken away."""
+        """Notify the members that workers join or leave: at the next step if a machine is being preempted."""
         soon = self._ending is not None or any(worker.is_leaving for worker in self._driver.members)
         leaving = self._driver.leaving
         for member in self._driver.members:
             self._channel.send(member.number, ChangeAhead(soon, member.number in leaving))
 
     def _start_workers(self, action: StartWorkers) -> None:
-        """Gives new workers their numbers, and starts them."""
         numbers: dict[str, list[WorkerId]] = {}
         for host, count in action.counts.items():
             first = len(self._hosts)
@@ -416,37 +412,35 @@ class ElasticMembership:
         self._workers.in_background(self._start(numbers))
 
     async def _start(self, numbers: Mapping[str, list[WorkerId]]) -> None:
-        """Starts workers on hosts; those of a host that cannot be used are lost."""
         await asyncio.gather(*(self._start_on(host, newcomers) for host, newcomers in numbers.items()))
 
     async def _start_on(self, host: str, newcomers: list[WorkerId]) -> None:
         try:
             await self._workers.reach(host)
             self._lost_hosts.discard(host)
-            if wanted := [number for number in newcomers if number in self._driver.workers]:
-                self._workers.start(host, self._newcomers_order(host, wanted))
+            if remaining := [number for number in newcomers if number in self._driver.workers]:
+                self._workers.start(host, self._newcomers_order(host, remaining))
         except HvkerasError as error:
             self._workers.say(f"hvkeras run: {host} cannot be used: {error}")
-            self._note_failure(host, lost=True)
+            self._record_failure(host, lost=True)
             for number in newcomers:
                 self._handle(Event.LOST, number)
 
     def _newcomers_order(self, host: str, newcomers: list[WorkerId]) -> Order:
-        there = {number: worker.slot for number, worker in self._driver.workers.items() if worker.host == host}
-        slots = {number: there[number] for number in newcomers}
-        local_size = max(len(there), max(slots.values()) + 1)
+        slots_in_use = {number: worker.slot for number, worker in self._driver.workers.items() if worker.host == host}
+        slots = {number: slots_in_use[number] for number in newcomers}
+        local_size = max(len(slots_in_use), max(slots.values()) + 1)
         return newcomers_order(self._job, HostRanks(host, (), local=host == THIS_HOST), self._secret,
                                self._channel_address, slots, local_size,
                                max(len(self.ranks), local_size - len(newcomers)), self._joins)
 
     def _abort(self) -> None:
-        """Makes the members leave their collectives, unless a failure has done so."""
         if self.server.cause is None:
             host = self._workers.host_name(self.ranks[0])
             self.server.fail(Cause(CauseKind.RESET, len(self.ranks), host, None, "has left"))
 
     def _form(self, action: Form) -> None:
-        """Starts the control channel of a generation, and gives its members their ranks."""
+        """Start the control channel of a new generation, and send its members their ranks."""
         if self._ending is not None:
             self._end(replace(self._ending, error=f"{self._ending.error}; all ranks have committed"))
             return
@@ -469,7 +463,6 @@ class ElasticMembership:
                               lambda cause: self._on_generation_end(generation, cause))
 
     def _finish(self, reason: str) -> None:
-        """Ends what is left once the ranks have finished, or when they cannot go on."""
         running = self._workers.running
         self._workers.discount(running)
         if reason:

@@ -1,4 +1,4 @@
-"""Exit report of a job: what failed first, and the exit code."""
+"""Exit report of a job: the first failure, and the exit code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PID = re.compile(r" \(pid \d+\)")
 
 
 def described_end(code: int) -> str:
-    """Describes how a process ended: `exited with code 3`, `was killed by SIGKILL`."""
+    """Describe the end of a process: `exited with code 3`, `was killed by SIGKILL`."""
     if code >= 0:
         return f"exited with code {code}"
     try:
@@ -30,16 +30,16 @@ def described_end(code: int) -> str:
 
 
 def shell_code(code: int) -> int:
-    """Returns the exit code that a shell shows for a process: 128 plus the signal number for a killed one."""
+    """Return the exit code as in a shell: 128 plus the signal number for a killed process."""
     return code if code >= 0 else 128 - code
 
 
 def exit_code(cause: Cause | None, codes: dict[int, int]) -> int:
-    """Returns the job's exit code: that of the rank that failed first.
+    """Return the exit code of the job: that of the rank that failed first.
 
     Args:
-        cause: Why the job ended early, if it did.
-        codes: Exit codes of the ranks that ended by themselves, in the order in which they ended.
+        cause: Cause of an early end of the job, if any.
+        codes: Exit codes of the ranks that ended by themselves, in the order of their ends.
     """
     if cause is None:
         return next((shell_code(code) for code in codes.values() if code), 0)
@@ -48,20 +48,20 @@ def exit_code(cause: Cause | None, codes: dict[int, int]) -> int:
 
 
 def with_exit_status(cause: Cause, codes: dict[int, int]) -> Cause:
-    """Returns the cause, completed with how the process ended if the ranks saw only that it was lost."""
+    """Return the cause, with the exit status of the process if its peers only noticed that it was lost."""
     if cause.kind is CauseKind.LOST and cause.rank is not None and codes.get(cause.rank, 0):
         return dataclasses.replace(cause, error=described_end(codes[cause.rank]))
     return cause
 
 
 def exit_report(cause: Cause, codes: dict[int, int], tail: str, prefix: str = _PREFIX) -> str:
-    """Formats what failed first, with the failed rank's traceback or the end of its standard error.
+    """Format the first failure, with the failed rank's traceback or the end of its standard error.
 
     Args:
-        cause: Why the job ended early.
+        cause: Cause of the early end of the job.
         codes: Exit codes of the ranks that ended by themselves.
         tail: The end of the failed rank's standard error.
-        prefix: What the launcher's own lines begin with.
+        prefix: Prefix of the launcher's own lines.
     """
     cause = with_exit_status(cause, codes)
     sentence = f"{prefix}{cause.sentence()}"
@@ -78,11 +78,11 @@ def exit_report(cause: Cause, codes: dict[int, int], tail: str, prefix: str = _P
 
 
 def root_cause(stderr: str, code: int) -> str:
-    """Finds why a job failed, in one line.
+    """Return the cause of a job's failure in one line.
 
     Args:
         stderr: The standard error of `hvkeras run`, which ends with `exit_report` or an error of its own.
-        code: Its exit code.
+        code: The exit code of `hvkeras run`.
     """
     lines = [line for line in stderr.splitlines() if line.strip() and not CHATTER.match(line)]
     prefixed = [index for index, line in enumerate(lines) if line.startswith(_PREFIX)]
@@ -93,17 +93,17 @@ def root_cause(stderr: str, code: int) -> str:
     sentence = _PID.sub("", sentences[-1])
     if not headings:
         return sentence
-    # The failed rank's own last line says more than its exit code.
+    # The failed rank's last line is more helpful than its exit code.
     tail = [line for line in lines[headings[-1] + 1 :] if not line.startswith(_PREFIX)]
     return ": ".join([sentence, *(line.strip() for line in tail[-1:])])
 
 
-def why_not_started(error: str, number: int, culprit: str) -> str:
-    """Explains why a command could not be started.
+def start_error(error: str, number: int, culprit: str) -> str:
+    """Return the error message for a command that could not be started.
 
     Args:
-        error: The system's error text.
-        number: The system's error number.
+        error: Error text of the operating system.
+        number: Its errno.
         culprit: The command, or the missing folder.
     """
     hint = "check its spelling, the PATH and the current folder there"

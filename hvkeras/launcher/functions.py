@@ -1,4 +1,4 @@
-"""`hvkeras.run`: runs a Python function on several processes, from a script or a notebook."""
+"""`hvkeras.run`: run a Python function on several processes, from a script or a notebook."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def run(
     network_interfaces: str | Sequence[str] | None = None, executable: str | None = None, np: int | None = None,
     min_np: int | None = None, max_np: int | None = None,
 ) -> list[ResultT]:
-    """Runs a function on several processes, and returns the result from each.
+    """Run a function on several processes, and return the result of each.
 
     `hvkeras run` starts the processes, and shows their output line by line. The function, its arguments and its results
-    are serialised with cloudpickle, so the function may be defined in a notebook. Modules are found where this process
-    finds them. The function calls `hvd.init()` itself.
+    are serialized with cloudpickle, so the function may be defined in a notebook. The processes use this process's
+    `sys.path`. The function must call `hvd.init()` itself.
 
     Example:
         def train(rate):
@@ -59,13 +59,13 @@ def run(
         args: Its positional arguments.
         kwargs: Its keyword arguments.
         num_proc: The number of processes.
-        min_num_proc: The fewest processes of an elastic job, in which the others go on when one is lost; the function
-            then calls one with `@hvd.elastic.run`.
-        max_num_proc: The most processes of an elastic job; as many as there are slots by default.
+        min_num_proc: Minimum number of processes of an elastic job, in which the others continue when one is lost. The
+            function must then call one with `@hvd.elastic.run`.
+        max_num_proc: Maximum number of processes of an elastic job; by default, the number of slots.
         slots: The slots of hosts that `host_discovery_script` prints without a number.
-        reset_limit: How often all processes are started again after one has failed, or, in an elastic job, how often
-            the number of processes may change. Never by default; elastic jobs end at the fourth failure by default.
-        cooldown_range: The shortest and the longest time in seconds for which a host is set aside.
+        reset_limit: Maximum number of restarts of all processes after a failure or, in an elastic job, of changes of
+            the number of processes. 0 by default; elastic jobs end at the fourth failure by default.
+        cooldown_range: The shortest and the longest time in seconds for which a host is set aside (blacklisted).
         hosts: As `hvkeras run -H`; the current folder must then be shared by all hosts.
         hostfile: As `hvkeras run -hostfile`.
         host_discovery_script: Prints the hosts that an elastic job may use, as `hvkeras run --host-discovery-script`;
@@ -74,7 +74,7 @@ def run(
         ssh_port: Port of ssh on the other hosts.
         ssh_identity_file: Key for ssh.
         disable_cache: Accepted for compatibility with Horovod; nothing is cached.
-        output_filename: A folder for each rank's output.
+        output_filename: A folder for the output of each rank.
         verbose: Whether the launcher reports each step.
         use_gloo: Accepted for compatibility with Horovod: HVKERAS_BACKEND or `hvd.init` selects the backend.
         use_mpi: See `use_gloo`.
@@ -87,12 +87,12 @@ def run(
         max_np: The same as `max_num_proc`, which it overrides.
 
     Returns:
-        The results, in rank order; of an elastic job, from the ranks that were there at its end.
+        The results, in rank order; in an elastic job, of the ranks at its end.
 
     Raises:
         UsageError: An argument is wrong, or the function cannot be pickled.
-        UnsupportedError: Options for MPI were requested.
-        PeerError: The function failed on some rank; the message ends with the end of that rank's output.
+        UnsupportedError: `mpi_args` was given.
+        PeerError: The function failed on some rank; the message contains the end of that rank's output.
     """
     if mpi_args:
         raise UnsupportedError(explain("hvkeras.run passes no options to MPI", "write a script, and start it by mpirun",
@@ -125,17 +125,17 @@ def run(
 
 def command_of(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None, folder: Path,
                executable: str | None = None) -> list[str]:
-    """Saves a function call in a folder.
+    """Save a function call in a folder.
 
     Args:
         func: The function.
         args: Its positional arguments.
         kwargs: Its keyword arguments.
-        folder: The folder, which must exist until the call is over.
-        executable: The Python that runs it; this one by default.
+        folder: The folder, which must exist until the call has returned.
+        executable: The Python interpreter; this one by default.
 
     Returns:
-        The command line that makes the call on a rank.
+        The command line that executes the call on a rank.
 
     Raises:
         UsageError: The function cannot be pickled.
@@ -145,19 +145,18 @@ def command_of(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[st
 
 
 def command_in(folder: Path, executable: str | None = None) -> list[str]:
-    """Returns the command line that makes the call which is saved in a folder; as for `command_of`."""
+    """Return the command line that executes the call saved in a folder; see `command_of`."""
     boot = folder / BOOT
     boot.write_text(BOOT_SOURCE.format(path=[os.path.abspath(entry) for entry in sys.path]))
     return [executable or sys.executable, str(boot), "hvkeras.launcher.task", str(folder)]
 
 
 def result_file(folder: Path, rank: int) -> Path:
-    """Returns the file in which a rank saves its result."""
+    """Return the file in which a rank saves its result."""
     return folder / f"rank.{rank}.pickle"
 
 
 def _run_to_completion(command: Sequence[str]) -> None:
-    """Runs `hvkeras run`, and shows its output."""
     process = ShownProcess(command)
     try:
         process.wait()  # training may take days; the launcher ends ranks that fail or do not start

@@ -1,7 +1,7 @@
-"""Flags of horovodrun that tune Horovod's own engine, and the file that may hold flags.
+"""Flags of horovodrun that tune Horovod's engine, and the YAML file of flags (`--config-file`).
 
-The flags set Horovod's variables, as horovodrun does. The backend `horovod` follows them; the others report once which
-of them have no effect.
+The flags set Horovod's environment variables, as horovodrun does. The backend `horovod` applies them. Other backends
+report once which of them have no effect.
 """
 
 from __future__ import annotations
@@ -73,22 +73,22 @@ _SECTIONS: dict[str, dict[str, str]] = {
 
 
 def add_tuning_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags; the help of each names the variable that it sets."""
+    """Add the tuning flags to a parser."""
     group = parser.add_argument_group("Horovod's own engine (--backend horovod)")
     for flag, (kind, variable) in TUNING.items():
         if kind is _SWITCH:
-            group.add_argument(flag, action=argparse.BooleanOptionalAction, help=f"Sets {variable}.")
+            group.add_argument(flag, action=argparse.BooleanOptionalAction, help=f"Set {variable}.")
         else:
-            group.add_argument(flag, type=kind, metavar="TEXT" if kind is str else "N", help=f"Sets {variable}.")
+            group.add_argument(flag, type=kind, metavar="TEXT" if kind is str else "N", help=f"Set {variable}.")
     group.add_argument("--log-with-timestamp", dest="log_hide_timestamp", action="store_false", default=None,
                        help=argparse.SUPPRESS)
     group.add_argument("--log-without-timestamp", dest="log_hide_timestamp", action="store_true", default=None,
                        help=argparse.SUPPRESS)
-    group.add_argument("--tcp", action="store_true", help="Sets NCCL_IB_DISABLE.")
+    group.add_argument("--tcp", action="store_true", help="Set NCCL_IB_DISABLE.")
 
 
 def tuning_variables(flags: argparse.Namespace) -> dict[str, str]:
-    """Returns the variables that the given flags set."""
+    """Return the variables that the given flags set."""
     given = {variable: getattr(flags, flag[2:].replace("-", "_")) for flag, (_, variable) in TUNING.items()}
     found = {name: str(int(value)) if isinstance(value, bool) else str(value)
              for name, value in given.items() if value is not None}
@@ -96,7 +96,7 @@ def tuning_variables(flags: argparse.Namespace) -> dict[str, str]:
 
 
 def flags_of_file(path: str) -> list[str]:
-    """Reads a file of flags as horovodrun does (YAML), and returns them as command-line arguments.
+    """Read a YAML file of flags, in horovodrun's format, and return them as command-line arguments.
 
     Example:
         A file of `stall_check: {enabled: false}` gives `["--no-stall-check"]`.
@@ -106,7 +106,7 @@ def flags_of_file(path: str) -> list[str]:
 
     Raises:
         MachineError: PyYAML is not installed.
-        UsageError: The file cannot be read, or has content that horovodrun's files do not have.
+        UsageError: The file cannot be read, or has other content than horovodrun's files.
     """
     try:
         import yaml

@@ -1,4 +1,4 @@
-"""The launcher's side of an agent: starts it locally or over ssh, sends it the job, and reads its events.
+"""Launcher side of an agent: starts it locally or over ssh, sends it the job, and reads its events.
 
 An agent writes its events as lines of JSON:
 
@@ -8,8 +8,8 @@ An agent writes its events as lines of JSON:
     {"type": "failed", "worker": 0, "error": "No such file or directory", "errno": 2, "culprit": "pyton", "code": 127}
     {"type": "output", "worker": 0, "stream": "stdout", "data": "<base64>"}
     {"type": "exit", "worker": 0, "code": -9}
-    {"type": "stopped", "worker": 0}, once something else than the launcher has stopped it for too long
-    {"type": "leaving"}, once SIGTERM announces that the host is being taken away
+    {"type": "stopped", "worker": 0}, when it was stopped for too long, but not by the launcher
+    {"type": "leaving"}, when SIGTERM announces that the host is being preempted
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from typing import Any, Protocol
 from hvkeras.errors import MachineError, explain
 from hvkeras.host.ssh import Ssh
 from hvkeras.launcher.agent import process_state
-from hvkeras.launcher.limits import give_back_open_files, how_to_free_resources
+from hvkeras.launcher.limits import how_to_free_resources, restore_open_files
 from hvkeras.launcher.placement import SRUN, HostRanks
 
 # Runs the agent from source text on standard input: the other host needs no hvkeras, and versions cannot differ.
 BOOT = "import sys; exec(compile(sys.stdin.buffer.read(int(sys.stdin.buffer.readline())), 'hvkeras agent', 'exec'))"
 AGENT = Path(__file__).with_name("agent.py")
-LINE_LIMIT = 256 * 1024  # bytes of an agent's lines, of which the longest are 64 KiB of output in base64
+LINE_LIMIT = 256 * 1024  # maximum bytes of an agent's line; the longest hold 64 KiB of output in base64
 # Variables that describe the launcher's host or session rather than the job.
 _HOST_SPECIFIC = frozenset({
     "DBUS_SESSION_BUS_ADDRESS", "DISPLAY", "HOME", "HOSTNAME", "LOGNAME", "MAIL", "OLDPWD", "PWD", "SHELL", "SHLVL",
@@ -51,23 +51,23 @@ def _agent_command(patience: float) -> list[str]:
 
 
 def remote_agent_command(ssh: Ssh, host: str, patience: float) -> list[str]:
-    """Returns the command line that starts an agent on another host; it contains nothing secret."""
+    """Return the command line that starts an agent on another host; it contains no secret."""
     if ssh.by_srun:
         return [*SRUN, f"--nodelist={host}", *_agent_command(patience)]
     return ssh.command_line(host, "exec " + shlex.join(_agent_command(patience)))
 
 
 def exported(environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables to export to other hosts: all but those that belong to this host or session."""
+    """Return the variables to export to other hosts: all but those specific to this host or session."""
     return {name: value for name, value in environ.items() if name not in _HOST_SPECIFIC}
 
 
 class UnreachableError(MachineError):
-    """A host whose agent does not answer.
+    """Error for a host whose agent does not answer.
 
     Args:
         error: The error for this host alone.
-        why: What is known, in short.
+        why: The reason, in short.
     """
 
     def __init__(self, error: MachineError, why: str) -> None:
@@ -76,78 +76,78 @@ class UnreachableError(MachineError):
 
 
 class AgentTransport(Protocol):
-    """What carries lines to an agent and from it.
+    """Connection to an agent, which sends and receives lines.
 
     Attributes:
-        hello_within: Seconds in which an agent says hello.
+        hello_timeout: Seconds within which the agent must send its hello.
     """
 
-    hello_within: float
+    hello_timeout: float
 
     async def open(self) -> None:
-        """Starts the agent.
+        """Start the agent.
 
         Raises:
-            MachineError: It cannot be started.
+            MachineError: The agent cannot be started.
         """
 
     def unreachable(self, why: str) -> MachineError:
-        """Returns the error for an agent that does not answer."""
+        """Return the error for an agent that does not answer."""
 
     def name_of(self, said: str) -> str:
-        """Returns the name of the host in messages; `said` is how the agent calls it."""
+        """Return the name of the host for messages; `said` is the name that the agent reported."""
 
     def order_for(self, job: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Returns what is sent of an order to start ranks."""
+        """Return the part of a start order that is sent to the agent."""
 
     def send(self, line: bytes) -> None:
-        """Sends a line, unless the agent is gone."""
+        """Send a line, unless the agent has ended."""
 
     async def read_line(self) -> bytes:
-        """Returns the next line.
+        """Return the next line.
 
         Raises:
-            EOFError: There is none.
+            EOFError: The connection has ended.
         """
 
     def close(self) -> None:
-        """Lets the agent end whatever is left on its host."""
+        """Make the agent end all remaining processes on its host."""
 
     async def ended(self, timeout: float) -> None:
-        """Waits for the end of the agent, and enforces it after `timeout` seconds."""
+        """Wait for the agent to end, and kill it after `timeout` seconds."""
 
     def is_stopped(self, seconds: float) -> bool:
-        """Returns whether the agent has been stopped for too long; true once per stop.
+        """Return whether the agent was stopped for too long; True once per stop.
 
         Args:
             seconds: Seconds since the last check.
         """
 
     def wake(self) -> None:
-        """Resumes a stopped agent."""
+        """Resume a stopped agent."""
 
     async def last_errors(self) -> str:
-        """Returns what is known about the end of the agent, in one line."""
+        """Return the reason for the end of the agent in one line."""
 
 
 class AgentProcess:
-    """An agent as a process below this one, or behind an ssh or srun below it.
+    """Agent that is a child of this process, or of an ssh or srun child.
 
     Args:
-        host: The host, and the ranks that the job begins with there.
+        host: The host, and its first ranks.
         ssh: How to reach other hosts.
         patience: Seconds for which the agent, or a worker, may stay stopped.
     """
 
     def __init__(self, host: HostRanks, ssh: Ssh, patience: float) -> None:
-        self.hello_within: float = ssh.timeout
+        self.hello_timeout: float = ssh.timeout
         self._host, self._ssh, self._patience = host, ssh, patience
         self._stopped = 0.0
         self._process: asyncio.subprocess.Process | None = None
         self._error_output: asyncio.Task[str] | None = None
 
     async def open(self) -> None:
-        """Starts the process, and sends it the agent's source.
+        """Start the process, and send it the agent's source.
 
         Raises:
             MachineError: ssh is not installed, or a process cannot be started.
@@ -165,13 +165,13 @@ class AgentProcess:
         except OSError as error:
             raise MachineError(explain(f"The launcher must be able to start a process ({error.strerror})",
                                        how_to_free_resources(error.errno or 0), host=self._host.name)) from error
-        give_back_open_files(self._process.pid)  # before it reads the agent's source
+        restore_open_files(self._process.pid)  # before it reads the agent's source
         self._error_output = asyncio.ensure_future(_tail_of(self._pipe("stderr")))
         source = AGENT.read_bytes()
         self.send(str(len(source)).encode() + b"\n" + source)
 
     def unreachable(self, why: str) -> MachineError:
-        """Returns the error for a host that does not answer, with a command to try."""
+        """Return the error for a host that does not answer; its hint is a command to try."""
         if self._host.local:
             return MachineError(explain(f"Python must start on this host ({why})", "check the installation",
                                         python=sys.executable))
@@ -186,23 +186,23 @@ class AgentProcess:
             host=self._host.name))
 
     def name_of(self, said: str) -> str:
-        """Returns the name that the host has for itself."""
+        """Return the name that the host reported."""
         return said
 
     def order_for(self, job: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Returns the order as it is."""
+        """Return the unchanged order."""
         return job
 
     def send(self, line: bytes) -> None:
-        """Sends a line to the process."""
+        """Send a line to the process."""
         if self._process is not None and self._process.stdin is not None and not self._process.stdin.is_closing():
             self._process.stdin.write(line)
 
     async def read_line(self) -> bytes:
-        """Returns the next line that the process writes.
+        """Return the next line that the process writes.
 
         Raises:
-            EOFError: It has ended.
+            EOFError: The process has ended.
         """
         line = await self._pipe("stdout").readline()
         if not line:
@@ -210,12 +210,12 @@ class AgentProcess:
         return line
 
     def close(self) -> None:
-        """Closes the agent's standard input, so that it ends whatever is left on its host."""
+        """Close the agent's standard input, on which it ends all remaining processes on its host."""
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()
 
     async def ended(self, timeout: float) -> None:
-        """Waits for the process to end, and kills it after `timeout` seconds."""
+        """Wait for the process to end, and kill it after `timeout` seconds."""
         if self._process is None:
             return
         try:
@@ -230,7 +230,7 @@ class AgentProcess:
             self._error_output.cancel()
 
     def is_stopped(self, seconds: float) -> bool:
-        """Returns whether the agent's guard, or the ssh to it, has been stopped for too long; true once per stop."""
+        """Return whether the agent's guard, or the ssh to it, was stopped for too long; True once per stop."""
         if self._process is None or self._process.returncode is not None:
             return False
         before = self._stopped
@@ -238,14 +238,14 @@ class AgentProcess:
         return before < self._patience <= self._stopped
 
     def wake(self) -> None:
-        """Resumes a stopped process, so that it ends what is left on its host."""
+        """Resume a stopped agent, and make it end all remaining processes on its host."""
         assert self._process is not None
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGCONT)
         self.close()
 
     async def last_errors(self) -> str:
-        """Returns what the agent, or ssh, printed to standard error, in one line."""
+        """Return the standard error of the agent or ssh in one line."""
         if self._error_output is None:
             return ""
         with contextlib.suppress(asyncio.TimeoutError):
@@ -259,12 +259,12 @@ class AgentProcess:
 
 
 class HostAgent:
-    """One agent, as the launcher sees it.
+    """Launcher's handle of one agent.
 
     Args:
         host: The host and its ranks.
-        transport: What carries lines to the agent and from it.
-        on_event: Called with each event that names a rank.
+        transport: The connection to the agent.
+        on_event: Callback for each event of a worker, and for `leaving`.
     """
 
     def __init__(self, host: HostRanks, transport: AgentTransport, on_event: Callable[[HostAgent, Event], None]
@@ -277,18 +277,18 @@ class HostAgent:
         self._on_event = on_event
 
     async def connect(self) -> None:
-        """Starts the agent and waits for its hello.
+        """Start the agent, and wait for its hello.
 
         Raises:
-            MachineError: It cannot be started, or the host cannot be reached in time.
+            MachineError: The agent cannot be started, or did not answer in time.
         """
         await self._transport.open()
         try:
-            await asyncio.wait_for(self._hello(), self._transport.hello_within)
+            await asyncio.wait_for(self._hello(), self._transport.hello_timeout)
             self._has_answered = True
             return
         except asyncio.TimeoutError:
-            why = f"no answer for {self._transport.hello_within:g} s"
+            why = f"no answer for {self._transport.hello_timeout:g} s"
         except EOFError:
             why = await self.last_errors()
         raise UnreachableError(self._transport.unreachable(why), why)
@@ -301,17 +301,17 @@ class HostAgent:
                 return
 
     async def reserve(self, interfaces: Sequence[str]) -> list[str]:
-        """Has the agent reserve a free port for each rank.
+        """Reserve a free port on the host for each rank.
 
         Args:
-            interfaces: The network interfaces that the job uses; without any, the address that ssh connected to is
-                used, or the host's name.
+            interfaces: The network interfaces that the job uses. If empty, the address that ssh connected to, or the
+                host's name, is used.
 
         Returns:
             The `host:port` of each rank.
 
         Raises:
-            MachineError: The host was lost, or has no such interface.
+            MachineError: The host was lost, or has none of the interfaces.
         """
         self._send({"reserve": len(self.host.ranks), "interfaces": list(interfaces)})
         try:
@@ -327,11 +327,11 @@ class HostAgent:
         return [f"[{name}]:{port}" if ":" in name else f"{name}:{port}" for port in event["ports"]]
 
     def start(self, job: Mapping[str, Any]) -> None:
-        """Has the agent start workers."""
+        """Send an order to start workers."""
         self._send(self._transport.order_for(job))
 
     async def run(self, job: Mapping[str, Any]) -> None:
-        """Has the agent start workers, and passes events on until it ends."""
+        """Send an order to start workers, and handle events until the agent ends."""
         self.start(job)
         with contextlib.suppress(EOFError):
             while True:
@@ -345,22 +345,22 @@ class HostAgent:
                 self._on_event(self, event)
 
     def signal(self, number: int, workers: Sequence[int]) -> None:
-        """Sends a signal to the process groups of running workers."""
+        """Send a signal to the process groups of running workers."""
         self._send({"signal": number, "workers": list(workers)})
 
     def release(self) -> None:
-        """Lets the agent end whatever is left on its host."""
+        """Make the agent end all remaining processes on its host."""
         self._transport.close()
 
     async def ended(self, timeout: float) -> None:
-        """Waits for the end of the agent, and enforces it after `timeout` seconds where it can.
+        """Wait for the agent to end, and kill it after `timeout` seconds if possible.
 
-        One that has never answered runs nothing, and is not waited for.
+        An agent that has never answered has no workers, and is killed immediately.
         """
         await self._transport.ended(timeout if self._has_answered else 0.0)
 
     def is_stopped(self, seconds: float) -> bool:
-        """Returns whether the agent has been stopped for too long; true once per stop.
+        """Return whether the agent was stopped for too long; True once per stop.
 
         Args:
             seconds: Seconds since the last check.
@@ -368,11 +368,11 @@ class HostAgent:
         return self._transport.is_stopped(seconds)
 
     def wake(self) -> None:
-        """Resumes a stopped agent, so that it ends what is left on its host."""
+        """Resume a stopped agent, and make it end all remaining processes on its host."""
         self._transport.wake()
 
     async def last_errors(self) -> str:
-        """Returns what is known about the end of the agent, in one line."""
+        """Return the reason for the end of the agent in one line."""
         return await self._transport.last_errors()
 
     def _send(self, order: Mapping[str, Any]) -> None:
@@ -388,7 +388,6 @@ def _event(line: bytes) -> Event | None:
 
 
 async def _tail_of(reader: asyncio.StreamReader) -> str:
-    """Reads to the end of the stream, and returns the last part."""
     tail = b""
     while data := await reader.read(65536):
         tail = (tail + data)[-65536:]

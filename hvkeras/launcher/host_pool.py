@@ -1,4 +1,4 @@
-"""The hosts that an elastic job may use at each of its starts: found by a script, set aside, and taken back."""
+"""Hosts of an elastic job: found by a discovery script, and set aside (blacklisted) after failures."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from hvkeras.errors import MachineError, explain
 from hvkeras.host.console import some_of
 from hvkeras.launcher.placement import THIS_HOST, HostRanks, fill, slots_in_lines
 
-SCRIPT_SECONDS = 60.0  # that a host discovery script may take
-TICK = 1.0  # seconds between two looks for hosts
-FIRST_REPORT, REPORT_EVERY = 3.0, 30.0  # seconds until a wait for hosts is reported, and reported again
-FAILURES = 2  # in a row, after which a host is set aside by default
+SCRIPT_SECONDS = 60.0  # time limit of a host discovery script
+TICK = 1.0  # seconds between two searches for hosts
+FIRST_REPORT, REPORT_EVERY = 3.0, 30.0  # seconds until the first report of a wait for hosts, and between later ones
+FAILURES = 2  # default: failures in a row after which a host is set aside
 
 Slots = dict[str, int]
 
 
 def discovered(script: str, default: int) -> Slots:
-    """Runs a host discovery script.
+    """Run a host discovery script.
 
     Args:
-        script: Its command line, for a shell. It prints a line `host` or `host:slots` for each host.
+        script: Its command line, for a shell. It prints a line `host` or `host:slots` per host.
         default: The slots of a host without a number.
 
     Returns:
@@ -31,7 +31,7 @@ def discovered(script: str, default: int) -> Slots:
 
     Raises:
         MachineError: The script fails, or takes too long.
-        UsageError: It prints something else.
+        UsageError: The script prints something else.
     """
     try:
         done = subprocess.run(script, shell=True, capture_output=True, text=True, timeout=SCRIPT_SECONDS,
@@ -48,31 +48,25 @@ def discovered(script: str, default: int) -> Slots:
 
 @dataclass
 class _Aside:
-    """A host that was set aside, how often, and until when."""
+    """Host that was set aside: number of times, and the monotonic time of its return."""
 
     times: int = 0
     until: float = 0.0
 
 
 class HostPool:
-    """Chooses the hosts of an elastic job at each of its starts.
+    """Pool of the hosts that an elastic job may use.
 
     Args:
-        find: Returns the hosts that there are now, and their slots.
-        least: The fewest ranks that the job trains on.
-        most: The most; None for as many as there are slots.
+        find: Function that returns the slots of each available host.
+        least: Minimum number of ranks.
+        most: Maximum number of ranks; None for as many as there are slots.
         timeout: Seconds for which a start waits for slots.
-        cooldown: The shortest and the longest time in seconds for which a host is set aside, twice as long each time;
-            None for the rest of the job.
-        kept: The host whose failure is none of the host's, such as the launcher's own; "" for none.
-        changes: Whether `find` may find others later.
-        failures: How many failures in a row on a host set it aside.
-
-    Attributes:
-        least: As above.
-        most: As above.
-        timeout: As above.
-        changes: As above.
+        cooldown: The shortest and the longest time in seconds for which a host is set aside, doubled each time; None
+            for the rest of the job.
+        kept: A host that is never set aside, such as the launcher's own; "" for none.
+        changes: Whether `find` may return other hosts later.
+        failures: Failures in a row on a host after which it is set aside.
     """
 
     def __init__(self, find: Callable[[], Slots], least: int, most: int | None, timeout: float,
@@ -87,16 +81,19 @@ class HostPool:
         self._failed = ("", 0)  # the host that failed last, and how often in a row
 
     def hosts(self, at_least: int, say: Callable[[str], None], may_fail: bool = False) -> list[HostRanks]:
-        """Waits until there are slots enough, and places the ranks.
+        """Wait for enough slots, and place the ranks.
 
         Args:
-            at_least: How many ranks there must be.
-            say: Prints a line.
-            may_fail: Whether a search that fails is repeated.
+            at_least: Minimum number of ranks.
+            say: Function that prints a line.
+            may_fail: Retry a search that fails.
+
+        Returns:
+            The hosts and their ranks.
 
         Raises:
-            MachineError: There are not enough in time.
-            UsageError: The hosts cannot be read.
+            MachineError: There are not enough slots in time.
+            UsageError: The hosts cannot be parsed.
         """
         began, next_report, problem = time.monotonic(), FIRST_REPORT, ""
         while True:
@@ -110,7 +107,7 @@ class HostPool:
             if available >= at_least:
                 return fill(slots, available if self.most is None else min(available, self.most))
             found = (f"there {'is' if available == 1 else 'are'} {available} of at least {at_least}"
-                     f"{self._words_on_aside()}{f' ({problem})' if problem else ''}")
+                     f"{self._aside_text()}{f' ({problem})' if problem else ''}")
             may_grow = self.changes or self._cooldown is not None
             if waited >= self.timeout or not may_grow:
                 raise MachineError(explain(f"There must be slots for the ranks, but {found}"
@@ -122,18 +119,18 @@ class HostPool:
             time.sleep(TICK)
 
     def restart(self, say: Callable[[str], None]) -> list[HostRanks]:
-        """The hosts for another start; as `hosts`, with the fewest ranks that the job trains on."""
+        """Return the hosts for a restart; as `hosts`, with the minimum number of ranks."""
         return self.hosts(self.least, say, may_fail=True)
 
     def note_failure(self, host: str, lost: bool) -> str:
-        """Notes on which host a rank has failed, and sets a host aside that was lost, or fails each time.
+        """Record a failure on a host; set the host aside if it was lost, or fails repeatedly.
 
         Args:
-            host: The host, as the user wrote it; "" if it is not known.
+            host: The host, as the user wrote it; "" if unknown.
             lost: Whether the host itself was lost.
 
         Returns:
-            A line on a host that was set aside; "" for none.
+            A message if the host was set aside, else "".
         """
         last, times = self._failed
         self._failed = (host, times + 1 if host == last else 1)
@@ -153,18 +150,19 @@ class HostPool:
                 f" for {f'{seconds:g} s' if self._cooldown is not None else 'the rest of the job'}")
 
     def usable(self) -> Slots:
-        """Returns the slots of the hosts that there are now, without those set aside; runs the script, if any.
+        """Return the slots of the available hosts, except those set aside; may run the discovery script.
 
         Raises:
-            MachineError: The search fails.
-            UsageError: The hosts cannot be read.
+            MachineError: The search failed.
+            UsageError: The hosts cannot be parsed.
         """
         now = time.monotonic()
         found = {name: number for name, number in self._find().items()
                  if name not in self._aside or self._aside[name].until <= now}
-        return dict(sorted(found.items(), key=lambda each: each[0] != self._kept))  # rank 0 stays where its commits are
+        # Rank 0 stays on the host of its commits.
+        return dict(sorted(found.items(), key=lambda each: each[0] != self._kept))
 
-    def _words_on_aside(self) -> str:
+    def _aside_text(self) -> str:
         now = time.monotonic()
         names = [name for name, aside in self._aside.items() if aside.until > now]
         return f", and {some_of(names)} set aside" if names else ""

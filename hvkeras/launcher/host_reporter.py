@@ -1,7 +1,7 @@
 """Program of a host that reports to the launcher and serves as its agent, such as a pod of a Kubernetes Indexed Job.
 
-It connects to the launcher, starts the agent (`hvkeras.launcher.agent`) as a child, and passes lines on in both
-directions. It ends with the job. A lost connection ends the ranks of this host.
+It connects to the launcher, starts the agent (`hvkeras.launcher.agent`) as a child process, and forwards lines in both
+directions. It exits with the job. A lost connection ends the ranks of this host.
 """
 
 from __future__ import annotations
@@ -42,20 +42,15 @@ from hvkeras.launcher.placement import THIS_HOST
 from hvkeras.launcher.reporting_hosts import ReportingHosts
 from hvkeras.settings import PREFIX, Settings
 
-RETRY_EVERY = 0.5  # seconds
-BEAT_EVERY = 2.0  # seconds between two signs of life
-FIRST_REPORT, REPORT_EVERY = 3.0, 30.0  # seconds until a wait for the launcher is reported, and reported again
-LOST = 1  # exit code when the launcher is lost
+RETRY_INTERVAL = 0.5  # seconds
+HEARTBEAT_INTERVAL = 2.0  # seconds between two heartbeats
+FIRST_REPORT, REPORT_EVERY = 3.0, 30.0  # seconds until a wait is first reported, and between later reports
+LOST = 1  # exit code when the connection to the launcher is lost
 
 
 @dataclass(frozen=True)
-class OnHost:
-    """What the ranks of a host have instead of what the launcher sends.
-
-    Attributes:
-        command: Their command line.
-        variables: More environment variables.
-    """
+class HostOverrides:
+    """Command line and additional environment variables of the ranks on a host, in place of the launcher's."""
 
     command: Sequence[str]
     variables: Mapping[str, str]
@@ -67,59 +62,60 @@ class Reporter:
     Args:
         connected: The connected socket.
         secret: The job's secret.
-        number: This host's number.
-        name: Its name.
-        slots: How many ranks it has room for.
-        here: What the ranks of this host have of their own.
+        number: The number of this host.
+        name: The name of this host.
+        slots: The number of ranks that it can run.
+        here: Command and variables of the ranks on this host; the launcher's by default.
     """
 
     def __init__(self, connected: socket.socket, secret: str, number: int, name: str, slots: int,
-                 here: OnHost | None = None) -> None:
+                 here: HostOverrides | None = None) -> None:
         self._connection = Connection(connected, secret.encode(), Introduction(number, slots, name))
         self._secret, self._here = secret, here
         self._connection.send(Machine(host_identity()))
-        self._leaving = False
+        self._is_preempted = False
         self._agent: subprocess.Popen[bytes] | None = None
-        self._passing: threading.Thread | None = None
+        self._forwarder: threading.Thread | None = None
 
     def leave(self) -> None:
-        """Tells the launcher that this host is being taken away: its ranks leave at their next commit."""
-        self._leaving = True
+        """Notify the launcher that this host is being preempted: its ranks leave at their next commit."""
+        self._is_preempted = True
         self._connection.send(HostLeaving())
 
     def serve(self, folder: str) -> int:
-        """Serves the launcher until the job is over.
+        """Serve the launcher until the job is done.
 
         Args:
             folder: The ranks' working folder.
 
         Returns:
-            The exit code: that of the job, or 143 if this host was taken away.
+            The exit code of the job, or 143 (SIGTERM) if this host was preempted.
         """
-        over = threading.Event()
-        beating = threading.Thread(target=self._beat, args=(over,), name="hvkeras-report-beat", daemon=True)
-        beating.start()
+        done = threading.Event()
+        heartbeats = threading.Thread(target=self._send_heartbeats, args=(done,), name="hvkeras-report-beat",
+                                      daemon=True)
+        heartbeats.start()
         code = LOST
         try:
             with contextlib.suppress(OSError, wire.AuthenticationError, ValueError):
                 while not isinstance(message := self._connection.read(), JobFinished):
-                    self._obey(message, folder)
+                    self._handle(message, folder)
                 code = message.code
         finally:
             self._end_agent()
-            over.set()
-            beating.join()
+            done.set()
+            heartbeats.join()
             self._connection.close()
-        return 128 + signal.SIGTERM if self._leaving else code
+        return 128 + signal.SIGTERM if self._is_preempted else code
 
-    def _obey(self, message: Message, folder: str) -> None:
+    def _handle(self, message: Message, folder: str) -> None:
         match message:
             case StartAgent():
                 self._start_agent()
             case EndAgent():
                 self._end_agent()
-                if self._leaving:
-                    raise ConnectionError("this host is being taken away, and nothing runs on it any more")
+                if self._is_preempted:
+                    raise ConnectionError("this host is being preempted, and its ranks have ended")
             case AgentLine():
                 order = json.loads(message.text)
                 if "folder" in order:
@@ -127,7 +123,6 @@ class Reporter:
                 self._write(json.dumps(order).encode() + b"\n")
 
     def _complete(self, order: dict[str, Any], folder: str) -> None:
-        """Adds what the workers of this host have of their own to an order to start them."""
         order["folder"] = folder
         order["environment"][f"{PREFIX}SECRET"] = self._secret
         if self._here is not None:
@@ -141,60 +136,60 @@ class Reporter:
                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
         source = AGENT.read_bytes()
         self._write(str(len(source)).encode() + b"\n" + source)
-        self._passing = threading.Thread(target=self._pass_on, args=(self._agent.stdout,), name="hvkeras-report-agent",
-                                         daemon=True)
-        self._passing.start()
+        self._forwarder = threading.Thread(target=self._forward_events, args=(self._agent.stdout,),
+                                           name="hvkeras-report-agent", daemon=True)
+        self._forwarder.start()
 
     def _end_agent(self) -> None:
-        """Closes the agent's standard input, so that it ends whatever is left on this host, and waits for that."""
-        if self._agent is None or self._passing is None or self._agent.stdin is None or self._agent.stdout is None:
+        """Close the agent's standard input, on which it ends all remaining processes, and wait for it."""
+        if self._agent is None or self._forwarder is None or self._agent.stdin is None or self._agent.stdout is None:
             return
         with contextlib.suppress(OSError):
             self._agent.stdin.close()
-        self._passing.join()
+        self._forwarder.join()
         self._agent.stdout.close()
         self._agent.wait()
-        self._agent = self._passing = None
+        self._agent = self._forwarder = None
 
     def _write(self, data: bytes) -> None:
         if self._agent is not None and self._agent.stdin is not None:
-            with contextlib.suppress(OSError):  # the agent has ended, and its events have said so
+            with contextlib.suppress(OSError):  # the agent has ended, which its events report
                 self._agent.stdin.write(data)
                 self._agent.stdin.flush()
 
-    def _pass_on(self, events: Any) -> None:
+    def _forward_events(self, events: Any) -> None:
         for line in events:
             self._connection.send(AgentLine(line.decode().rstrip("\n")))
         self._connection.send(AgentEnded())
 
-    def _beat(self, over: threading.Event) -> None:
-        while not over.wait(BEAT_EVERY):
+    def _send_heartbeats(self, done: threading.Event) -> None:
+        while not done.wait(HEARTBEAT_INTERVAL):
             self._connection.send(Heartbeat())
 
 
 def report(address: tuple[str, int], secret: str, number: int, name: str, slots: int, timeout: float,
-           may_wait: Callable[[], bool] = lambda: True, here: OnHost | None = None) -> int:
-    """Reports to a launcher, and serves it until the job is over.
+           may_wait: Callable[[], bool] = lambda: True, here: HostOverrides | None = None) -> int:
+    """Connect to a launcher, and serve it until the job is done.
 
-    SIGTERM to a process whose main thread this is means that this host is being taken away.
+    In a main thread, SIGTERM means that this host is being preempted.
 
     Args:
-        address: Where the launcher listens.
+        address: Host and port of the launcher.
         secret: The job's secret.
-        number: This host's number.
-        name: Its name.
-        slots: How many ranks it has room for.
+        number: The number of this host.
+        name: The name of this host.
+        slots: The number of ranks that it can run.
         timeout: Seconds to wait for the launcher.
-        may_wait: Returns False when it need not be waited for any longer.
-        here: What the ranks of this host have of their own; the launcher's by default.
+        may_wait: Function that returns False to stop waiting.
+        here: Command and variables of the ranks on this host; the launcher's by default.
 
     Returns:
-        The exit code: that of the job, 143 if this host was taken away, 1 if the launcher was lost.
+        The exit code: that of the job, 143 if this host was preempted, 1 if the connection to the launcher was lost.
 
     Raises:
-        MachineError: The launcher was not there in time.
-        AuthenticationError: It has another secret.
-        UsageError: A host of that name has reported already.
+        MachineError: The launcher could not be reached in time.
+        AuthenticationError: The launcher has another secret.
+        UsageError: A host of that name is already connected.
     """
     began = time.monotonic()
     while True:
@@ -210,7 +205,8 @@ def report(address: tuple[str, int], secret: str, number: int, name: str, slots:
                     raise
                 raise MachineError(explain(f"The launcher must answer within {timeout:g} s ({error})",
                                            "see the launcher's own output", address=address)) from None
-            time.sleep(RETRY_EVERY)  # it stood still, or has not noticed yet that the last one of this name is gone
+            # The launcher was stopped, or has not noticed yet that the last host of this name is gone.
+            time.sleep(RETRY_INTERVAL)
     if threading.current_thread() is not threading.main_thread():
         return reporter.serve(os.getcwd())
     before = signal.signal(signal.SIGTERM, lambda _number, _frame: threading.Thread(
@@ -231,32 +227,32 @@ def _connected(address: tuple[str, int], timeout: float, may_wait: Callable[[], 
         except OSError as error:
             waited, why = time.monotonic() - began, error.strerror or str(error)
         if waited > timeout or not may_wait():
-            raise MachineError(explain(f"The launcher must be there within {timeout:g} s ({why})", "see the output of"
-                                       " the host that it runs on", address="{}:{}".format(*address)))
+            raise MachineError(explain(f"The launcher must be reachable within {timeout:g} s ({why})", "see the output"
+                                       " of the host that it runs on", address="{}:{}".format(*address)))
         if waited >= next_report:
             next_report = waited + REPORT_EVERY
             say(f"waiting for the launcher at {address[0]}:{address[1]}, {waited:.0f} s of {timeout:g} s: {why}")
-        time.sleep(RETRY_EVERY)
+        time.sleep(RETRY_INTERVAL)
 
 
-COOL_DOWN = (1.0, 60.0)  # seconds for which a pod that was lost is set aside, unless the command line says otherwise
+COOL_DOWN = (1.0, 60.0)  # default: seconds for which a lost pod is set aside
 
 
 def pod(environ: Mapping[str, str]) -> Launch | None:
-    """Returns the place of this pod among those of its Indexed Job; None if this is no pod of one.
+    """Return the launch environment of this pod; None if it does not belong to an Indexed Job.
 
     Raises:
         UsageError: The variables contradict each other, or there is no secret.
     """
     launch = indexed_job.detect(environ)
     if launch is not None and not Settings(environ).secret:
-        raise UsageError(explain("Pods must prove that they belong to the job", "set HVKERAS_SECRET in the manifest,"
+        raise UsageError(explain("Pods must authenticate with the job's secret", "set HVKERAS_SECRET in the manifest,"
                                  " from a Secret"))
     return launch
 
 
 def report_from_pod(launch: Launch, slots: int) -> int:
-    """Reports this pod to the one that launches, and serves it until the job is over; returns the exit code."""
+    """Connect to the pod of the launcher, and serve it until the job is done; return the exit code."""
     settings = Settings()
     name = launch.tasks[launch.rank].removeprefix("pod ")
     return report(split_address(launch.rendezvous.address), settings.secret, launch.rank, name, slots,
@@ -264,7 +260,7 @@ def report_from_pod(launch: Launch, slots: int) -> int:
 
 
 def hosts_of_pods(launch: Launch) -> ReportingHosts:
-    """Returns the hosts that report to this pod, for which it listens from now on."""
+    """Start a server for the other pods of the job, and return it."""
     settings = Settings()
     hosts = ReportingHosts(settings.secret, outward_address(), split_address(launch.rendezvous.address)[1],
                            settings.liveness_timeout)
@@ -273,5 +269,5 @@ def hosts_of_pods(launch: Launch) -> ReportingHosts:
 
 
 def slots_of(hosts: ReportingHosts, own: int) -> Callable[[], dict[str, int]]:
-    """Returns what finds the slots that there are: those of this pod, and of those that have reported."""
+    """Return a function that returns the slots of this pod and of all connected hosts."""
     return lambda: {THIS_HOST: own, **hosts.slots()}

@@ -19,24 +19,23 @@ from hvkeras.settings import Settings
 
 @dataclass(frozen=True)
 class JobSpec:
-    """What to run.
+    """Specification of a job.
 
     Attributes:
-        command: The ranks' command line.
+        command: Command line of the ranks.
         hosts: The hosts and their ranks.
-        folder: Their working folder, on every host.
-        environment: Their environment, including the settings of hvkeras.
-        ssh: How to reach other hosts.
-        verbose: Whether the launcher reports each step.
-        terminal: Columns and rows for rank 0's standard output, or None for a pipe.
-        reset_limit: How often ranks may go on without one that has failed, or all are restarted after that.
+        folder: Working folder of the ranks, on every host.
+        environment: Environment of the ranks, including the settings of hvkeras.
+        ssh: Connection to other hosts.
+        verbose: Log each step of the launcher.
+        terminal: Columns and rows of a terminal for rank 0's standard output; None for a pipe.
+        reset_limit: Maximum number of resets: of times that the job continues, or restarts, after a failure.
         counts_changes: Whether `reset_limit` also counts the times when workers join or leave.
-        pool: What chooses the hosts of each restart; None for the same ones.
-        reporting: The hosts that report by themselves, which the ranks of others than this one are started on; None to
-            start them by ssh.
-        ends_on_same_error: Whether an exception that comes a second time in a row ends the job.
-        last_error: The exception that the failure before this start was; "" if there was none.
-        tf_config: Whether each rank gets a TF_CONFIG in which it is a worker.
+        pool: The pool of hosts of an elastic job; None for fixed hosts.
+        reporting: Connected hosts, on which ranks are started without ssh; None to use ssh.
+        ends_on_same_error: End the job if the same exception occurs twice in a row.
+        last_error: The exception of the failure before this start; "" if there was none.
+        tf_config: Give each rank a TF_CONFIG in which it is a worker.
     """
 
     command: Sequence[str]
@@ -56,32 +55,33 @@ class JobSpec:
 
     @property
     def size(self) -> int:
-        """The number of ranks."""
+        """Number of ranks."""
         return sum(len(host.ranks) for host in self.hosts)
 
 
-Order = dict[str, Any]  # in the form that an agent expects
+Order = dict[str, Any]  # as the agent receives it; see `hvkeras.launcher.agent.Agent`
 
 
 def start_order(job: JobSpec, host: HostRanks, secret: str, address: str, tf_workers: Sequence[str],
                 channel: str = "") -> Order:
-    """Returns the order to start the first workers of a host, whose numbers are their ranks.
+    """Return the order to start the first workers of a host, whose numbers are their ranks.
 
     Args:
         job: The job.
         host: The host and its ranks.
         secret: The job's secret.
-        address: The address at which the control channel listens.
-        tf_workers: host:port of each rank, for TF_CONFIG; empty without one.
-        channel: The address of the membership channel, in an elastic job; "" in others.
+        address: `host:port` of the control channel.
+        tf_workers: `host:port` of each rank, for TF_CONFIG; empty without it.
+        channel: `host:port` of the membership channel in an elastic job; "" in others.
     """
-    environment = _shared(job, host, secret)
+    environment = _host_environment(job, host, secret)
     machines = by_machine(job, job.hosts)
     return {
         "folder": job.folder,
         "environment": environment,
         "workers": [{"worker": rank, "command": list(job.command),
-                     "environment": {**rank_environment(machines, rank, address), **_of_worker(channel, WorkerId(rank)),
+                     "environment": {**rank_environment(machines, rank, address),
+                                     **_worker_variables(channel, WorkerId(rank)),
                                      **(tf_config.worker_variables(tf_workers, rank, environment)
                                         if tf_workers else {})},
                      "terminal": job.terminal if rank == 0 else None}
@@ -91,32 +91,32 @@ def start_order(job: JobSpec, host: HostRanks, secret: str, address: str, tf_wor
 
 def newcomers_order(job: JobSpec, host: HostRanks, secret: str, channel: str, newcomers: Mapping[WorkerId, int],
                     local_size: int, size: int, joins: str) -> Order:
-    """Returns the order to start workers that will join a running elastic job.
+    """Return the order to start workers that will join a running elastic job.
 
     Args:
         job: The job.
         host: The host.
         secret: The job's secret.
-        channel: The address of the membership channel.
-        newcomers: The slots of the workers: a GPU of the host that no other worker uses.
-        local_size: The number of workers on the host, these included.
-        size: The number of ranks that the job has now; the workers expect those that follow.
+        channel: `host:port` of the membership channel.
+        newcomers: The slot of each worker: the index of a GPU that no other worker uses.
+        local_size: The number of workers on the host, including these.
+        size: The current number of ranks; the workers get provisional ranks from there.
         joins: When they join: a value of `hvkeras_run.STANDBY`.
     """
     count = len(newcomers)
     return {
         "folder": job.folder,
-        "environment": _shared(job, host, secret),
+        "environment": _host_environment(job, host, secret),
         "workers": [{"worker": worker, "command": list(job.command), "terminal": None,
                      "environment": {
                          **hvkeras_run.slot_variables(size + index, size + count, slot, local_size, channel),
-                         **_of_worker(channel, worker), hvkeras_run.STANDBY: joins}}
+                         **_worker_variables(channel, worker), hvkeras_run.STANDBY: joins}}
                     for index, (worker, slot) in enumerate(newcomers.items())],
     }
 
 
 def by_machine(job: JobSpec, hosts: Sequence[HostRanks]) -> list[HostRanks]:
-    """Returns hosts and their ranks, with those as one host that are on one machine."""
+    """Return hosts and their ranks, with all hosts of one machine merged."""
     if job.reporting is None:
         return list(hosts)
     merged: dict[str, HostRanks] = {}
@@ -129,27 +129,27 @@ def by_machine(job: JobSpec, hosts: Sequence[HostRanks]) -> list[HostRanks]:
 
 
 def rank_environment(hosts: Sequence[HostRanks], rank: int, address: str) -> dict[str, str]:
-    """Returns the variables that make a process a rank: ours, and Horovod's with local and cross counterparts.
+    """Return the environment variables of a rank: those of hvkeras, and Horovod's with local and cross ranks.
 
     Args:
         hosts: All hosts and their ranks.
         rank: The rank.
-        address: The address at which the control channel listens.
+        address: `host:port` of the control channel.
     """
     host = next(host for host in hosts if rank in host.ranks)
     local_rank, local_size, size = host.ranks.index(rank), len(host.ranks), sum(len(each.ranks) for each in hosts)
-    alike = [each.name for each in hosts if len(each.ranks) > local_rank]
-    variables = rank_variables(rank, size, local_rank, local_size, alike.index(host.name), len(alike), host.name)
+    same_slot = [each.name for each in hosts if len(each.ranks) > local_rank]
+    variables = rank_variables(rank, size, local_rank, local_size, same_slot.index(host.name), len(same_slot),
+                               host.name)
     return {**hvkeras_run.slot_variables(rank, size, local_rank, local_size, address),
             **with_launcher(hvkeras_run.LAUNCHER, variables)}
 
 
-def _shared(job: JobSpec, host: HostRanks, secret: str) -> dict[str, str]:
-    """Returns the environment that all processes of a host have in common."""
+def _host_environment(job: JobSpec, host: HostRanks, secret: str) -> dict[str, str]:
     defaults = {"PYTHONUNBUFFERED": "1", **quiet_variables(Settings(job.environment).log_level)}
     environment = dict(job.environment) if host.local else exported(job.environment)
     return {**defaults, **environment, "HVKERAS_SECRET": secret}
 
 
-def _of_worker(channel: str, worker: WorkerId) -> dict[str, str]:
+def _worker_variables(channel: str, worker: WorkerId) -> dict[str, str]:
     return {hvkeras_run.MEMBERSHIP_ADDRESS: channel, hvkeras_run.WORKER: str(worker)} if channel else {}

@@ -1,4 +1,4 @@
-"""Resources that a launcher needs: a current folder, open files, processes, memory, and a parent that is alive."""
+"""Resources of a launcher: the current folder, open files, processes, memory, and the parent process."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ import resource
 
 from hvkeras.errors import MachineError, UsageError, explain
 
-FILES_OF_A_LAUNCHER = 40  # open files besides those for ranks and hosts: Python's, asyncio's, a report's
-FILES_OF_A_HOST = 4  # three pipes, and one that is open while its agent starts
-FILES_OF_AN_AGENT = 20  # open files besides two pipes for each rank: Python's, spare ones, those of a rank that starts
+LAUNCHER_FILES = 40  # open files of Python, asyncio and the report, besides those for ranks and hosts
+HOST_FILES = 4  # three pipes, and one more while its agent starts
+AGENT_FILES = 20  # open files of Python, spare ones, and those of a starting rank, besides two pipes per rank
 _FIXES = {
     errno.EMFILE: "raise the limit of open files, which ulimit -n shows, or lower -np",
     errno.ENFILE: "end other programs: the whole machine has no more open files left",
     errno.EAGAIN: "lower -np, or raise the limit of processes: ulimit -u, and that of a container or a service",
     errno.ENOMEM: "lower -np, or free memory",
 }
-RESOURCE_ERRORS = frozenset(_FIXES)  # the operating system's error numbers for an exhausted resource
+RESOURCE_ERRORS = frozenset(_FIXES)  # errno values of exhausted resources
 
 
 def out_of_resources(error: OSError) -> str:
-    """Describes an error whose number is in `RESOURCE_ERRORS`."""
+    """Return the error message for an error whose errno is in `RESOURCE_ERRORS`."""
     return explain(f"This machine must have room for the job ({os.strerror(error.errno or 0)})",
                    how_to_free_resources(error.errno or 0))
 
 
 def how_to_free_resources(number: int) -> str:
-    """Returns the fix for an error number of the operating system; "" if it is not in `RESOURCE_ERRORS`."""
+    """Return a hint for an errno; "" if it is not in `RESOURCE_ERRORS`."""
     return _FIXES.get(number, "")
 
 
 def require_current_folder() -> None:
-    """Checks that the current folder exists.
+    """Check that the current folder exists.
 
     Raises:
-        UsageError: It was removed.
+        UsageError: The current folder was removed.
     """
     try:
         os.getcwd()
@@ -47,24 +47,24 @@ def require_current_folder() -> None:
 
 
 def require_open_files(ranks: int, hosts: int, here: int, more: int = 0, ports: bool = False) -> None:
-    """Checks that a launcher, and the agent on this host, may open as many files as their job needs.
+    """Check that the launcher, and the agent on this host, may open as many files as the job needs.
 
-    Where the limit of this process is too low, but may be raised, it is: `give_back_open_files` undoes that for a
-    process below this one. Agents raise their own.
+    If necessary and allowed, raise the soft limit of this process. `restore_open_files` restores it for a child
+    process. Agents raise their own limits.
 
     Args:
-        ranks: The number of ranks that connect to the launcher.
-        hosts: The number of agents that it talks to.
+        ranks: The number of ranks.
+        hosts: The number of hosts, each with an agent.
         here: The number of ranks on this host.
-        more: The number of other files that the launcher has open.
+        more: The number of other open files of the launcher.
         ports: Whether agents reserve a port for each rank.
 
     Raises:
         MachineError: The limit of open files is too low.
     """
     soft, hard = _limit_at_start()
-    needed = FILES_OF_A_LAUNCHER + FILES_OF_A_HOST * hosts + ranks + more
-    of_agent = FILES_OF_AN_AGENT + (3 if ports else 2) * here
+    needed = LAUNCHER_FILES + HOST_FILES * hosts + ranks + more
+    of_agent = AGENT_FILES + (3 if ports else 2) * here
     for who, count, files in (("A launcher", ranks, needed), ("The agent", here, of_agent)):
         if 0 <= hard < files:
             raise MachineError(explain(f"{who} of {count} rank{'s' * (count > 1)} needs {files} open files",
@@ -73,20 +73,19 @@ def require_open_files(ranks: int, hosts: int, here: int, more: int = 0, ports: 
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def give_back_open_files(pid: int) -> None:
-    """Gives a process below this one the limit of open files that this one has had from its start."""
+def restore_open_files(pid: int) -> None:
+    """Restore the original limit of open files for a child process."""
     if resource.getrlimit(resource.RLIMIT_NOFILE) != _limit_at_start():
         with contextlib.suppress(OSError):
             resource.prlimit(pid, resource.RLIMIT_NOFILE, _limit_at_start())
 
 
 @functools.cache
-def _limit_at_start() -> tuple[int, int]:
-    """Returns the limits of open files, soft and hard, before this process changed them."""
+def _limit_at_start() -> tuple[int, int]:  # soft and hard; first called before the limits are changed
     return resource.getrlimit(resource.RLIMIT_NOFILE)
 
 
-# Sends SIGTERM, on which `hvkeras run` ends its ranks, once the parent is gone.
+# Sends SIGTERM, on which `hvkeras run` ends its ranks, when the parent dies.
 # 1 is PR_SET_PDEATHSIG from <linux/prctl.h>.
 _PROGRAM = """import ctypes, os, signal
 ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)
@@ -96,5 +95,5 @@ if os.getppid() != {parent}:
 
 
 def ends_with_parent() -> str:
-    """Returns the first lines of a Python child's program, which give it SIGTERM however this process ends."""
+    """Return the first lines of a child's Python program, which send it SIGTERM when this process dies."""
     return _PROGRAM.format(parent=os.getpid())

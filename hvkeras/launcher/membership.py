@@ -1,7 +1,7 @@
-"""Membership of a job: what the launcher asks when something happens to its processes.
+"""Membership of a job: handles the events of workers and hosts, and decides when the job ends.
 
-A *worker* is a process, numbered for its life in the order of starts. A *rank* is its index among those that train
-together at present, which a generation of an elastic job changes. In other jobs, both numbers are the same.
+A *worker* is a process with a fixed number, in the order of starts. Its *rank* is its index among the workers that
+currently train together. In an elastic job, each generation assigns new ranks. In other jobs, both numbers are equal.
 """
 
 from __future__ import annotations
@@ -22,18 +22,17 @@ from hvkeras.launcher.job_spec import JobSpec, Order, start_order
 from hvkeras.launcher.placement import HostRanks, Rank, WorkerId
 from hvkeras.settings import Settings
 
-UNWIND = 1.0  # seconds beyond HVKERAS_EXIT_GRACE that ranks have for their last output
+UNWIND = 1.0  # seconds after HVKERAS_EXIT_GRACE for the ranks' last output
 
 
 @dataclass(frozen=True)
 class Exit:
-    """How a worker's process has ended.
+    """End of a worker's process.
 
     Attributes:
-        kind: The kind of the cause, if it is one.
-        code: The exit code; minus the number of the signal that has killed it.
-        error: What was observed, as the end of a sentence.
-        host: The name of its host.
+        kind: The kind of the cause, if this is a failure.
+        code: The exit code, or the negative number of the signal that killed it.
+        error: Description of the end, as a predicate: `exited with code 3`.
         pid: Its process id; None if it was never started.
     """
 
@@ -44,165 +43,164 @@ class Exit:
     pid: int | None
 
     def cause(self, rank: Rank | None) -> Cause:
-        """The failure of a rank whose process has ended so; nobody knows the code of one that was lost."""
+        """Return the cause if the worker was a rank; the exit code of a lost process is unknown, and becomes 1."""
         code = 1 if self.kind is CauseKind.LOST else shell_code(self.code)
         return Cause(self.kind, rank, self.host, self.pid, self.error, "", code)
 
 
 class Workers(Protocol):
-    """What a membership asks of the launcher, which has the processes."""
+    """Interface of the launcher for memberships: start, signal and end workers."""
 
     @property
     def running(self) -> frozenset[WorkerId]:
-        """The workers that are, or are to be, started, and have not ended."""
+        """Workers that are starting or running."""
 
     def host_name(self, worker: WorkerId) -> str:
-        """Returns what the host of a worker calls itself; "" before the worker is started."""
+        """Return the name that the host of a worker reported; "" before the worker is started."""
 
     async def reach(self, host: str) -> None:
-        """Connects to a host, unless an agent serves there already.
+        """Connect to a host, unless its agent is connected.
 
         Raises:
             HvkerasError: The host cannot be used.
         """
 
     def start(self, host: str, order: Order) -> None:
-        """Starts workers on a host that was reached."""
+        """Start workers on a connected host."""
 
     def signal(self, number: int, workers: Iterable[WorkerId]) -> None:
-        """Signals those of the workers that run, and discounts them."""
+        """Send a signal to those of the workers that run; their exit codes do not count."""
 
     def discount(self, workers: Iterable[WorkerId]) -> None:
-        """Takes care that the exit codes of workers do not decide the job's."""
+        """Exclude the exit codes of workers from that of the job."""
 
     def release(self, host: str) -> None:
-        """Lets a host go as soon as no worker runs on it."""
+        """Disconnect from a host when no worker runs on it any more."""
 
     def end_all(self) -> None:
-        """Ends all workers: those at once that nothing else informs of the end, the others a moment later."""
+        """End all workers: unconnected ones immediately, the others (notified by the channel) after a grace period."""
 
     def finish(self, seconds: float) -> None:
-        """Ends the run after so many seconds, with all processes that are left."""
+        """End the run, and all remaining processes, after a delay in seconds."""
 
     def say(self, text: str) -> None:
-        """Prints a line of the launcher's own."""
+        """Print the launcher's own text."""
 
     def log(self, text: str) -> None:
-        """Prints a step, if the user wants to see each."""
+        """Print a step of the launcher if `JobSpec.verbose` is set."""
 
     def warn(self, text: str) -> None:
-        """Prints a warning about late ranks, and keeps it for a report."""
+        """Print a stall warning, and store it for the report."""
 
     def later(self, seconds: float, function: Callable[..., None], *arguments: Any) -> None:
-        """Calls a function in the launcher's event loop after so many seconds."""
+        """Call a function in the launcher's event loop after a delay in seconds."""
 
     def from_thread(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Calls a function in the launcher's event loop; any thread may call this."""
+        """Call a function in the launcher's event loop; any thread may call this."""
 
     def in_background(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Runs a coroutine until it or the job ends."""
+        """Run a coroutine until it, or the job, ends."""
 
 
 class Membership(Protocol):
-    """Who belongs to a job. The launcher calls all methods in its event loop."""
+    """Interface of memberships for the launcher, which calls all methods in its event loop."""
 
     @property
     def noun(self) -> str:
-        """What the launcher's own lines call a worker."""
+        """Word for a worker in the launcher's messages."""
 
     @property
     def server(self) -> ControlServer:
-        """The control channel of the present ranks."""
+        """Control channel of the current ranks."""
 
     @property
     def ranks(self) -> Sequence[WorkerId]:
-        """The worker of each rank."""
+        """Worker of each rank."""
 
     @property
     def cause(self) -> Cause | None:
-        """Why the job ends early; None as long as it does not."""
+        """Cause of an early end of the job; None if there is none."""
 
     @property
     def may_start_workers(self) -> bool:
-        """Whether workers may still be started, so that the job goes on although none runs."""
+        """True if workers may still be started, so that the job continues even if none runs."""
 
     @property
     def resets(self) -> int:
-        """How often the job has gone on after a failure."""
+        """Number of times that the job has continued after a failure."""
 
     @property
     def may_restart(self) -> bool:
-        """Whether all workers may be started again after a failure."""
+        """True if all workers may be restarted after a failure."""
 
     def restarted(self, say: Callable[[str], None]) -> JobSpec:
-        """Returns the job to start all workers of again; may wait for hosts.
+        """Return the job for a restart of all workers; may wait for hosts.
 
         Args:
-            say: Prints a line.
+            say: Function that prints a line.
 
         Raises:
-            MachineError: There are not enough hosts in time.
+            MachineError: Too few slots became available in time.
         """
 
     def with_changes(self, outcome: Outcome) -> Outcome:
-        """Returns an outcome of the job, completed with the changes of its ranks."""
+        """Return the outcome with the changes of the ranks added."""
 
     def serve(self) -> None:
-        """Starts the control channel, before any worker."""
+        """Start the control channel; called before any worker starts."""
 
     def stop(self) -> None:
-        """Stops it, after the last worker."""
+        """Stop the control channel; called after the last worker has ended."""
 
     def order(self, host: HostRanks, tf_workers: Sequence[str]) -> Order:
-        """Returns the order to start the first workers of a host.
+        """Return the order to start the first workers of a host.
 
         Args:
             host: The host and its ranks.
-            tf_workers: host:port of each rank, for TF_CONFIG; empty without one.
+            tf_workers: `host:port` of each rank, for TF_CONFIG; empty without it.
         """
 
     def begin(self) -> None:
-        """Begins what goes on while workers run; called once the first are being started."""
+        """Start background tasks; called when the first workers are starting."""
 
     def on_exit(self, worker: WorkerId, end: Exit) -> None:
-        """Handles the end of a worker's process."""
+        """Handle the end of a worker's process."""
 
     def on_stopped(self, worker: WorkerId) -> bool:
-        """Returns whether a worker counts as ended that something else than the launcher has stopped for too long."""
+        """Return whether a worker that was stopped for too long, but not by the launcher, counts as ended."""
 
     def on_host_stopped(self, worker: WorkerId, end: Exit) -> None:
-        """Handles a host whose agent was stopped for too long.
+        """Handle a host whose agent was stopped for too long.
 
         Args:
             worker: The first worker of the host.
-            end: How it will end.
+            end: The end of that worker, if the host counts as lost.
         """
 
     def on_host_lost(self, host: str) -> None:
-        """Handles the loss of a host; the ends of its workers follow."""
+        """Handle the loss of a host; the exits of its workers follow."""
 
     def on_host_preempted(self, host: str, cause: Cause) -> None:
-        """Handles a host that is being taken away.
+        """Handle a host that is being preempted.
 
         Args:
             host: The host.
-            cause: Why the job ends, if it does.
+            cause: The cause, if this ends the job.
         """
 
     def on_tick(self) -> None:
-        """Looks for what keeps the job waiting; called a few times a second."""
+        """Check for timeouts; called a few times per second."""
 
     def fail(self, cause: Cause) -> None:
-        """Ends the ranks, because one has failed, or the job as a whole, if the cause is no rank's."""
+        """End the current ranks because one has failed; end the whole job if the cause concerns no rank."""
 
     def terminate(self, cause: Cause) -> None:
-        """Ends the job because a machine is being taken away, but lets the ranks save what they train."""
-
+        """End the job because a machine is being preempted, and let the ranks save their state first."""
 
 
 def control_server(size: int, secret: str, host: str, settings: Settings, workers: Workers,
                    on_end: Callable[[Cause], None]) -> ControlServer:
-    """Returns a control channel for ranks, which does not run yet.
+    """Return the control channel of a group of ranks; `start_serving` starts it.
 
     Args:
         size: The number of ranks.
@@ -210,10 +208,10 @@ def control_server(size: int, secret: str, host: str, settings: Settings, worker
         host: The address to listen on.
         settings: The job's settings.
         workers: The launcher.
-        on_end: Called in the launcher's event loop with the cause when the ranks end early.
+        on_end: Called with the cause, in the launcher's event loop, when the ranks end early.
 
     Raises:
-        MachineError: It cannot listen.
+        MachineError: The control channel cannot listen.
     """
     return ControlServer(size, secret.encode(), host, 0, Deadlines.from_settings(settings),
                          on_end=lambda cause: workers.from_thread(on_end, cause),
@@ -222,16 +220,16 @@ def control_server(size: int, secret: str, host: str, settings: Settings, worker
 
 
 def start_serving(server: ControlServer, workers: Workers) -> None:
-    """Starts a job's first control channel."""
+    """Start the first control channel of a job."""
     address = server.start()
     workers.log(f"the control channel listens on {address[0]}:{address[1]}")
 
 
 def listening_address(job: JobSpec) -> str:
-    """Returns the address of this host that all hosts of the job reach, those that may come included.
+    """Return the address of this host for all hosts of the job, including those that may join later.
 
     Raises:
-        UsageError: There is no such network interface.
+        UsageError: The network interface does not exist.
     """
     chosen = Settings(job.environment).network_interfaces
     remote = [host.name for host in job.hosts if not host.local]
@@ -244,21 +242,21 @@ def listening_address(job: JobSpec) -> str:
         return found
     try:
         return interface_address(chosen) if chosen else outward_address()
-    except UsageError:  # this one has no network
+    except UsageError:  # this host has no network
         return found
 
 
 class FixedMembership:
-    """The membership of a job whose ranks stay the same: the first failure ends all.
+    """Membership of a job with fixed ranks: the first failure ends the job.
 
     Args:
-        job: What to run.
+        job: The job.
         secret: The job's secret.
         workers: The launcher.
 
     Raises:
         MachineError: The control channel cannot listen.
-        UsageError: There is no such network interface.
+        UsageError: The network interface does not exist.
     """
 
     noun: str = "rank"
@@ -276,59 +274,59 @@ class FixedMembership:
 
     @property
     def cause(self) -> Cause | None:
-        """Why the job ends early; only the server knows it, from the ranks and from `fail`.
+        """Cause of an early end of the job, which the server has from the ranks or from `fail`.
 
-        A failure reaches the server's thread a moment after `fail` has returned. The cause of a job's end is therefore
-        read after the server has stopped, which happens after it has handled everything reported before.
+        `fail` returns before the server's thread handles the failure. The final cause is therefore read after the
+        server has stopped, as it then has handled all earlier failures.
         """
         return self.server.cause
 
     def restarted(self, say: Callable[[str], None]) -> JobSpec:  # noqa: ARG002 - the signature of memberships
-        """Returns the job to start all workers of again: the same."""
+        """Return the job unchanged."""
         return self._job
 
     def with_changes(self, outcome: Outcome) -> Outcome:
-        """Returns an outcome of the job; there are no changes to complete it with."""
+        """Return the outcome unchanged."""
         return outcome
 
     def serve(self) -> None:
-        """Starts the control channel."""
+        """Start the control channel."""
         start_serving(self.server, self._workers)
 
     def stop(self) -> None:
-        """Stops it."""
+        """Stop the control channel."""
         self.server.stop()
 
     def order(self, host: HostRanks, tf_workers: Sequence[str]) -> Order:
-        """Returns the order to start the workers of a host."""
+        """Return the order to start the workers of a host."""
         return start_order(self._job, host, self._secret, "{}:{}".format(*self.server.address), tf_workers)
 
     def begin(self) -> None:
-        """Does nothing: all workers are there."""
+        """Do nothing: there are no background tasks."""
 
     def on_exit(self, worker: WorkerId, end: Exit) -> None:
-        """Ends the job if a process has failed."""
+        """End the job if the process has failed."""
         self._ended[worker] = end
         if end.code:
             self.fail(end.cause(Rank(worker)))
 
     def on_stopped(self, worker: WorkerId) -> bool:  # noqa: ARG002 - the signature of memberships
-        """Returns False: the control channel notices ranks that give no sign of life."""
+        """Return False: the control channel notices missing heartbeats."""
         return False
 
     def on_host_stopped(self, worker: WorkerId, end: Exit) -> None:
-        """Ends the job: a rank is lost with its host."""
+        """End the job, as a rank is lost with its host."""
         self.fail(end.cause(Rank(worker)))
 
     def on_host_lost(self, host: str) -> None:
-        """Does nothing: the ends of its workers follow."""
+        """Do nothing: the exits of its workers follow."""
 
     def on_host_preempted(self, host: str, cause: Cause) -> None:  # noqa: ARG002 - the signature of memberships
-        """Ends the job, which cannot go on without a host."""
+        """End the job, which cannot continue without a host."""
         self.terminate(cause)
 
     def on_tick(self) -> None:
-        """Ends a job whose ranks wait for one that ended before calling `hvd.init()`."""
+        """End the job if ranks wait for one that exited before it called `hvd.init()`."""
         if self.cause is not None:
             return
         waiting, absent = self.server.connected, self._ended.keys() - self.server.ever_connected
@@ -340,12 +338,12 @@ class FixedMembership:
                             f" other{'s wait' if len(waiting) > 1 else ' waits'} for it"))
 
     def fail(self, cause: Cause) -> None:
-        """Ends the job, unless the ranks have already reported a cause; the server then ends all workers."""
+        """End the job, unless it has a cause already. The server then calls back to end all workers."""
         self.server.fail(cause)
 
     def terminate(self, cause: Cause) -> None:
-        """Ends the job because a machine is being taken away, but lets the ranks save what they train."""
-        if self._job.size == 1:  # it has no control channel
+        """End the job because a machine is being preempted, and let the ranks save their state first."""
+        if self._job.size == 1:  # a single rank does not connect to the control channel
             self._workers.signal(signal.SIGTERM, self.ranks)
         else:
             self.server.terminate(cause)

@@ -1,8 +1,7 @@
-"""An elastic job on hosts that report by themselves, started by a program: Ray's and Spark's drivers.
+"""Elastic job on hosts that connect to the launcher, for the drivers of Ray and Spark.
 
-The launcher runs in a process of its own, below the driver's. It listens, and every place of the cluster that has room
-for a rank reports to it (`hvkeras.launcher.host_reporter`) as a host with one slot. What goes on from there is as under
-`hvkeras run --min-np`.
+The launcher runs in a child process of the driver. Each slot of the cluster connects to it
+(`hvkeras.launcher.host_reporter`) as a host with one slot. The job then runs as under `hvkeras run --min-np`.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from hvkeras.errors import HvkerasError, MachineError, PeerError, UsageError, ex
 from hvkeras.host.network import split_address
 from hvkeras.launcher.functions import BOOT_SOURCE, CALL, command_in, result_file
 from hvkeras.launcher.host_pool import HostPool
-from hvkeras.launcher.host_reporter import OnHost, report
+from hvkeras.launcher.host_reporter import HostOverrides, report
 from hvkeras.launcher.job_spec import JobSpec
 from hvkeras.launcher.limits import ends_with_parent
 from hvkeras.launcher.printer import Printer
@@ -35,20 +34,21 @@ from hvkeras.launcher.shown_process import ShownProcess
 from hvkeras.settings import PREFIX, Settings
 
 PLAN, ADDRESS, LAUNCHER = "plan.json", "address", "launcher.py"
-LISTENS_WITHIN = 60.0  # seconds for the launcher's process to start
-NO_LIMIT = 10**9  # resets, or failures on a place
-UNREACHABLE = 2.0  # seconds after which a launcher that was there before is taken to be gone
-ATTEMPTS = 1000  # how often one place may report
-Results = dict[int, tuple[float, bytes]]  # when a rank's result was saved, and the pickled result
+LISTEN_TIMEOUT = 60.0  # seconds within which the launcher's process must listen
+NO_LIMIT = 10**9  # of resets, or of failures on a host
+UNREACHABLE = 2.0  # seconds after which an unreachable launcher counts as ended
+ATTEMPTS = 1000  # maximum number of connections of one slot
+Results = dict[int, tuple[float, bytes]]  # by rank: the time when its result was saved, and the pickled result
 
 
 @dataclass(frozen=True)
 class Output:
-    """Where the driver shows the ranks' output.
+    """Destination of the ranks' output in the driver.
 
     Attributes:
-        streams: Text streams for standard output and standard error, None for Python's own; or None to show nothing.
-        timestamps: Whether lines begin with the time.
+        streams: Text streams for standard output and error, where None is `sys.stdout` or `sys.stderr`; or None to show
+            nothing.
+        timestamps: Prefix lines with the time.
     """
 
     streams: tuple[Any, Any] | None = (None, None)
@@ -56,17 +56,17 @@ class Output:
 
 
 class ReportedJob:
-    """The driver's side of a job.
+    """Driver's handle of a job.
 
     Args:
-        fewest: The fewest ranks to train with.
-        most: The most; None for as many as there are places.
-        reset_limit: How often the ranks may change; None for no limit but that of an error that comes twice in a row.
-        timeout: Seconds that the job waits for places for the fewest ranks.
-        host: This host's address, as the places reach it.
-        variables: More environment variables for the launcher.
-        first: How many ranks there must be to begin; `fewest` by default.
-        output: Where the ranks' output goes.
+        fewest: Minimum number of ranks.
+        most: Maximum number of ranks; None for as many as there are slots.
+        reset_limit: Maximum number of resets. With None, only an error that occurs twice in a row ends the job.
+        timeout: Seconds to wait for slots for `fewest` ranks.
+        host: Address of this host for the slots.
+        variables: Additional environment variables of the launcher.
+        first: Number of ranks to wait for at the start; `fewest` by default.
+        output: Destination of the ranks' output.
     """
 
     def __init__(self, fewest: int, most: int | None, reset_limit: int | None, timeout: float, host: str,
@@ -83,31 +83,31 @@ class ReportedJob:
         self._process = ShownProcess(
             [sys.executable, str(self._folder / LAUNCHER), "hvkeras.launcher.reported_job", str(self._folder)],
             {**os.environ, **variables, f"{PREFIX}SECRET": self.secret}, output.streams)
-        self.address = self._listening()
+        self.address = self._wait_for_address()
 
-    def _listening(self) -> str:
-        deadline, address = time.monotonic() + LISTENS_WITHIN, self._folder / ADDRESS
+    def _wait_for_address(self) -> str:
+        deadline, address = time.monotonic() + LISTEN_TIMEOUT, self._folder / ADDRESS
         while not address.exists():
             if self._process.wait(0.05) or time.monotonic() > deadline:
                 self.interrupt()
                 self.finish()
-                raise MachineError(explain(f"The launcher must start within {LISTENS_WITHIN:g} s", "see its output"
+                raise MachineError(explain(f"The launcher must start within {LISTEN_TIMEOUT:g} s", "see its output"
                                            " above"))
         return address.read_text()
 
     def is_over(self, seconds: float) -> bool:
-        """Waits until the job is over, for so many seconds at most; returns whether it is."""
+        """Wait for the end of the job, at most the given seconds; return whether it has ended."""
         return self._process.wait(seconds)
 
     def interrupt(self) -> None:
-        """Ends the job as Ctrl-C does."""
+        """Interrupt the job, as Ctrl-C does."""
         self._process.interrupt()
 
     def finish(self) -> None:
-        """Must be called once the job is over.
+        """Release the resources of the job; must be called after its end.
 
         Raises:
-            PeerError: It failed; the message ends with the end of the ranks' output.
+            PeerError: The job failed; the message contains the end of the ranks' output.
         """
         code, last = self._process.finish()
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -116,10 +116,10 @@ class ReportedJob:
 
 
 def values_of(found: list[Results]) -> list[Any]:
-    """Returns the results of the ranks that were there at the end, in rank order.
+    """Return the results of the final ranks, in rank order.
 
     Args:
-        found: The results that each place has: where a rank has been on two of them, the later one counts.
+        found: The results of each slot. If a rank was on several slots, its last result counts.
     """
     newest: Results = {}
     for results in found:
@@ -129,30 +129,30 @@ def values_of(found: list[Results]) -> list[Any]:
 
 
 def serve(address: str, secret: str, index: int, call: bytes, variables: Mapping[str, str], commits: str) -> Results:
-    """Serves a job as one place for a rank, until the job is over.
+    """Serve a job as one slot, until the job is done.
 
     Args:
-        address: Where the launcher listens.
+        address: `host:port` of the launcher.
         secret: The job's secret.
-        index: The number of this place, which no other one has had.
-        call: What the ranks do: what `hvkeras.launcher.calls.pickled_call` has made.
-        variables: More environment variables of the ranks.
-        commits: A folder of the job that is removed in the end; "" for none.
+        index: The index of this slot, unique in the job.
+        call: The function call of the ranks, from `hvkeras.launcher.calls.pickled_call`.
+        variables: Additional environment variables of the ranks.
+        commits: A folder of the job to remove in the end; "" for none.
 
     Returns:
-        The results that ranks have saved here.
+        The results that ranks have saved on this slot.
     """
     with tempfile.TemporaryDirectory(prefix="hvkeras-place-") as name:
         folder = Path(name)
         (folder / CALL).write_bytes(call)
-        here = OnHost(command_in(folder), variables)
+        here = HostOverrides(command_in(folder), variables)
         try:
-            for attempt in range(ATTEMPTS):  # again if this host was silent for a while, and counted as lost
+            for attempt in range(ATTEMPTS):  # reconnect if this host was unresponsive, and counted as lost
                 number = index * ATTEMPTS + attempt
                 with contextlib.suppress(UsageError):
                     report(split_address(address), secret, number, f"{os.uname().nodename}-{number}", 1, UNREACHABLE,
                            here=here)
-        except MachineError:  # the launcher is gone: the job is over
+        except MachineError:  # the launcher has ended, and so has the job
             pass
         finally:
             if commits:
@@ -163,10 +163,10 @@ def serve(address: str, secret: str, index: int, call: bytes, variables: Mapping
 
 
 def main(folder: Path) -> int:
-    """Runs the launcher.
+    """Run the launcher.
 
     Args:
-        folder: The folder with the plan, where the launcher says where it listens.
+        folder: The folder with the plan, into which the launcher writes its address.
 
     Returns:
         The exit code.

@@ -1,8 +1,8 @@
-"""Hosts that report to the launcher by themselves, where it cannot start anything: pods, and nodes of a Ray cluster.
+"""Hosts that connect to the launcher by themselves, as it cannot start processes there: pods, Ray or Spark slots.
 
-On such a host runs `hvkeras.launcher.host_reporter`, which connects to the launcher and serves it as an agent that was
-started over ssh would. All of it goes through one authenticated connection. A host brings its own environment
-variables: the launcher sends none but the settings of hvkeras, and no secret.
+Such a host runs `hvkeras.launcher.host_reporter`, which connects to the launcher and serves it like an agent that was
+started over ssh. All lines use one authenticated connection. A host has its own environment variables: the launcher
+sends only the settings of hvkeras, without the secret.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from hvkeras.launcher.host_agents import LINE_LIMIT
 from hvkeras.launcher.placement import HostRanks
 from hvkeras.settings import PREFIX
 
-SILENT_AFTER = 15.0  # seconds
-HELLO_WITHIN = 30.0  # seconds for an agent to start
+LIVENESS_TIMEOUT = 15.0  # default: seconds without a message after which a host counts as lost
+HELLO_TIMEOUT = 30.0  # seconds within which an agent must start
 
 
 class Lines:
-    """What one host sends, as a stream of lines in the launcher's event loop.
+    """Stream of lines from one host, in the launcher's event loop.
 
     Args:
-        loop: That loop.
-        send: Sends the host a line; any thread may call this.
+        loop: The event loop.
+        send: Thread-safe function that sends the host a line.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, send: Callable[[str], None]) -> None:
@@ -50,12 +50,12 @@ class Lines:
         self._loop = loop
 
     def receive(self, text: str) -> None:
-        """Takes a line from the host; called in another thread."""
-        with contextlib.suppress(RuntimeError):  # the job is over
+        """Add a line from the host; called in another thread."""
+        with contextlib.suppress(RuntimeError):  # the event loop is closed
             self._loop.call_soon_threadsafe(self.reader.feed_data, text.encode() + b"\n")
 
     def end(self) -> None:
-        """Ends the stream; called in another thread."""
+        """End the stream; called in another thread."""
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._end)
 
@@ -65,11 +65,11 @@ class Lines:
 
 
 class _Host:
-    """A host that has reported, and is still there."""
+    """Connected host."""
 
     def __init__(self, member: Member) -> None:
         self.member = member
-        self.machine = ""  # the identity of its machine, once it has said that
+        self.machine = ""  # identity of its machine; "" until it was received
         self.is_leaving = False
         self.lines: Lines | None = None
 
@@ -79,13 +79,13 @@ class _Host:
 
 
 class HostsHandler(Handler):
-    """Keeps the hosts that have reported. Any thread may read them.
+    """Registry of the connected hosts; any thread may read it.
 
     Args:
-        alive: Seconds after which a silent host counts as lost.
+        alive: Seconds without a message after which a host counts as lost.
 
     Attributes:
-        on_leaving: Called, in the server's thread, with the name of a host that is being taken away.
+        on_leaving: Callback, in the server's thread, with the name of a host that is being preempted.
     """
 
     def __init__(self, alive: float) -> None:
@@ -96,15 +96,15 @@ class HostsHandler(Handler):
         self._hosts: dict[int, _Host] = {}
 
     def on_join(self, member: Member) -> str:
-        """Admits a host, unless one of its name or number is there."""
+        """Admit a host, unless one of the same name or number is connected; return the reason of a rejection, or ""."""
         with self._guard:
             if member.number in self._hosts or any(one.member.host == member.host for one in self._hosts.values()):
-                return f"host {member.host} has reported already, and is still there"
+                return f"host {member.host} is already connected"
             self._hosts[member.number] = _Host(member)
             return ""
 
     def on_message(self, member: Member, message: Message) -> None:
-        """Handles what a host reports."""
+        """Handle a message from a host."""
         host = self._hosts.get(member.number)
         if host is None or host.member is not member:
             return
@@ -124,33 +124,33 @@ class HostsHandler(Handler):
                 self.on_leaving(member.host)
 
     def on_leave(self, member: Member) -> None:
-        """Forgets a host."""
+        """Remove a host."""
         with self._guard:
             lines = self._hosts.pop(member.number).take_lines()
         if lines is not None:
             lines.end()
 
     def on_tick(self, now: float) -> None:
-        """Closes the connections of silent hosts."""
+        """Close the connections of silent hosts."""
         for member in list(self.members.values()):
             if now - member.seen > self._alive:
                 member.close()
 
     def present(self) -> list[_Host]:
-        """Returns the hosts that are there, in the order of their numbers."""
+        """Return the connected hosts, ordered by number."""
         with self._guard:
             return [host for _, host in sorted(self._hosts.items())]
 
     def open(self, name: str, loop: asyncio.AbstractEventLoop, send: Callable[[Member, Message], None]) -> Lines:
-        """Opens the stream of lines from a host.
+        """Open the stream of lines from a host.
 
         Raises:
-            MachineError: The host is not there any more, or serves another agent already.
+            MachineError: The host is not connected any more, or has an open stream.
         """
         with self._guard:
             host = next((host for host in self._hosts.values() if host.member.host == name), None)
             if host is None or host.lines is not None:
-                raise MachineError(explain("A host must be there when ranks start on it", "see its own output",
+                raise MachineError(explain("A host must be connected when ranks start on it", "see its own output",
                                            host=name))
             member = host.member
             lines = host.lines = Lines(loop, lambda text: send(member, AgentLine(text)))
@@ -159,58 +159,58 @@ class HostsHandler(Handler):
 
 
 class ReportingHosts:
-    """The hosts that have reported and are still there.
+    """Server for the connected hosts.
 
     Args:
         secret: The job's secret.
         host: The address to listen on.
         port: The port; 0 for a free one.
-        alive: Seconds after which a silent host counts as lost.
+        alive: Seconds without a message after which a host counts as lost.
     """
 
-    def __init__(self, secret: str, host: str, port: int = 0, alive: float = SILENT_AFTER) -> None:
+    def __init__(self, secret: str, host: str, port: int = 0, alive: float = LIVENESS_TIMEOUT) -> None:
         self.secret = secret
         self._handler = HostsHandler(alive)
         self._server = MessageServer(self._handler, secret.encode(), host, port, alive=alive)
         self.address: tuple[str, int] = self._server.address
 
     def start(self) -> tuple[str, int]:
-        """Starts serving; returns the address that hosts connect to."""
+        """Start the server; return the address that hosts connect to."""
         return self._server.start()
 
     def stop(self) -> None:
-        """Stops serving."""
+        """Stop the server."""
         self._server.stop()
 
     def finish(self, code: int) -> None:
-        """Tells all hosts how the job has ended, and stops."""
+        """Notify all hosts of the job's exit code, and stop the server."""
         self._server.call(self._handler.members.broadcast, JobFinished(code))
-        time.sleep(0.1)  # what was sent is sent before the connections close
+        time.sleep(0.1)  # so that the message is sent before the connections close
         self.stop()
 
     def notify_leaving(self, function: Callable[[str], None]) -> None:
-        """Sets what is called, in another thread, with the name of a host that is being taken away."""
+        """Set the callback, run in another thread, with the name of a host that is being preempted."""
         self._handler.on_leaving = function
 
     def slots(self) -> dict[str, int]:
-        """Returns the slots of each host that is there, and is not being taken away."""
+        """Return the slots of each connected host that is not being preempted."""
         return {host.member.host: host.member.size for host in self._handler.present()
                 if host.machine and not host.is_leaving}
 
     def machines(self) -> dict[str, str]:
-        """Returns what tells the machine of each host that is there from others; several hosts may be one machine."""
+        """Return the machine identity of each connected host; several hosts may be on one machine."""
         return {host.member.host: host.machine for host in self._handler.present() if host.machine}
 
     def open(self, name: str) -> Lines:
-        """Opens the stream of lines from a host.
+        """Open the stream of lines from a host.
 
         Raises:
-            MachineError: The host is not there any more, or serves another agent already.
+            MachineError: The host is not connected any more, or has an open stream.
         """
         return self._handler.open(name, asyncio.get_running_loop(), self._send)
 
     def hang_up(self, name: str) -> None:
-        """Tells a host that nothing more will come: it ends what is left there."""
+        """Make a host end its agent and all remaining processes."""
         for host in self._handler.present():
             if host.member.host == name:
                 self._send(host.member, EndAgent())
@@ -220,52 +220,52 @@ class ReportingHosts:
 
 
 class ReportedTransport:
-    """The connection to the agent of a host that has reported by itself.
+    """Connection to the agent of a host that connects by itself.
 
     Args:
         host: The host and its ranks.
-        hosts: All such hosts.
+        hosts: The server for such hosts.
     """
 
-    hello_within = HELLO_WITHIN
+    hello_timeout = HELLO_TIMEOUT
 
     def __init__(self, host: HostRanks, hosts: ReportingHosts) -> None:
         self._name, self._hosts = host.name, hosts
         self._lines: Lines | None = None
 
     async def open(self) -> None:
-        """Opens the stream of lines.
+        """Open the stream of lines.
 
         Raises:
-            MachineError: The host is not there any more.
+            MachineError: The host is not connected any more.
         """
         self._lines = self._hosts.open(self._name)
 
-    def unreachable(self, why: str) -> MachineError:  # noqa: ARG002 - the host knows why
-        """Returns the error for a host that does not start an agent."""
-        return MachineError(explain("A host that has reported must start an agent", "see its own output",
+    def unreachable(self, why: str) -> MachineError:  # noqa: ARG002 - the host prints the reason
+        """Return the error for a host that does not start an agent."""
+        return MachineError(explain("A connected host must start an agent", "see its own output",
                                     host=self._name))
 
-    def name_of(self, said: str) -> str:  # noqa: ARG002 - several of them may be one machine
-        """Returns the name under which the host has reported."""
+    def name_of(self, said: str) -> str:  # noqa: ARG002 - several hosts may be on one machine
+        """Return the name with which the host has connected."""
         return self._name
 
     def order_for(self, job: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Returns the order with the settings alone: a host has its own folder and environment."""
+        """Return the order with hvkeras's settings only: a host has its own folder and environment."""
         settings = {name: value for name, value in job["environment"].items()
                     if name.startswith(PREFIX) and name != f"{PREFIX}SECRET"}
         return {**job, "environment": settings}
 
     def send(self, line: bytes) -> None:
-        """Sends a line."""
+        """Send a line."""
         if self._lines is not None:
             self._lines.send(line.decode().rstrip("\n"))
 
     async def read_line(self) -> bytes:
-        """Returns the next line.
+        """Return the next line.
 
         Raises:
-            EOFError: There is none, as the host or its agent is gone.
+            EOFError: The host was lost, or its agent has ended.
         """
         line = b"" if self._lines is None else await self._lines.reader.readline()
         if not line:
@@ -273,22 +273,22 @@ class ReportedTransport:
         return line
 
     def close(self) -> None:
-        """Lets the host end whatever is left there."""
+        """Make the host end all remaining processes."""
         self._hosts.hang_up(self._name)
 
     async def ended(self, timeout: float) -> None:
-        """Waits until the host has ended what was left there, for `timeout` seconds at most."""
+        """Wait until all processes on the host have ended, for `timeout` seconds at most."""
         if self._lines is not None:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._lines.ended.wait(), timeout)
 
     def is_stopped(self, seconds: float) -> bool:  # noqa: ARG002 - the signature of transports
-        """Returns False: a host that stops is silent, and counts as lost."""
+        """Return False: a stopped host misses heartbeats, and counts as lost."""
         return False
 
     def wake(self) -> None:
-        """Does nothing."""
+        """Do nothing."""
 
     async def last_errors(self) -> str:
-        """Returns what is known about the end of the host."""
+        """Return the reason for the end of the host."""
         return "it does not answer any more"

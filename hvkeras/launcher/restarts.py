@@ -1,4 +1,4 @@
-"""Runs a job to its end, restarts it as often as allowed, and merges the ranks' traces after it."""
+"""Run of a job with restarts after failures, and the merge of the ranks' traces at its end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hvkeras.settings import Settings
 
 
 def trace_of(settings: Settings, folder: str) -> Path | None:
-    """Returns the merged trace file of a job that is to be traced; None if it is not.
+    """Return the path of a job's merged trace; None if the job is not traced.
 
     Args:
         settings: The job's settings.
@@ -36,41 +36,41 @@ def trace_of(settings: Settings, folder: str) -> Path | None:
         return None
     path = Path(folder, settings.trace_file)
     if not path.parent.is_dir():
-        raise UsageError(explain("The trace's folder must exist", "make it", trace_file=str(path)))
+        raise UsageError(explain("The trace's folder must exist", "create it", trace_file=str(path)))
     return path
 
 
 def forget_traces(path: Path | None) -> None:
-    """Removes the rank traces of an earlier job, before a job that traces into the same file.
+    """Remove the rank traces of an earlier job with the same trace file.
 
     Args:
-        path: The merged file; None if the job is not traced.
+        path: The path of the merged trace; None if the job is not traced.
     """
     for file in rank_files(path).values() if path is not None else ():
         file.unlink(missing_ok=True)
 
 
 def merged_after(path: Path) -> str:
-    """Merges the traces that the ranks of a job have left; returns a message about the result.
+    """Merge the traces of a job's ranks; return a message about the result.
 
     Args:
-        path: The merged file.
+        path: The path of the merged trace.
     """
     try:
         merged = merge(path)
-    except HvkerasError as error:  # the job's own exit code takes precedence
+    except HvkerasError as error:  # the job's exit code takes precedence
         return str(error)
     return merged.sentence() if merged is not None else f"no rank left a trace in {path.parent}"
 
 
 def run(job: JobSpec, printer: Callable[[bool, int], Printer], keeps_output: bool = False) -> int:
-    """Runs a job to its end, restarting it as often as allowed.
+    """Run a job to completion, and restart it as often as allowed.
 
     Args:
-        job: What to run.
-        printer: Makes the object that shows the ranks' output; called for each start, with whether it is a restart, and
-            the number of ranks.
-        keeps_output: Whether it keeps the output in files.
+        job: The job.
+        printer: Factory of the printer for the ranks' output. It is called for each start with two arguments: whether
+            this is a restart, and the number of ranks.
+        keeps_output: Whether the printer writes the output to files.
 
     Returns:
         The exit code: 0, or that of the rank that failed first, or 128 plus the signal that ended the launcher.
@@ -83,8 +83,8 @@ def run(job: JobSpec, printer: Callable[[bool, int], Printer], keeps_output: boo
     forget_traces(trace)
     resets, starts = 0, 0
     while True:
-        here = sum(len(host.ranks) for host in job.hosts if host.local)
-        require_open_files(job.size, len(job.hosts), here, files_kept_open(job.size) if keeps_output else 0,
+        local_ranks = sum(len(host.ranks) for host in job.hosts if host.local)
+        require_open_files(job.size, len(job.hosts), local_ranks, files_kept_open(job.size) if keeps_output else 0,
                            job.tf_config)
         shown = printer(starts > 0, job.size)
         code, launcher = asyncio.run(_run_once(job, shown, folder, job.reset_limit - resets))

@@ -1,4 +1,4 @@
-"""The command line of `hvkeras run`: horovodrun's flags, as far as they apply to hvkeras."""
+"""Command line of `hvkeras run`: the flags of horovodrun that apply to hvkeras."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ _NOT_TAKEN = {
 }
 
 ELASTIC_RESETS, ELASTIC_TIMEOUT = 3, 600.0
-DEFAULT = "hvkeras-report"  # the folder of a report if none is named
+DEFAULT = "hvkeras-report"  # default folder of a report
 _REPORT = "--report"
-_SEPARATE_FOLDER = f"{_REPORT}=\0"  # begins a --report whose folder, if any, was a separate word
-# Flags of ours that many scripts have too: after the command, they need no warning.
+_SEPARATE_FOLDER = f"{_REPORT}=\0"  # a --report whose folder, if any, was a separate argument
+# Flags that many scripts have as well: after the command, they cause no warning.
 _COMMON = {"--version", "--verbose", "--backend", "--log-level", "--config-file"}
 _EPILOG = """Everything after the command is the command's own. Settings are HVKERAS_* variables; ranks inherit the
 environment. Example: hvkeras run -np 2 python train.py --epochs 3"""
 
 
 class _NotTaken(argparse.Action):
-    """Rejects a flag of horovodrun, rather than passing it to the command or ignoring it."""
+    """Action that rejects a flag of horovodrun."""
 
     def __call__(self, *arguments: Any, **_: Any) -> NoReturn:
         flag = arguments[-1]
@@ -41,15 +41,15 @@ class _NotTaken(argparse.Action):
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are `UsageError`s in the form of all errors of hvkeras."""
+    """Argument parser that raises `UsageError`."""
 
     def error(self, message: str) -> NoReturn:
-        """Raises the error that argparse would print."""
+        """Raise argparse's error as a `UsageError`."""
         raise UsageError(explain(f"The command line must be readable ({message})", f"see {self.prog} --help"))
 
 
 def seconds_or_never(text: str) -> float:
-    """Reads a duration; 0 means never."""
+    """Parse a duration in seconds; 0 means never."""
     value = float(text)
     if not value >= 0:
         raise argparse.ArgumentTypeError(f"a number of seconds is 0 (never) or more, not {text}")
@@ -57,7 +57,7 @@ def seconds_or_never(text: str) -> float:
 
 
 def seconds(text: str) -> float:
-    """Reads a duration."""
+    """Parse a positive duration in seconds."""
     value = float(text)
     if not value > 0:
         raise argparse.ArgumentTypeError(f"a number of seconds is positive, not {text}")
@@ -65,7 +65,7 @@ def seconds(text: str) -> float:
 
 
 def limit(text: str) -> int:
-    """Reads the number of times that something may happen."""
+    """Parse a limit: an integer of at least 0."""
     value = int(text)
     if value < 0:
         raise argparse.ArgumentTypeError(f"a limit is 0 or more, not {text}")
@@ -73,7 +73,7 @@ def limit(text: str) -> int:
 
 
 def times(text: str) -> int:
-    """Reads a number that is at least 1."""
+    """Parse a number of times: an integer of at least 1."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"a number of times is 1 or more, not {text}")
@@ -81,7 +81,7 @@ def times(text: str) -> int:
 
 
 def steps(text: str) -> str:
-    """Checks that a window of steps can be read."""
+    """Validate a window of steps, such as `100:120`."""
     try:
         window_of_steps(text)
     except ValueError as error:
@@ -90,99 +90,100 @@ def steps(text: str) -> str:
 
 
 def parser(prog: str = "hvkeras run") -> argparse.ArgumentParser:
-    """Builds the parser."""
-    made = Parser(prog=prog, description="Starts a training script on several processes and hosts.", epilog=_EPILOG,
-                  allow_abbrev=False, usage=f"{prog} -np N [-H host:slots,...] [options] command ...")
-    made.add_argument("-v", "--version", action="version", version=f"hvkeras {__version__}")
-    made.add_argument("-np", "--num-proc", type=int, dest="np", metavar="N", help="Number of processes; with -H or"
-                      " -hostfile, as many as there are slots by default.")
-    made.add_argument("-H", "--hosts", metavar="HOST:SLOTS,...", help="Hosts and how many processes each may have.")
-    made.add_argument("-hostfile", "--hostfile", metavar="FILE", help="File with a line `host slots=N` for each host.")
-    made.add_argument("-p", "--ssh-port", type=int, metavar="PORT", help="Port of ssh on the other hosts.")
-    made.add_argument("-i", "--ssh-identity-file", metavar="FILE", help="Key for ssh.")
-    made.add_argument("--start-timeout", type=seconds, metavar="SECONDS", help="Seconds that hosts and ranks have to"
-                      " start (HVKERAS_START_TIMEOUT).")
-    made.add_argument("--backend", metavar="NAME", help="Collective engine (HVKERAS_BACKEND).")
-    made.add_argument("--as-horovod", action="store_true", help="Lets `import horovod` find hvkeras, in the command and"
-                      " in all Python processes that it starts.")
-    made.add_argument("--tf-config", action="store_true", help="Gives each rank a TF_CONFIG in which it is a worker,"
-                      " for scripts that use tf.distribute by themselves.")
-    made.add_argument("--network-interfaces", "--network-interface", action="append", metavar="NAME,...",
-                      help="Network interfaces that the job uses between hosts; may be given several times"
-                      " (HVKERAS_NETWORK_INTERFACES).")
-    made.add_argument("--fusion-threshold-mb", type=int, metavar="MIB", help="Size of a bucket of gradients, in"
-                      " units of 1024 * 1024 bytes (HVKERAS_BUCKET_SIZE).")
-    made.add_argument("--log-level", choices=LOG_LEVELS, help="What hvkeras, TensorFlow and Horovod print"
-                      " (HVKERAS_LOG_LEVEL).")
-    made.add_argument("--config-file", metavar="FILE", help="YAML file with flags, as for horovodrun; flags on the"
-                      " command line take precedence.")
-    made.add_argument("--no-stall-check", action="store_true", help="Neither warns about ranks that wait in a"
-                      " collective nor ends the job because of them.")
-    made.add_argument("--stall-check", action="store_false", dest="no_stall_check", help=argparse.SUPPRESS)
-    made.add_argument("--stall-check-warning-time-seconds", type=seconds_or_never, metavar="SECONDS",
-                      help="When a warning names the ranks that another rank waits for (HVKERAS_STALL_WARNING).")
-    made.add_argument("--stall-check-shutdown-time-seconds", type=seconds_or_never, metavar="SECONDS",
-                      help="When the job ends because a rank waits (HVKERAS_STALL_SHUTDOWN).")
-    made.add_argument("--reset-limit", type=limit, metavar="N", help="Restarts all ranks when one fails, up to N times;"
-                      " hvd.elastic resumes from the last commit. In an elastic job: how often the ranks may change, as"
-                      f" one fails or workers join or leave. By default 0, and in elastic jobs {ELASTIC_RESETS}"
-                      " failures, however often workers join or leave.")
-    _add_elastic_flags(made)
-    made.add_argument("--report", metavar="FOLDER", help="Writes a report on the run, report.html and report.json, when"
-                      f" it is over; without a folder, into {DEFAULT} (HVKERAS_REPORT).")
-    made.add_argument("--output-filename", metavar="FOLDER", help="Keeps each rank's output in FOLDER/rank.N/stdout"
-                      " and stderr.")
-    made.add_argument("--timeline-filename", metavar="FILE", help="Writes a timeline of rank 0's collectives; with"
-                      " {rank} in the name, of each rank's (HVKERAS_TIMELINE).")
-    made.add_argument("--trace-steps", type=steps, metavar="A:B", help="Traces steps A to B-1 on all ranks, counted"
-                      " from 0 since training began: 100:120 is 20 steps (HVKERAS_TRACE_STEPS).")
-    made.add_argument("--trace-file", metavar="FILE", help="Where the ranks' traces are merged; trace.json by default"
-                      " (HVKERAS_TRACE_FILE).")
-    made.add_argument("-prefix-timestamp", "--prefix-output-with-timestamp", action="store_true",
-                      help="Begins each line of output with the time.")
-    made.add_argument("--verbose", action="store_true", help="Prints each step of the launcher.")
-    made.add_argument("-cb", "--check-build", action="store_true", help="Shows which launchers and backends work here,"
-                      " and why not.")
-    made.add_argument("--disable-cache", action="store_true", help=argparse.SUPPRESS)  # nothing is cached here
-    add_tuning_flags(made)
-    made.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    """Return the argument parser."""
+    parser = Parser(prog=prog, description="Start a training script on several processes and hosts.", epilog=_EPILOG,
+                    allow_abbrev=False, usage=f"{prog} -np N [-H host:slots,...] [options] command ...")
+    parser.add_argument("-v", "--version", action="version", version=f"hvkeras {__version__}")
+    parser.add_argument("-np", "--num-proc", type=int, dest="np", metavar="N", help="Number of processes; with -H or"
+                        " -hostfile, by default the number of slots.")
+    parser.add_argument("-H", "--hosts", metavar="HOST:SLOTS,...", help="Hosts, and the number of slots on each.")
+    parser.add_argument("-hostfile", "--hostfile", metavar="FILE", help="File with a line `host slots=N` per host.")
+    parser.add_argument("-p", "--ssh-port", type=int, metavar="PORT", help="Port of ssh on the other hosts.")
+    parser.add_argument("-i", "--ssh-identity-file", metavar="FILE", help="Key for ssh.")
+    parser.add_argument("--start-timeout", type=seconds, metavar="SECONDS", help="Seconds within which hosts and ranks"
+                        " must start (HVKERAS_START_TIMEOUT).")
+    parser.add_argument("--backend", metavar="NAME", help="Collective engine (HVKERAS_BACKEND).")
+    parser.add_argument("--as-horovod", action="store_true", help="Make `import horovod` import hvkeras, in the command"
+                        " and in all its Python child processes.")
+    parser.add_argument("--tf-config", action="store_true", help="Give each rank a TF_CONFIG in which it is a worker,"
+                        " for scripts that use tf.distribute directly.")
+    parser.add_argument("--network-interfaces", "--network-interface", action="append", metavar="NAME,...",
+                        help="Network interfaces for traffic between hosts; may be repeated"
+                        " (HVKERAS_NETWORK_INTERFACES).")
+    parser.add_argument("--fusion-threshold-mb", type=int, metavar="MIB", help="Size of a bucket of gradients, in"
+                        " units of 1024 * 1024 bytes (HVKERAS_BUCKET_SIZE).")
+    parser.add_argument("--log-level", choices=LOG_LEVELS, help="What hvkeras, TensorFlow and Horovod print"
+                        " (HVKERAS_LOG_LEVEL).")
+    parser.add_argument("--config-file", metavar="FILE", help="YAML file with flags, as for horovodrun; flags on the"
+                        " command line take precedence.")
+    parser.add_argument("--no-stall-check", action="store_true", help="Disable stall warnings, and the termination of"
+                        " stalled jobs.")
+    parser.add_argument("--stall-check", action="store_false", dest="no_stall_check", help=argparse.SUPPRESS)
+    parser.add_argument("--stall-check-warning-time-seconds", type=seconds_or_never, metavar="SECONDS",
+                        help="Seconds that a rank waits before a warning names the missing ranks"
+                        " (HVKERAS_STALL_WARNING).")
+    parser.add_argument("--stall-check-shutdown-time-seconds", type=seconds_or_never, metavar="SECONDS",
+                        help="Seconds that a rank waits before the job is terminated (HVKERAS_STALL_SHUTDOWN).")
+    parser.add_argument("--reset-limit", type=limit, metavar="N", help="Restart all ranks when one fails, at most N"
+                        " times; hvd.elastic resumes from the last commit. In an elastic job: the maximum number of"
+                        " changes of the ranks, as one fails or workers join or leave. By default 0, and in elastic"
+                        f" jobs {ELASTIC_RESETS} failures, and any number of workers that join or leave.")
+    _add_elastic_flags(parser)
+    parser.add_argument("--report", metavar="FOLDER", help="Write a report on the run, report.html and report.json,"
+                        f" at its end; without a folder, into {DEFAULT} (HVKERAS_REPORT).")
+    parser.add_argument("--output-filename", metavar="FOLDER", help="Write each rank's output to FOLDER/rank.N/stdout"
+                        " and stderr.")
+    parser.add_argument("--timeline-filename", metavar="FILE", help="Write a timeline of rank 0's collectives; with"
+                        " {rank} in the name, of each rank's (HVKERAS_TIMELINE).")
+    parser.add_argument("--trace-steps", type=steps, metavar="A:B", help="Trace steps A to B-1 on all ranks, counted"
+                        " from 0 since training began: 100:120 is 20 steps (HVKERAS_TRACE_STEPS).")
+    parser.add_argument("--trace-file", metavar="FILE", help="Where the ranks' traces are merged; trace.json by default"
+                        " (HVKERAS_TRACE_FILE).")
+    parser.add_argument("-prefix-timestamp", "--prefix-output-with-timestamp", action="store_true",
+                        help="Prefix each line of output with the time.")
+    parser.add_argument("--verbose", action="store_true", help="Log each step of the launcher.")
+    parser.add_argument("-cb", "--check-build", action="store_true", help="Show which launchers and backends work"
+                        " here, and why others do not.")
+    parser.add_argument("--disable-cache", action="store_true", help=argparse.SUPPRESS)  # nothing is cached here
+    add_tuning_flags(parser)
+    parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     for flag in _NOT_TAKEN:
-        made.add_argument(flag, action=_NotTaken, nargs="?", help=argparse.SUPPRESS)
-    return made
+        parser.add_argument(flag, action=_NotTaken, nargs="?", help=argparse.SUPPRESS)
+    return parser
 
 
-def _add_elastic_flags(made: argparse.ArgumentParser) -> None:
-    elastic = made.add_argument_group("elastic jobs, whose ranks are restarted on the hosts that there are")
-    elastic.add_argument("--min-np", "--min-num-proc", type=int, dest="min_np", metavar="N", help="The fewest processes"
-                         " that train; as many as -np by default.")
-    elastic.add_argument("--max-np", "--max-num-proc", type=int, dest="max_np", metavar="N", help="The most; as many as"
-                         " there are slots by default.")
-    elastic.add_argument("--host-discovery-script", metavar="COMMAND", help="Prints the hosts that there are now, each"
-                         " in a line: `host` or `host:slots`. It runs before each start.")
+def _add_elastic_flags(parser: argparse.ArgumentParser) -> None:
+    elastic = parser.add_argument_group("elastic jobs, which continue when hosts and ranks change")
+    elastic.add_argument("--min-np", "--min-num-proc", type=int, dest="min_np", metavar="N", help="Minimum number of"
+                         " processes; -np by default.")
+    elastic.add_argument("--max-np", "--max-num-proc", type=int, dest="max_np", metavar="N", help="Maximum number"
+                         " of processes; the number of slots by default.")
+    elastic.add_argument("--host-discovery-script", metavar="COMMAND", help="Prints the available hosts, one"
+                         " per line: `host` or `host:slots`.")
     elastic.add_argument("--slots-per-host", type=int, metavar="N", help="Slots of hosts that the script prints without"
                          " a number (default: 1).")
     elastic.add_argument("--elastic-timeout", type=seconds, metavar="SECONDS", help="Seconds for which a restart waits"
                          f" for enough slots (default: {ELASTIC_TIMEOUT:g}).")
     elastic.add_argument("--blacklist-cooldown-range", type=seconds, nargs=2, metavar=("SHORTEST", "LONGEST"),
                          help="Seconds after which a host that was set aside, as it was lost or its ranks kept failing,"
-                         " is taken back; twice as long each time. Never by default.")
+                         " may be used again; doubled each time. Never by default.")
     elastic.add_argument("--failures-per-host", type=times, metavar="N", help="Failures in a row of a host's ranks that"
                          " set it aside (default: 2; 1 with --as-horovod, as in Horovod).")
 
 
 def parse(arguments: Sequence[str], prog: str = "hvkeras run") -> argparse.Namespace:
-    """Reads a command line.
+    """Parse a command line.
 
     Args:
-        arguments: What follows `hvkeras run`.
-        prog: What the command is called in help and errors.
+        arguments: The arguments after `hvkeras run`.
+        prog: The name of the command in help and errors.
 
     Returns:
         The flags, and the ranks' `command`.
 
     Raises:
         MachineError: A file of flags is given, but PyYAML is not installed.
-        UsageError: A flag is unknown, not accepted, or cannot be read, or the command is missing.
+        UsageError: A flag is unknown, not accepted or malformed, or the command is missing.
     """
     found = flags_and_command(parser(prog), arguments)
     if found.config_file:
@@ -198,21 +199,21 @@ def parse(arguments: Sequence[str], prog: str = "hvkeras run") -> argparse.Names
 
 
 def flags_and_command(made: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
-    """Reads flags, and the ranks' `command` after them.
+    """Parse flags, and the ranks' `command` after them.
 
     Args:
         made: The parser, which stores the remaining arguments as `command`.
         arguments: The command line.
 
     Returns:
-        The flags, the `command`, and `after_command`: the parser's own flags that follow the command and so go to it,
-        unless a `--` before the command marks that as intended.
+        The flags, the `command`, and `after_command`: the parser's own flags that come after the command, and are
+        therefore passed to it. With `--` before the command, this is intended, and the list is empty.
 
     Raises:
-        UsageError: A flag is unknown or cannot be read.
+        UsageError: A flag is unknown or malformed.
     """
-    found, unknown = made.parse_known_args(_with_report_folder(arguments))
-    found.command = list(_as_given(found.command))  # a --report in the command belongs to the command
+    found, unknown = made.parse_known_args(_join_report_folder(arguments))
+    found.command = list(_split_report_folder(found.command))  # a --report in the command belongs to the command
     if f"{_REPORT}={getattr(found, 'report', None)}".startswith(_SEPARATE_FOLDER):
         found.report = found.report[1:] or DEFAULT
     known = [option for action in made._actions for option in action.option_strings]
@@ -229,28 +230,27 @@ def flags_and_command(made: argparse.ArgumentParser, arguments: Sequence[str]) -
     return found
 
 
-def _with_report_folder(arguments: Sequence[str]) -> list[str]:
-    """Returns the command line with each --report and the folder after it, if any, joined into one word.
+def _join_report_folder(arguments: Sequence[str]) -> list[str]:
+    """Join each --report with the folder after it, if any, into one argument.
 
-    Otherwise argparse would take the command for the folder of a --report that has none.
+    Otherwise argparse would parse the command as the folder of a --report without one.
     """
-    made, rest = [], list(arguments)
+    joined, rest = [], list(arguments)
     while rest:
         word = rest.pop(0)
         folder = rest.pop(0) if word == _REPORT and _begins_with_folder(rest) else ""
-        made.append(_SEPARATE_FOLDER + folder if word == _REPORT else word)
-    return made
+        joined.append(_SEPARATE_FOLDER + folder if word == _REPORT else word)
+    return joined
 
 
 def _begins_with_folder(words: Sequence[str]) -> bool:
-    """Returns whether the words after --report begin with a folder: no command, but a command or flags follow."""
+    """Return whether a folder follows --report: a word that is no command, before a command or flags."""
     if not words or not words[0] or words[0].startswith("-") or shutil.which(words[0]):
         return False
     return len(words) == 1 or words[1].startswith("-") or shutil.which(words[1]) is not None
 
 
-def _as_given(words: Sequence[str]) -> Iterator[str]:
-    """Splits what `_with_report_folder` has joined into one word."""
+def _split_report_folder(words: Sequence[str]) -> Iterator[str]:
     for word in words:
         if word.startswith(_SEPARATE_FOLDER):
             yield _REPORT
@@ -260,6 +260,6 @@ def _as_given(words: Sequence[str]) -> Iterator[str]:
 
 
 def require_command(found: argparse.Namespace, prog: str) -> None:
-    """Raises UsageError if the ranks' command is missing."""
+    """Raise UsageError if the ranks' command is missing."""
     if not found.command:
         raise UsageError(explain("The command that the ranks run must be given", f"{prog} -np 2 python train.py"))

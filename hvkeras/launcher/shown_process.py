@@ -1,4 +1,4 @@
-"""A process whose output is shown where Python's own goes: in a notebook, that is the cell."""
+"""Child process whose output is shown on `sys.stdout` and `sys.stderr`: in a notebook, in the cell."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ from hvkeras.launcher.agent import terminal
 from hvkeras.launcher.printer import CLEAR, TAIL
 
 ERASE = CLEAR.decode()
-END_WITHIN = 30.0  # seconds after an interrupt, within which the launcher ends its ranks
-LAST_LINES = 30  # lines of standard error that exceptions repeat
+END_TIMEOUT = 30.0  # seconds after an interrupt within which the launcher must end its ranks
+LAST_LINES = 30  # last lines of standard error, for exceptions
 
 
 class ShownProcess:
-    """A launcher that runs below this process. In a terminal or a notebook, rank 0's progress bar moves.
+    """Launcher as a child process. In a terminal or a notebook, rank 0's progress bar moves.
 
     Args:
         command: Its command line.
-        environment: Its environment variables; this process's by default.
-        streams: Text streams for its standard output and error, None for Python's own; or None to show nothing.
+        environment: Its environment variables; by default, those of this process.
+        streams: Text streams for its standard output and error, where None is `sys.stdout` or `sys.stderr`; or None to
+            show nothing.
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str] | None = None,
@@ -55,7 +56,7 @@ class ShownProcess:
             reader.start()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Waits until it has ended, for so many seconds at most; returns whether it has."""
+        """Wait for its end, at most the given seconds; return whether it has ended."""
         try:
             self._process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -63,14 +64,14 @@ class ShownProcess:
         return True
 
     def interrupt(self) -> None:
-        """Ends it as Ctrl-C does, and waits for that."""
+        """Interrupt it, as Ctrl-C does, and wait for its end."""
         self._process.send_signal(signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(END_WITHIN)
+            self._process.wait(END_TIMEOUT)
         self._process.kill()
 
     def finish(self) -> tuple[int, str]:
-        """Must be called once it has ended; returns its exit code, and the last lines of its standard error."""
+        """Release its resources after its end; return its exit code, and the last lines of its standard error."""
         code = self._process.wait()
         for reader in self._readers:
             reader.join()
@@ -82,7 +83,7 @@ class ShownProcess:
 
 
 def _show(source: int, target: Any, last: bytearray) -> None:
-    """Copies the source to the target as data arrives, and keeps the end of it."""
+    """Copy the source to the target as data arrives, and store the end of it in `last`."""
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     clear = "\r" + 99 * " " + "\r" if in_notebook() else ERASE  # a cell has no other way to clear a line
     while data := _read(source):
@@ -95,7 +96,7 @@ def _show(source: int, target: Any, last: bytearray) -> None:
 
 
 def _read(source: int) -> bytes:
-    """Returns the next bytes; none at the end, which a terminal reports as an error."""
+    """Return the next bytes; b"" at the end, which a terminal reports as EIO."""
     try:
         return os.read(source, TAIL)
     except OSError:

@@ -1,4 +1,4 @@
-"""The program of each `hvkeras.run` process: it runs the function, and saves the result in a file."""
+"""Program of each `hvkeras.run` process: runs the function, and saves the result in a file."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from hvkeras.launcher.functions import CALL, result_file
 
 
 def main(folder: Path) -> None:
-    """Runs the function.
+    """Run the function, and save its result.
 
     Args:
-        folder: The folder that holds the call, and receives the result.
+        folder: The folder of the call and of the results.
 
     Raises:
         UsageError: The function's result cannot be pickled.
     """
     data = pickled_result(loaded_call((folder / CALL).read_bytes())())
     if is_initialized() and current_session().is_standby:
-        return  # an elastic job was over before this process could join it
+        return  # an elastic job ended before this process could join it
     link = this_process().link  # in an elastic job, the rank is that of the last generation
-    index = result_file(folder, link.launch.rank if link is not None else int(os.environ["HVKERAS_RUN_RANK"]))
-    unfinished = index.with_suffix(".unfinished")
+    path = result_file(folder, link.launch.rank if link is not None else int(os.environ["HVKERAS_RUN_RANK"]))
+    unfinished = path.with_suffix(".unfinished")
     unfinished.write_bytes(data)
-    unfinished.replace(index)
+    unfinished.replace(path)
 
 
 if __name__ == "__main__":

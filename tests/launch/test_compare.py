@@ -52,7 +52,7 @@ def check_records(folder: Path, name: str, ranks: int) -> None:
 def test_flags_behind_the_command_are_an_error_unless_they_are_meant(tmp_path: Path) -> None:
     done = compare([sys.executable, "train.py", "--epochs", "3", "--repeat=2", "-np", "4"], tmp_path)
     assert done.returncode == 2
-    assert "Received: behind_the_command='--repeat -np'. HINT: write them before" in done.stderr
+    assert "Received: after_the_command='--repeat -np'. HINT: write them before" in done.stderr
     done = compare(["-np", "1", "--", sys.executable, "train.py", "--repeat=2", "-np", "4"], tmp_path)
     assert done.returncode == 2 and "At least two processes" in done.stderr  # the flags are as they should be
     assert not (tmp_path / "out").exists()
@@ -225,7 +225,7 @@ def test_a_run_that_takes_too_long_is_ended_and_is_a_row(tmp_path: Path) -> None
     done = compare(["--backends", "tfdist", "--timeout", "2", sys.executable, "-c", code], tmp_path)
     assert done.returncode == 1
     assert rows(done)["tfdist"] == ["failed", "(1)"]
-    assert "(1) it took longer than 2 s, and was ended: --timeout allows more" in done.stdout
+    assert "(1) it was terminated after a timeout of 2 s: raise --timeout" in done.stdout
 
 
 @pytest.mark.parametrize(("number", "code"), [

@@ -375,7 +375,7 @@ def test_the_third_sentence_is_about_what_limits() -> None:
     run = Result("native", 2, "", (0.01,) * 5, 40.0, splits={0: split(0.0, 0.005, 0.0, 0.005)}, limits=[slow])
     words = "What limits training most: Communication takes long. Try less."
     assert sentences(comparison([run]))[2] == words
-    kept = "With native, 2 processes do 50% of 2 times what one process does. "
+    kept = "With native, the scaling efficiency on 2 processes is 50%. "
     assert sentences(comparison([run, SINGLE]))[2] == kept + words
     slower = replace(run, step_times=(0.02,) * 5)
     slow_words = ": they are slower than one, with 0.5 times its samples per second. "

@@ -67,7 +67,7 @@ def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_few_hosts_are_started_at_a_time(launch, tmp_path, monkeypatch):
-    monkeypatch.setattr(launcher_run, "STARTING", 3)
+    monkeypatch.setattr(launcher_run, "MAX_CONCURRENT_STARTS", 3)
     assert launch([f"node{number}" for number in range(10)]) == (0, [])
     counts = [int(line) for line in (tmp_path / "counts").read_text().split()]
     assert len(counts) == 10
@@ -75,7 +75,7 @@ def test_a_few_hosts_are_started_at_a_time(launch, tmp_path, monkeypatch):
 
 
 def test_late_hosts_are_named_in_one_line(launch, tmp_path, monkeypatch):
-    monkeypatch.setattr(launcher_run, "LATE_EVERY", 0.2)
+    monkeypatch.setattr(launcher_run, "LATE_REPORT_INTERVAL", 0.2)
     late = [f"late{number:02}" for number in range(10)]
     line = f"hvkeras run: waiting for 10 of 11 hosts: {', '.join(late[:8])} and 2 more"
     code, lines = launch([*late, "node"], Screen(line, tmp_path / "go"))
@@ -84,7 +84,7 @@ def test_late_hosts_are_named_in_one_line(launch, tmp_path, monkeypatch):
 
 
 def test_hosts_that_cannot_be_reached_are_told_together(launch, monkeypatch):
-    monkeypatch.setattr(launcher_run, "ALSO_WITHIN", 600.0)  # it ends once all have answered or failed
+    monkeypatch.setattr(launcher_run, "FAILURE_WINDOW", 600.0)  # it ends once all have answered or failed
     with pytest.raises(MachineError) as told:
         launch(["node", *(f"refuses{number}" for number in range(10))])
     first, *rest = str(told.value).splitlines()
@@ -97,7 +97,7 @@ def test_hosts_that_cannot_be_reached_are_told_together(launch, monkeypatch):
 
 
 def test_a_host_that_cannot_be_reached_is_told_without_waiting_for_others(launch, monkeypatch):
-    monkeypatch.setattr(launcher_run, "ALSO_WITHIN", 0.1)
+    monkeypatch.setattr(launcher_run, "FAILURE_WINDOW", 0.1)
     with pytest.raises(MachineError) as told:
         launch(["silent", "refuses"])
     assert str(told.value).endswith(f"HINT: try: ssh -o BatchMode=yes refuses {sys.executable} --version.")

@@ -14,7 +14,7 @@ from hvkeras.control.messages import AgentEnded, AgentLine, EndAgent, Heartbeat,
 from hvkeras.errors import MachineError
 from hvkeras.host.network import host_identity
 from hvkeras.launcher.host_agents import HostAgent
-from hvkeras.launcher.host_reporter import OnHost
+from hvkeras.launcher.host_reporter import HostOverrides
 from hvkeras.launcher.host_reporter import report as report_to
 from hvkeras.launcher.placement import HostRanks
 from hvkeras.launcher.reporting_hosts import HostsHandler, ReportedTransport, ReportingHosts
@@ -59,7 +59,7 @@ def test_a_host_of_the_same_name_or_number_is_rejected_while_the_first_is_there(
     first = report(channel, 1, "a")
     for number, name in ((1, "b"), (2, "a")):
         report(channel, number, name)
-        assert channel.rejected == f"host {name} has reported already, and is still there"
+        assert channel.rejected == f"host {name} is already connected"
     channel.leave(first)
     report(channel, 2, "a")
     assert not channel.rejected and hosts.slots() == {"a": 2}
@@ -85,7 +85,7 @@ def test_an_agent_speaks_through_the_connection_of_its_host(reported):
         connecting = asyncio.ensure_future(agent.connect())
         await asyncio.sleep(0)
         assert channel.sent[1] == [StartAgent()]
-        with pytest.raises(MachineError, match="A host must be there when ranks start on it"):
+        with pytest.raises(MachineError, match="A host must be connected when ranks start on it"):
             hosts.open("pod-1")
         channel.tell(member, Heartbeat(), AgentLine("a greeting"),
                      AgentLine('{"type": "hello", "pid": 7, "host": "inside"}'))
@@ -115,7 +115,7 @@ def test_an_agent_whose_host_is_lost_has_not_started(reported):
         connecting = asyncio.ensure_future(agent.connect())
         await asyncio.sleep(0)
         channel.leave(member)
-        with pytest.raises(MachineError, match="A host that has reported must start an agent"):
+        with pytest.raises(MachineError, match="A connected host must start an agent"):
             await connecting
 
     asyncio.run(run())
@@ -125,8 +125,8 @@ def test_a_host_runs_what_it_is_sent_and_ends_with_the_jobs_code(tmp_path):
     hosts = ReportingHosts(SECRET, "127.0.0.1")
     hosts.start()
     codes, events = [], []
-    here = OnHost([sys.executable, "-S", "-c", "import os; print(os.environ['MINE'], os.environ['HVKERAS_SECRET'])"],
-                  {"MINE": "mine"})
+    program = "import os; print(os.environ['MINE'], os.environ['HVKERAS_SECRET'])"
+    here = HostOverrides([sys.executable, "-S", "-c", program], {"MINE": "mine"})
     reporting = threading.Thread(target=lambda: codes.append(
         report_to(hosts.address, SECRET, 4, "pod-4", 1, 30.0, here=here)))
     reporting.start()
