@@ -84,7 +84,7 @@ class PeerError(HvkerasError, HorovodInternalError):
 
 
 def explain(must_hold: str, hint: str = "", **received: object) -> str:
-    """Formats a message as `<what must hold>. Received: name=value. HINT: <fix>.`, the form of all our errors.
+    """Format a message as `<what must hold>. Received: name=value. HINT: <fix>.`, the form of all our errors.
 
     Args:
         must_hold: What has to be true, without the closing full stop.
@@ -103,7 +103,7 @@ def explain(must_hold: str, hint: str = "", **received: object) -> str:
 
 
 def require_tensorflow() -> None:
-    """Checks that TensorFlow is installed, without importing it.
+    """Check that TensorFlow is installed, without importing it.
 
     Raises:
         NotInstalledError: It is not installed.

@@ -49,7 +49,7 @@ def _silence(text: str) -> float:
 
 
 def size_in_bytes(text: str) -> int:
-    """Reads a size such as `64MB` or `25MiB`.
+    """Read a size such as `64MB` or `25MiB`.
 
     Raises:
         ValueError: It is not a size.
@@ -61,7 +61,7 @@ def size_in_bytes(text: str) -> int:
 
 
 def bandwidth_in_bytes(text: str) -> float:
-    """Reads a rate such as `10Gbit`, `25Gbps` or `1.25GB/s`; returns bytes per second.
+    """Read a rate such as `10Gbit`, `25Gbps` or `1.25GB/s`; return bytes per second.
 
     Raises:
         ValueError: It is not a rate.
@@ -81,7 +81,7 @@ def bandwidth_in_bytes(text: str) -> float:
 
 
 def duration_in_seconds(text: str) -> float:
-    """Reads a time with its unit, such as `50us` or `1ms`; returns seconds.
+    """Read a time with its unit, such as `50us` or `1ms`; return seconds.
 
     Raises:
         ValueError: It is not a time.
@@ -134,7 +134,7 @@ def _timeline(text: str) -> str:
 
 
 def window_of_steps(text: str) -> tuple[int, int]:
-    """Reads a window of steps such as `100:120`, which includes the first number and excludes the last.
+    """Read a window of steps such as `100:120`, which includes the first number and exclude the last.
 
     Raises:
         ValueError: It is not a window.
@@ -309,7 +309,7 @@ IGNORED = {
 
 
 def ignored_variables(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Finds Horovod's variables that are set, and have an effect on Horovod's own engine alone.
+    """Find Horovod's variables that are set, and have an effect on Horovod's own engine alone.
 
     Args:
         environ: The environment to look at; this process's by default.
@@ -352,11 +352,11 @@ class Settings:
                     self.__dict__[name] = 0.0
 
     def shared(self) -> dict[str, Any]:
-        """The settings that must be those of rank 0 on all ranks, by name."""
+        """Return the settings that must be those of rank 0 on all ranks, by name."""
         return {name: getattr(self, name) for name in SHARED}
 
     def with_shared(self, values: Mapping[str, Any]) -> Settings:
-        """Returns these settings with rank 0's values of those that all ranks share.
+        """Return these settings with rank 0's values of those that all ranks share.
 
         Args:
             values: What `shared` returned on rank 0.

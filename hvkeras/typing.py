@@ -78,14 +78,14 @@ class VariableLike(Protocol):
         """The static shape."""
 
     def assign(self, value: Any, /) -> Any:
-        """Sets the value."""
+        """Set the value."""
 
 
 class OptimizerLike(Protocol):
     """An optimizer of Keras 3, tf_keras or TensorFlow 1, which are applied by the same method."""
 
     def apply_gradients(self, grads_and_vars: Any, /) -> Any:
-        """Applies gradients, given as pairs of a gradient and its variable."""
+        """Apply gradients, given as pairs of a gradient and its variable."""
 
 
 class LayerLike(Protocol):
@@ -100,7 +100,7 @@ class AdaptableLike(Protocol):
     """A layer, or a `FeatureSpace`, that learns from data before training."""
 
     def adapt(self, data: Any, /) -> Any:
-        """Learns from data."""
+        """Learn from data."""
 
 
 class ModelLike(Protocol):
@@ -111,14 +111,14 @@ class ModelLike(Protocol):
         """The trainable variables of all layers."""
 
     def predict(self, x: Any, /) -> Any:
-        """Predicts."""
+        """Predict."""
 
 
 class CallbackLike(Protocol):
     """A callback of Keras 3 or tf_keras."""
 
     def set_model(self, model: Any, /) -> Any:
-        """Receives the model."""
+        """Receive the model."""
 
     def on_epoch_end(self, epoch: Any, logs: Any = ..., /) -> Any:
         """Called at the end of an epoch."""
@@ -128,10 +128,10 @@ class GradientTapeLike(Protocol):
     """A `tf.GradientTape`."""
 
     def watch(self, tensor: Any, /) -> Any:
-        """Records what is computed from a tensor."""
+        """Record what is computed from a tensor."""
 
     def gradient(self, target: Any, sources: Any, /) -> Any:
-        """Computes gradients."""
+        """Compute gradients."""
 
 
 class DatasetLike(Protocol):
@@ -148,10 +148,10 @@ class CompressorLike(Protocol):
     """A compressor: one of `hvkeras.Compression`, or a class or an object of your own with its two methods."""
 
     def compress(self, tensor: Any, /) -> tuple[Any, Any]:
-        """Returns the tensor to send, and what `decompress` needs."""
+        """Return the tensor to send, and what `decompress` needs."""
 
     def decompress(self, tensor: Any, ctx: Any, /) -> Any:
-        """Returns the tensor in its original form."""
+        """Return the tensor in its original form."""
 
 
 OptimizerT = TypeVar("OptimizerT", bound=OptimizerLike)
@@ -257,13 +257,13 @@ class DistributedGradientTape(_GradientTape):  # type: ignore[misc]
     def get_local_and_global_gradients(
         self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: bool = False,
     ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
-        """Computes pairs of a source and its gradient: those that stay on this rank, and those that are reduced."""
+        """Compute pairs of a source and its gradient: those that stay on this rank, and those that are reduced."""
 
     def register_local_source(self, source: VariableLike) -> None:
-        """Keeps the gradient of a variable on this rank."""
+        """Keep the gradient of a variable on this rank."""
 
     def keep_local(self, layers: Sequence[LayerLike]) -> None:
-        """Keeps the gradients of layers on this rank."""
+        """Keep the gradients of layers on this rank."""
 
 
 class Model(_Untyped):  # type: ignore[misc]

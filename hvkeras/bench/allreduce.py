@@ -30,7 +30,7 @@ Reduce = Callable[[Any, str], Any]
 
 
 def links_for(size: int, rate: float = math.inf) -> int:
-    """The number of allreduces in a chain.
+    """Return the number of allreduces in a chain.
 
     Args:
         size: Bytes of the tensor.
@@ -73,14 +73,14 @@ class AllreduceTask:
         return ((1 + (7 * elements + 3 * rank) % 13) * _SMALLEST).astype(np.float32)
 
     def chained(self, reduce: Reduce, tensor: Any) -> Any:
-        """Reduces a tensor `links` times, with a separate name for each link."""
+        """Reduce a tensor `links` times, with a separate name for each link."""
         for link in range(1, self.links + 1):
             tensor = reduce(tensor, f"bench {self.bytes} {link}")
             tensor = tensor * self.scale if link % self.period == 0 else tensor
         return tensor
 
     def check(self, engine: str, result: Any) -> None:
-        """Compares a chain's result with NumPy's, element by element.
+        """Compare a chain's result with NumPy's, element by element.
 
         Raises:
             WrongResultError: The results differ; the message names the first wrong element.
@@ -121,19 +121,19 @@ class Chain(Participant):
         self._result: Any = None
 
     def prepare(self) -> None:
-        """Traces the chain and verifies a first result."""
+        """Trace the chain and verify a first result."""
         self._input = tf.constant(self._task.own)
         self.run(1)
         self.check()
 
     def run(self, calls: int) -> None:
-        """Runs the chain `calls` times; all runs have finished when this returns."""
+        """Run the chain `calls` times; all runs have finished when this returns."""
         for _ in range(calls):
             self._result = None  # frees its memory for the next call
             self._result = self._function(self._input)
 
     def check(self) -> None:
-        """Verifies the last result."""
+        """Verify the last result."""
         self._task.check(self.row.name, self._result.numpy())
 
 
@@ -146,13 +146,13 @@ class MpiChain(Participant):
         self._result: Any = None
 
     def prepare(self) -> None:
-        """Verifies a first result."""
+        """Verify a first result."""
         self._spares = np.empty_like(self._task.own), np.empty_like(self._task.own)
         self.run(1)
         self.check()
 
     def run(self, calls: int) -> None:
-        """Runs the chain `calls` times."""
+        """Run the chain `calls` times."""
         def reduce(array: Any, _: str) -> Any:
             out = self._spares[array is self._spares[0]]
             self._world.Allreduce(array, out)
@@ -162,12 +162,12 @@ class MpiChain(Participant):
             self._result = self._task.chained(reduce, self._task.own)
 
     def check(self) -> None:
-        """Verifies the last result."""
+        """Verify the last result."""
         self._task.check(self.row.name, self._result)
 
 
 def participants(stage: Stage, label: str) -> list[Participant]:
-    """The chains of one job.
+    """Return the chains of one job.
 
     Args:
         stage: The job's plan, ranks and peer.

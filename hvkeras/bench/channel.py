@@ -37,14 +37,14 @@ class Channel:
 
     @classmethod
     def to(cls, folder: Path) -> Channel:
-        """Connects to the listener in a folder."""
+        """Connect to the listener in a folder."""
         connection = socket.socket(socket.AF_UNIX)
         with _address(folder) as address:
             connection.connect(address)
         return cls(connection)
 
     def send(self, message: Any) -> None:
-        """Sends a message that JSON can represent.
+        """Send a message that JSON can represent.
 
         Raises:
             ChannelClosedError: The peer has closed the connection.
@@ -55,7 +55,7 @@ class Channel:
             raise ChannelClosedError(str(error)) from None
 
     def receive(self, timeout: float | None = None) -> Any:
-        """Receives the next message.
+        """Receive the next message.
 
         Args:
             timeout: Seconds to wait for it; None to wait forever.
@@ -86,7 +86,7 @@ class Channel:
         return json.loads(text)
 
     def close(self) -> None:
-        """Closes the connection."""
+        """Close the connection."""
         self._connection.close()
 
 
@@ -104,7 +104,7 @@ class Listener:
         self._socket.listen()
 
     def accept(self, timeout: float) -> Channel | None:
-        """Waits for a connection; returns None if there was none."""
+        """Wait for a connection; return None if there was none."""
         self._socket.settimeout(timeout)
         try:
             connection, _ = self._socket.accept()
@@ -113,13 +113,13 @@ class Listener:
         return Channel(connection)
 
     def close(self) -> None:
-        """Stops accepting connections."""
+        """Stop accepting connections."""
         self._socket.close()
 
 
 @contextlib.contextmanager
 def _address(folder: Path) -> Iterator[str]:
-    """The address of the socket in a folder; the folder's own path may be longer than an address may be."""
+    """Return the address of the socket in a folder; the folder's own path may be longer than an address may be."""
     descriptor = os.open(folder, os.O_PATH)
     try:
         yield f"/proc/self/fd/{descriptor}/{_NAME}"

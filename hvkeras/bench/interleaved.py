@@ -78,7 +78,7 @@ class EngineGroup:
     suffix: str = ""
 
     def participants(self, work: str) -> list[Remote]:
-        """The participants for a piece of work; the row of one that cannot run contains the reason."""
+        """Return the participants for a piece of work; the row of one that cannot run contains the reason."""
         found = self._participants(work)
         for one in found:
             one.row.name += self.suffix
@@ -120,7 +120,7 @@ class InterleavedRun:
         self._jobs: list[BenchmarkJob] = []
 
     def run(self, backends: Sequence[str], peers: bool, work: Sequence[str], rows: list[BenchmarkRow]) -> None:
-        """Runs the benchmark.
+        """Run the benchmark.
 
         Args:
             backends: The engines.
@@ -156,7 +156,7 @@ class InterleavedRun:
             rows += self._measured(groups, item, show)
 
     def close(self) -> None:
-        """Ends all jobs."""
+        """End all jobs."""
         for job in self._jobs:
             job.close()
         self._watchdog.close()

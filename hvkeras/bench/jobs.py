@@ -55,13 +55,13 @@ class Watchdog:
                                          text=True, start_new_session=True, stderr=subprocess.DEVNULL)
 
     def watch(self, pids: Sequence[int]) -> None:
-        """Registers more ranks."""
+        """Register more ranks."""
         assert self._process.stdin is not None
         self._process.stdin.write("".join(f"{pid}\n" for pid in pids))
         self._process.stdin.flush()
 
     def close(self) -> None:
-        """Kills the ranks that are still running."""
+        """Kill the ranks that are still running."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
@@ -89,7 +89,7 @@ class BenchmarkJob:
         self.reason = ""
 
     def start(self, plan: Mapping[str, Any], environment: Mapping[str, str], watchdog: Watchdog) -> None:
-        """Starts the ranks, waits until they are ready, and stops them. If they fail, `reason` says why.
+        """Start the ranks, waits until they are ready, and stops them. If they fail, `reason` says why.
 
         Args:
             plan: Their plan.
@@ -123,7 +123,7 @@ class BenchmarkJob:
         self._signal(signal.SIGSTOP)
 
     def ask(self, *request: Any) -> Any:
-        """Resumes the ranks, has them handle a request, and stops them again.
+        """Resume the ranks, has them handle a request, and stops them again.
 
         Returns:
             The answer of rank 0; None if the job ended, in which case `reason` says why.
@@ -143,7 +143,7 @@ class BenchmarkJob:
             return None
 
     def close(self) -> None:
-        """Ends the ranks, gracefully if possible."""
+        """End the ranks, gracefully if possible."""
         if self._process is None:
             return
         if self._channel is not None and not self.reason:
@@ -177,7 +177,7 @@ class BenchmarkJob:
             self._check_time()
 
     def _fail(self) -> None:
-        """Waits for the job to end and determines the cause."""
+        """Wait for the job to end and determines the cause."""
         assert self._process is not None
         self._signal(signal.SIGCONT)
         self._await_exit()
@@ -211,11 +211,11 @@ class Remote:
         self.row, self._job, self._place = row, job, index
 
     def prepare(self) -> None:
-        """Builds and traces the participant, runs it once, and verifies the result."""
+        """Build and traces the participant, runs it once, and verify the result."""
         self._update(self._ask("prepare"))
 
     def timed(self, calls: int, part: str = "") -> tuple[float, float]:
-        """Runs a block of the whole work, or of a part of it.
+        """Run a block of the whole work, or of a part of it.
 
         Args:
             calls: How often it is done.
@@ -230,7 +230,7 @@ class Remote:
         return float(seconds), float(busy)
 
     def finish(self) -> None:
-        """Runs the checks that are only possible at the end."""
+        """Run the checks that are only possible at the end."""
         self._update(self._ask("finish"))
 
     def _ask(self, what: str, *arguments: Any) -> Any:
@@ -238,7 +238,7 @@ class Remote:
         return self._job.ask(what, self._place, *arguments)
 
     def _update(self, answer: Mapping[str, Any] | None) -> None:
-        """Updates the row from the ranks' copy, except for what is kept here."""
+        """Update the row from the ranks' copy, except for what is kept here."""
         if answer is None:
             self.row.reason = self._job.reason if self._job is not None else ""
         else:

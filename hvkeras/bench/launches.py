@@ -43,7 +43,7 @@ _HANDED_ON = ("HVKERAS_", "HOROVOD_", "TF_", "UCX_", "PATH", "PYTHONPATH", "LD_L
 
 
 def objection(launcher: str, backend: str, ranks: int, several_hosts: bool) -> str:
-    """Returns why a backend cannot serve jobs of a launcher, or "".
+    """Return why a backend cannot serve jobs of a launcher, or "".
 
     Args:
         launcher: The launcher's name in `LAUNCHERS`.
@@ -81,14 +81,14 @@ class Starter:
         return LAUNCHERS[self.launcher][0].partition(" (")[0]
 
     def environment(self) -> Mapping[str, str]:
-        """The variables of its jobs, in addition to this process's own."""
+        """Return the variables of its jobs, in addition to this process's own."""
         if self.network is None:
             return {}
         path = f"{self.folder}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
         return {"PATH": path, "HVKERAS_SECRET": secrets.token_hex(16)}
 
     def command(self, ranks: int) -> list[str]:
-        """Returns the command line that starts a number of ranks; the caller appends the job's folder."""
+        """Return the command line that starts a number of ranks; the caller appends the job's folder."""
         rank = [sys.executable, "-c", _RANK]
         if self.network is None:
             return self._here(ranks, rank)
@@ -112,7 +112,7 @@ class Starter:
         return [*_mpirun(ranks), *rank]
 
     def _places(self, ranks: int) -> list[Host]:
-        """The host of each rank."""
+        """Return the host of each rank."""
         assert self.network is not None
         return [host for host in self.network.hosts for _ in range(self.per_host)][:ranks]
 

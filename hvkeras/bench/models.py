@@ -32,7 +32,7 @@ class ModelSpec:
     batch: int
 
     def data(self, rank: int) -> Batch:
-        """The batch of a rank: random but reproducible."""
+        """Return the batch of a rank: random but reproducible."""
         random = np.random.default_rng(rank)
         return (random.standard_normal((self.batch, *self.shape), np.float32),
                 random.integers(0, self.classes, (self.batch, *self.labels), np.int32))
@@ -92,12 +92,12 @@ class Optimizer:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def build(self) -> Any:
-        """Builds it."""
+        """Build it."""
         return getattr(_keras().optimizers, self.cls)(self.rate, **self.options)
 
     @property
     def is_linear(self) -> bool:
-        """Whether updates are proportional to gradients; others make large steps of the rounding of tiny ones."""
+        """Return whether updates are proportional to gradients; others make large steps of the rounding of tiny ones."""
         return self.cls == "SGD"
 
 

@@ -39,7 +39,7 @@ class Host:
         return _ETC / self.namespace / "hosts"
 
     def command(self, *arguments: str) -> list[str]:
-        """Returns a command line that runs on this host."""
+        """Return a command line that runs on this host."""
         return ["ip", "netns", "exec", self.namespace, "unshare", "--uts", "sh", "-c",
                 f'hostname {self.name}; exec "$@"', "sh", *arguments]
 
@@ -68,7 +68,7 @@ class VirtualNetwork:
     switch: str
 
     def limits(self, rate: str, burst: str) -> list[list[str]]:
-        """Returns the command lines that give each host's cable a bandwidth, in both directions.
+        """Return the command lines that give each host's cable a bandwidth, in both directions.
 
         Args:
             rate: As `tc` reads it, such as `100mbit`; "" removes the limit.
@@ -82,14 +82,14 @@ class VirtualNetwork:
                  "latency", "100ms"] for namespace, device in ends]
 
     def limit(self, rate: str, burst: str) -> None:
-        """Gives each host's cable a bandwidth; see `limits`."""
+        """Give each host's cable a bandwidth; see `limits`."""
         for command in self.limits(rate, burst):
             _run(*command)
 
 
 @contextlib.contextmanager
 def network(count: int, names: Sequence[str] = ()) -> Iterator[VirtualNetwork]:
-    """Makes hosts that reach each other and nothing else; they are gone afterwards.
+    """Make hosts that reach each other and nothing else; they are gone afterwards.
 
     Args:
         count: The number of hosts.
@@ -129,7 +129,7 @@ def network(count: int, names: Sequence[str] = ()) -> Iterator[VirtualNetwork]:
 
 
 def remote_shell(hosts: Sequence[Host], folder: Path) -> Path:
-    """Writes a stand-in for ssh that takes an address and a command, and runs it on the host that has the address.
+    """Write a stand-in for ssh that takes an address and a command, and runs it on the host that has the address.
 
     It ignores ssh's options, before the address and after it, and takes the name of a host for its address, too.
 

@@ -54,14 +54,14 @@ class Participant(abc.ABC):
 
     @abc.abstractmethod
     def prepare(self) -> None:
-        """Builds and traces the participant, runs it once, and verifies the result."""
+        """Build and traces the participant, runs it once, and verify the result."""
 
     @abc.abstractmethod
     def run(self, calls: int) -> None:
-        """Does the work `calls` times."""
+        """Do the work `calls` times."""
 
     def run_part(self, part: str, calls: int) -> None:
-        """Does a part of the work, one of `row.parts`, `calls` times.
+        """Do a part of the work, one of `row.parts`, `calls` times.
 
         Raises:
             KeyError: The work has no such part.
@@ -70,19 +70,19 @@ class Participant(abc.ABC):
 
     @abc.abstractmethod
     def check(self) -> None:
-        """Verifies the result of `run`.
+        """Verify the result of `run`.
 
         Raises:
             WrongResultError: The result is wrong.
         """
 
     def digest(self) -> str:
-        """A hash of the state that must be identical on all ranks after the last block; "" if there is none."""
+        """Return a hash of the state that must be identical on all ranks after the last block; "" if there is none."""
         return ""
 
 
 def prepare(one: Participant, ranks: BenchmarkRanks) -> None:
-    """Prepares a participant on all ranks; the cause of a failure and the memory used go into its row."""
+    """Prepare a participant on all ranks; the cause of a failure and the memory used go into its row."""
     def prepared() -> int | None:
         memory = PeakMemory()
         one.prepare()
@@ -94,7 +94,7 @@ def prepare(one: Participant, ranks: BenchmarkRanks) -> None:
 
 
 def timed(one: Participant, calls: int, part: str, ranks: BenchmarkRanks) -> tuple[float, float]:
-    """Runs a block on all ranks, and verifies its result.
+    """Run a block on all ranks, and verify its result.
 
     Args:
         one: The participant.
@@ -126,7 +126,7 @@ def timed(one: Participant, calls: int, part: str, ranks: BenchmarkRanks) -> tup
 
 
 def finish(one: Participant, ranks: BenchmarkRanks) -> None:
-    """Verifies that all ranks hold the same state; a difference goes into the row."""
+    """Verify that all ranks hold the same state; a difference goes into the row."""
     digests, one.row.reason, one.row.wrong = ranks.run_on_all(one.digest)
     if one.row.reason:
         return
@@ -156,7 +156,7 @@ class Effort:
 
 
 def run_rounds(participants: Sequence[Remote], effort: Effort, show: Callable[[float, str], None]) -> None:
-    """Measures participants in turns until the time is up; one that fails drops out, with the reason in its row.
+    """Measure participants in turns until the time is up; one that fails drops out, with the reason in its row.
 
     Args:
         participants: The participants. Those with a reason in their row are skipped.
@@ -195,7 +195,7 @@ def _left(participants: Sequence[Remote]) -> list[Remote]:
 
 
 def _cost(one: Remote, block: float) -> float:
-    """Sets the number of calls in a block, and returns roughly how many seconds a block takes."""
+    """Set the number of calls in a block, and return roughly how many seconds a block takes."""
     seconds, _ = one.timed(1)
     one.row.calls = max(1, math.ceil(block / seconds)) if seconds else 1
     return (seconds + sum(one.timed(1, part)[0] for part in list(one.row.parts))) * (one.row.calls + 1)

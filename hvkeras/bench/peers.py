@@ -39,7 +39,7 @@ class Peer:
 
 
 def direct(backend: Backend, ranks: BenchmarkRanks) -> Peer:
-    """Returns the job's engine, used without hvkeras.
+    """Return the job's engine, used without hvkeras.
 
     A process can start Horovod's core, and TensorFlow's cluster, only once. A peer therefore uses the one that
     hvkeras's backend has started.
@@ -58,7 +58,7 @@ def direct(backend: Backend, ranks: BenchmarkRanks) -> Peer:
 
 
 def mpi(ranks: BenchmarkRanks) -> Any:
-    """Returns an mpi4py communicator for all ranks; None if mpi4py is not installed."""
+    """Return an mpi4py communicator for all ranks; None if mpi4py is not installed."""
     if importlib.util.find_spec("mpi4py") is None:
         return None
     launch = ranks.session.launch

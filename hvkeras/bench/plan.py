@@ -18,12 +18,12 @@ AT = " at "  # between a size or model and the bandwidth at which it is measured
 
 
 def without_rate(work: str) -> str:
-    """The size or model of a piece of work that may name a bandwidth, such as `1MiB at 1gbit`."""
+    """Return the size or model of a piece of work that may name a bandwidth, such as `1MiB at 1gbit`."""
     return work.partition(AT)[0]
 
 
 def rate_of(work: str) -> float:
-    """The bandwidth that a piece of work names, in bytes per second; infinite if it names none.
+    """Return the bandwidth that a piece of work names, in bytes per second; infinite if it names none.
 
     Raises:
         ValueError: It is no bandwidth such as `100mbit`.
@@ -33,7 +33,7 @@ def rate_of(work: str) -> float:
 
 
 def bytes_per_second(rate: str) -> float:
-    """Reads a bandwidth as `tc` does: `100mbit`, `2.5gbit`.
+    """Read a bandwidth as `tc` does: `100mbit`, `2.5gbit`.
 
     Raises:
         ValueError: It is no such text.

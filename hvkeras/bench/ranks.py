@@ -32,7 +32,7 @@ class BenchmarkRanks:
         self._exchanges = 0
 
     def gather(self, value: Any, timeout: float | None = None) -> list[Any]:
-        """Collects a value from every rank, in rank order; ranks that arrive early wait without using the CPU."""
+        """Collect a value from every rank, in rank order; ranks that arrive early wait without using the CPU."""
         if self._control is None:
             return [value]
         self._exchanges += 1
@@ -40,7 +40,7 @@ class BenchmarkRanks:
         return self._control.gather(f"bench {self._exchanges}", value, left if timeout is None else min(timeout, left))
 
     def run_on_all(self, action: Callable[[], Any]) -> tuple[list[Any], str, bool]:
-        """Runs an action that may fail on every rank.
+        """Run an action that may fail on every rank.
 
         Args:
             action: The action; it returns a value that JSON can represent.
@@ -73,6 +73,6 @@ class BenchmarkRanks:
 
 
 def one_line(error: BaseException) -> str:
-    """The first line of an error's message, preceded by its class unless it is one of hvkeras's errors."""
+    """Return the first line of an error's message, preceded by its class unless it is one of hvkeras's errors."""
     lines = str(error).strip().splitlines() or [""]
     return lines[0] if isinstance(error, HvkerasError) else f"{type(error).__name__}: {lines[0]}"

@@ -39,7 +39,7 @@ MUCH = 1e-3  # of the distance moved; a note is shown if rounding alone moves th
 
 
 def table(kind: str, rows: Sequence[BenchmarkRow], ranks: int) -> tuple[Table, list[str]]:
-    """Builds the table of the rows.
+    """Build the table of the rows.
 
     Args:
         kind: `allreduce` or `step`.
@@ -79,7 +79,7 @@ def table(kind: str, rows: Sequence[BenchmarkRow], ranks: int) -> tuple[Table, l
 
 
 def _compared(kind: str, rows: Sequence[BenchmarkRow]) -> list[str]:
-    """The names of the rows that the others are compared with."""
+    """Return the names of the rows that the others are compared with."""
     names = list(dict.fromkeys(row.name for row in rows if row.blocks))
     if kind == "step":
         names = [name for name in names if not name.startswith((ONE_PROCESS, APART))]
@@ -114,7 +114,7 @@ def _ratio(row: BenchmarkRow, name: str, rows: Sequence[BenchmarkRow]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Formats a time: `12.3 us`, `1,309 us`, `14.9 ms`, `2.5 s`."""
+    """Format a time: `12.3 us`, `1,309 us`, `14.9 ms`, `2.5 s`."""
     return f"{_number(seconds, seconds)} {_unit(seconds)[0]}"
 
 
@@ -124,12 +124,12 @@ def _number(seconds: float, like: float) -> str:
 
 
 def _unit(seconds: float) -> tuple[str, float]:
-    """The unit in which a time is shown, and how many there are in a second."""
+    """Return the unit in which a time is shown, and how many there are in a second."""
     return ("us", 1e6) if seconds < 0.01 else ("ms", 1e3) if seconds < 10 else ("s", 1.0)
 
 
 def explanations(kind: str, rows: Sequence[BenchmarkRow], ranks: int) -> list[str]:
-    """Explains the columns, and states what was verified.
+    """Explain the columns, and states what was verified.
 
     Args:
         kind: `allreduce` or `step`.
@@ -169,13 +169,13 @@ def explanations(kind: str, rows: Sequence[BenchmarkRow], ranks: int) -> list[st
 
 
 def require_matplotlib() -> None:
-    """Raises MachineError if matplotlib is not installed; called before anything runs."""
+    """Raise MachineError if matplotlib is not installed; called before anything runs."""
     if importlib.util.find_spec("matplotlib") is None:
         raise MachineError(explain("--plot needs matplotlib", "pip install 'hvkeras[bench]'"))
 
 
 def draw(kind: str, rows: Sequence[BenchmarkRow], ranks: int, title: str, path: Path) -> None:
-    """Draws times and bandwidths by size, or scaling efficiencies by model.
+    """Draw times and bandwidths by size, or scaling efficiencies by model.
 
     Args:
         kind: `allreduce` or `step`.
@@ -242,7 +242,7 @@ def _step(axes: Any, rows: Sequence[BenchmarkRow], ranks: int) -> None:
 
 
 def _in_families(rows: Sequence[BenchmarkRow]) -> dict[str, str]:
-    """The kinds of the rows by name, with a library's own row next to that of the backend that uses the library."""
+    """Return the kinds of the rows by name, with a library's own row next to that of the backend that uses the library."""
     kinds = {row.name: row.kind for row in rows}
     names: dict[str, str] = {}
     for name, kind in kinds.items():

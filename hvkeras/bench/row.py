@@ -20,7 +20,7 @@ _PEERS = {"horovod": "horovod alone", "tfdist": "tf.distribute alone"}
 
 
 def title_of(backend: str) -> str:
-    """The name for using a backend's engine directly, without hvkeras; "" if that is not possible."""
+    """Return the name for using a backend's engine directly, without hvkeras; "" if that is not possible."""
     return _PEERS.get(backend, "")
 
 
@@ -74,18 +74,18 @@ class BenchmarkRow:
     parts: dict[str, list[float]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """The row as plain data."""
+        """Return the row as plain data."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> BenchmarkRow:
-        """Reads the output of `to_json`, ignoring unknown fields."""
+        """Read the output of `to_json`, ignoring unknown fields."""
         known = {each.name for each in fields(cls)}
         return cls(**{name: value for name, value in data.items() if name in known})
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
-    """The lower quartile, the median and the upper quartile."""
+    """Return the lower quartile, the median and the upper quartile."""
     lower, median, upper = np.percentile(values, (25, 50, 75))
     return float(lower), float(median), float(upper)
 
@@ -105,7 +105,7 @@ def bus_bandwidth(size: int, seconds: float, ranks: int) -> float:
 
 
 def least_seconds(work: str, size: int, hosts: int) -> float:
-    """The time that an allreduce takes at least, since each host must send and receive so much of the tensor.
+    """Return the time that an allreduce takes at least, since each host must send and receive so much of the tensor.
 
     Args:
         work: The piece of work, which may name the bandwidth of the hosts' cables.
@@ -119,7 +119,7 @@ def least_seconds(work: str, size: int, hosts: int) -> float:
 
 
 def share_of_bound(row: BenchmarkRow) -> float | None:
-    """The share of that time in the median time of a row; None if either is unknown."""
+    """Return the share of that time in the median time of a row; None if either is unknown."""
     return row.least / quartiles(row.blocks)[1] if row.least and row.blocks else None
 
 
@@ -162,7 +162,7 @@ def efficiency(row: BenchmarkRow, rows: Sequence[BenchmarkRow]) -> float | None:
 
 
 def part(row: BenchmarkRow, name: str) -> float | None:
-    """The median seconds of a part of a step that runs alone; None if the row has no such times."""
+    """Return the median seconds of a part of a step that runs alone; None if the row has no such times."""
     return quartiles(row.parts[name])[1] if row.parts.get(name) else None
 
 
@@ -182,7 +182,7 @@ def exposed(row: BenchmarkRow) -> float | None:
 
 
 def with_figures(rows: Sequence[BenchmarkRow], ranks: int) -> list[dict[str, Any]]:
-    """Converts each row to plain data, with the metrics derived from its blocks.
+    """Convert each row to plain data, with the metrics derived from its blocks.
 
     Args:
         rows: The rows of one run.

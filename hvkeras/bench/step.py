@@ -64,7 +64,7 @@ class StepTask:
         self.bytes = sum(each.nbytes for each in self.expected)
 
     def _on_one_process(self, built: Any, ranks: int) -> tuple[list[Any], list[Any]]:
-        """Trains on the batches of all ranks: the mean gradient of equally large batches is that of the joint batch.
+        """Train on the batches of all ranks: the mean gradient of equally large batches is that of the joint batch.
 
         Returns:
             The final weights, and those reached from initial weights that differ in the last bits.
@@ -93,7 +93,7 @@ class StepTask:
         return trained(self.start), trained(moved)
 
     def difference(self, weights: Sequence[Any], start: Sequence[Any]) -> float:
-        """The difference from the expected weights, divided by the distance that those have moved.
+        """Return the difference from the expected weights, divided by the distance that those have moved.
 
         Both are the largest ones of all weights. Where an optimizer divides gradients by their size, and so makes large
         steps of the rounding of tiny ones, they are root mean squares.
@@ -136,7 +136,7 @@ class Training(Participant):
         self._loss = 0.0
 
     def prepare(self) -> None:
-        """Builds the model and the step, takes a few steps, and compares the weights."""
+        """Build the model and the step, takes a few steps, and compare the weights."""
         with self._strategy.scope() if self._strategy is not None else contextlib.nullcontext():
             self._model = self._task.model.build()
             self._model.set_weights(self._task.start)
@@ -156,19 +156,19 @@ class Training(Participant):
             self.row.parts = {part: [] for part in self._parts}
 
     def run(self, calls: int) -> None:
-        """Takes `calls` steps."""
+        """Take `calls` steps."""
         for _ in range(calls):
             self._loss = float(self._step())
 
     def run_part(self, part: str, calls: int) -> None:
-        """Runs a part of a step `calls` times; updates change the state of the optimizer, but no weights."""
+        """Run a part of a step `calls` times; update change the state of the optimizer, but no weights."""
         compat.set_learning_rate(self._optimizer, 0.0)
         for _ in range(calls):
             float(self._parts[part]())
         compat.set_learning_rate(self._optimizer, self._task.optimizer.rate)
 
     def check(self) -> None:
-        """Verifies that the loss is finite.
+        """Verify that the loss is finite.
 
         Raises:
             WrongResultError: It is not.
@@ -178,7 +178,7 @@ class Training(Participant):
                                            loss=self._loss))
 
     def digest(self) -> str:
-        """A hash of the weights, which must be bitwise identical on all ranks."""
+        """Return a hash of the weights, which must be bitwise identical on all ranks."""
         if not self._reduces:
             return ""
         return hashlib.sha256(b"".join(weight.tobytes() for weight in _trainable(self._model))).hexdigest()
@@ -233,13 +233,13 @@ class Training(Participant):
 
 
 def _save(path: Path, **lists: Sequence[Any]) -> None:
-    """Writes lists of arrays."""
+    """Write lists of arrays."""
     arrays = {f"{name} {index}": each for name, arrays in lists.items() for index, each in enumerate(arrays)}
     np.savez(path, allow_pickle=False, **arrays)
 
 
 def _load(path: Path) -> dict[str, list[Any]]:
-    """Reads a file that `_save` wrote."""
+    """Read a file that `_save` wrote."""
     lists: dict[str, list[Any]] = {}
     with np.load(path) as file:
         for key in file.files:  # in the order of writing
@@ -248,7 +248,7 @@ def _load(path: Path) -> dict[str, list[Any]]:
 
 
 def _first_wrong(weights: Sequence[Any], expected: Sequence[Any], model: Any) -> str:
-    """A description of the first weight that differs by more than rounding."""
+    """Return a description of the first weight that differs by more than rounding."""
     for weight, goal, variable in zip(weights, expected, model.trainable_variables, strict=True):
         wrong = ~np.isclose(weight, goal, rtol=1e-4, atol=1e-6)
         if wrong.any():
@@ -272,7 +272,7 @@ def _plain(tape: Any, loss: Any, variables: Sequence[Any]) -> Sequence[Any]:
 
 
 def participants(stage: Stage, name: str) -> list[Participant]:
-    """The training loops of one job.
+    """Return the training loops of one job.
 
     Args:
         stage: The job's plan, ranks and peer.

@@ -37,7 +37,7 @@ class Streams(Participant):
         self._received = self._runs = 0
 
     def prepare(self) -> None:
-        """Connects the hosts, and sends once."""
+        """Connect the hosts, and send once."""
         leads = self._ranks.rank in self._leaders
         with contextlib.ExitStack() as stack:
             server = None
@@ -65,7 +65,7 @@ class Streams(Participant):
         self.check()
 
     def run(self, calls: int) -> None:
-        """Sends and receives the bytes `calls` times."""
+        """Send and receive the bytes `calls` times."""
         for _ in range(calls):
             self._runs += 1
             sending = threading.Thread(target=self._send, name="hvkeras-send", daemon=True)
@@ -74,7 +74,7 @@ class Streams(Participant):
             sending.join()
 
     def check(self) -> None:
-        """Verifies that all bytes have come.
+        """Verify that all bytes have come.
 
         Raises:
             ConnectionError: Some have not.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def main(folder: Path) -> None:
-    """Participates in a benchmark until it is over.
+    """Participate in a benchmark until it is over.
 
     Args:
         folder: The folder of the job, which contains the plan.

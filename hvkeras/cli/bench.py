@@ -53,7 +53,7 @@ Example: hvkeras bench allreduce -np 2 --launcher mpirun"""
 
 
 def parser() -> argparse.ArgumentParser:
-    """Builds the parser."""
+    """Build the parser."""
     made = Parser(prog=PROG, description="Measures backends against each other, in alternation.", epilog=_EPILOG,
                   allow_abbrev=False)
     made.add_argument("kind", choices=KINDS, help="What is timed: chains of allreduces, or training steps.")
@@ -91,7 +91,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def bench(arguments: Sequence[str]) -> int:
-    """Runs `hvkeras bench`.
+    """Run `hvkeras bench`.
 
     Args:
         arguments: What follows it on the command line.
@@ -125,7 +125,7 @@ def bench(arguments: Sequence[str]) -> int:
 
 
 def _checked(flags: argparse.Namespace, cores: Sequence[int]) -> list[str]:
-    """Checks the command line before anything starts, and returns what to measure: sizes or models."""
+    """Check the command line before anything starts, and return what to measure: sizes or models."""
     Settings()  # an invalid variable is an error, too
     _check_flags(flags, cores)
     if flags.pin is None:
@@ -148,7 +148,7 @@ def _at_rates(work: Sequence[str], rates: Sequence[str]) -> list[str]:
 
 
 def _check_flags(flags: argparse.Namespace, cores: Sequence[int]) -> None:
-    """Raises UsageError for flags that contradict each other, or have impossible values."""
+    """Raise UsageError for flags that contradict each other, or have impossible values."""
     if flags.np is None:
         flags.np = max(2, flags.hosts)
     if flags.np < 2:
@@ -172,7 +172,7 @@ def _check_flags(flags: argparse.Namespace, cores: Sequence[int]) -> None:
 
 
 def _check_hosts(flags: argparse.Namespace) -> None:
-    """Raises UsageError for launchers, hosts and bandwidths that do not go together."""
+    """Raise UsageError for launchers, hosts and bandwidths that do not go together."""
     flags.launchers = _names(flags.launcher, "--launcher", "hvkeras,mpirun")
     for launcher in flags.launchers:
         if launcher not in LAUNCHERS or (launcher == "tf_config" and flags.hosts == 1):
@@ -198,7 +198,7 @@ def _check_hosts(flags: argparse.Namespace) -> None:
 
 
 def _names(text: str, flag: str, example: str) -> list[str]:
-    """Splits a text at commas, and drops duplicates."""
+    """Split a text at commas, and drops duplicates."""
     names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     if not names:
         raise UsageError(explain(f"{flag} takes names separated by commas", f"{flag} {example}", received=text))
@@ -232,7 +232,7 @@ def _backends(flags: argparse.Namespace) -> list[str]:
 
 def _run(flags: argparse.Namespace, names: Sequence[str], work: Sequence[str], folder: Path,
          rows: list[BenchmarkRow]) -> str:
-    """Runs everything under a progress bar, and adds rows as results arrive; returns why it ended early, or ""."""
+    """Run everything under a progress bar, and add rows as results arrive; return why it ended early, or ""."""
     screen = Console(stderr=True, highlight=False)
     columns = (BarColumn(), TextColumn("{task.percentage:3.0f}%"), TimeElapsedColumn(),
                TextColumn("{task.description}", markup=False))
@@ -272,7 +272,7 @@ def _methods(flags: argparse.Namespace, folder: Path, hosts: VirtualNetwork | No
 
 
 def _limiting(hosts: VirtualNetwork | None) -> Callable[[str], None]:
-    """Gives the hosts' cables the bandwidth that a piece of work names."""
+    """Give the hosts' cables the bandwidth that a piece of work names."""
     limited = False
 
     def limit(work: str) -> None:
@@ -287,13 +287,13 @@ def _limiting(hosts: VirtualNetwork | None) -> Callable[[str], None]:
 
 
 def _last_line_of_hvkeras(text: str, code: int) -> str:
-    """Returns why a job failed that hvkeras has not started: the last message of hvkeras in its output."""
+    """Return why a job failed that hvkeras has not started: the last message of hvkeras in its output."""
     lines = [line.removeprefix("hvkeras: ") for line in text.splitlines() if line.startswith("hvkeras: ")]
     return lines[-1] if lines else f"it exited with code {code}"
 
 
 def _print(flags: argparse.Namespace, rows: Sequence[BenchmarkRow], arguments: Sequence[str]) -> None:
-    """Prints the table, an explanation of its columns, and the reasons for failures."""
+    """Print the table, an explanation of its columns, and the reasons for failures."""
     if not rows:
         return
     console = Console(highlight=False, soft_wrap=True, width=WIDEST)
@@ -313,7 +313,7 @@ def _print(flags: argparse.Namespace, rows: Sequence[BenchmarkRow], arguments: S
 
 
 def _plot_title(flags: argparse.Namespace, arguments: Sequence[str], facts: Mapping[str, Any]) -> str:
-    """Says what was measured, by which command, and on which machine."""
+    """Say what was measured, by which command, and on which machine."""
     files = {"--json", "--plot", flags.json, flags.plot}
     shown = shlex.join(argument for argument in arguments if argument not in files)
     return (f"{PROG} {shown}: {flags.np} processes on {len(facts['cores'])} cores ({facts['cpu']}), load"

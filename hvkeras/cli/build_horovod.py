@@ -15,7 +15,7 @@ from hvkeras.horovod.prerequisites import build_environment, find_prerequisites
 
 
 def parser() -> argparse.ArgumentParser:
-    """Builds the parser of the command line."""
+    """Build the parser of the command line."""
     options = argparse.ArgumentParser(
         prog="hvkeras build-horovod",
         description="Build Horovod 0.28.1 against the installed TensorFlow (2.16 to 2.21), with Gloo, and with MPI"
@@ -35,7 +35,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def build_horovod(arguments: Sequence[str]) -> int:
-    """Runs the command.
+    """Run the command.
 
     Args:
         arguments: What follows `hvkeras build-horovod`.

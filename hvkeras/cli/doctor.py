@@ -31,7 +31,7 @@ Reports = dict[str, dict[str, Any]]  # the findings and versions of each host
 
 
 def doctor(arguments: Sequence[str]) -> int:
-    """Checks this machine, or several hosts, and prints the findings.
+    """Check this machine, or several hosts, and print the findings.
 
     Args:
         arguments: The arguments that follow `hvkeras doctor`.
@@ -93,7 +93,7 @@ def _own_report(flags: argparse.Namespace, others: Sequence[str]) -> dict[str, A
 
 
 def _as_json(reports: Reports, shared: Sequence[CheckResult]) -> dict[str, Any]:
-    """The output of `--json`: `hosts`, each with its name, findings and versions, and `all_hosts`, common findings."""
+    """Return the output of `--json`: `hosts`, each with its name, findings and versions, and `all_hosts`, common findings."""
     return {
         "hosts": [{"name": socket.gethostname() if host == THIS_HOST else host, "versions": report["versions"],
                    "findings": [row.as_json() for row in report["findings"]]} for host, report in reports.items()],

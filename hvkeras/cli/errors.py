@@ -14,7 +14,7 @@ _SIGPIPE = 141  # the exit code of a command that the signal ends, as shells tel
 
 
 def quiet_after_readers(action: Callable[[], int]) -> int:
-    """Runs a command whose output may be read in part alone, as by `hvkeras doctor | head -1`.
+    """Run a command whose output may be read in part alone, as by `hvkeras doctor | head -1`.
 
     Args:
         action: The function that does the command's work.
@@ -41,7 +41,7 @@ def _reader_is_gone() -> bool:
 
 
 def guarded(prog: str, action: Callable[[], int]) -> int:
-    """Runs a command, and turns our errors into one line and an exit code.
+    """Run a command, and turns our errors into one line and an exit code.
 
     Args:
         prog: What the command is called in errors.

@@ -19,7 +19,7 @@ USAGE = f"usage: hvkeras exec {FLAG} [-m MODULE | SCRIPT.py] ..."
 
 
 def prepare(arguments: Sequence[str]) -> str:
-    """Makes `import horovod` find hvkeras, and sets `sys.argv` and `sys.path` as Python does for a script.
+    """Make `import horovod` find hvkeras, and sets `sys.argv` and `sys.path` as Python does for a script.
 
     Args:
         arguments: What follows `hvkeras exec`.
@@ -51,7 +51,7 @@ def prepare(arguments: Sequence[str]) -> str:
 
 
 def execute(prepared: str) -> None:
-    """Runs what `prepare` has returned."""
+    """Run what `prepare` has returned."""
     if prepared.startswith("-m "):
         runpy.run_module(prepared.removeprefix("-m "), run_name="__main__", alter_sys=True)
     elif prepared:

@@ -30,7 +30,7 @@ if __name__ == "__main__":
 
 
 def link(arguments: Sequence[str]) -> int:
-    """Installs the command, or removes it.
+    """Install the command, or remove it.
 
     Args:
         arguments: What follows `hvkeras link-horovodrun`.
@@ -85,7 +85,7 @@ def _is_absent_or_ours(path: Path) -> bool:
 
 
 def horovodrun() -> int:
-    """Runs the command: Horovod's own launcher where it is installed, else `hvkeras run`."""
+    """Run the command: Horovod's own launcher where it is installed, else `hvkeras run`."""
     if horovod_is_installed():
         from horovod.runner.launch import run_commandline
 

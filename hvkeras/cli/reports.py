@@ -12,7 +12,7 @@ from hvkeras.launcher.run_arguments import DEFAULT, Parser
 
 
 def report(arguments: Sequence[str]) -> int:
-    """Runs the command.
+    """Run the command.
 
     Args:
         arguments: What follows `hvkeras report`.
@@ -38,7 +38,7 @@ def report(arguments: Sequence[str]) -> int:
 
 
 def trace(arguments: Sequence[str]) -> int:
-    """Runs `hvkeras trace`: merges the traces that ranks have written, at any time.
+    """Run `hvkeras trace`: merges the traces that ranks have written, at any time.
 
     Args:
         arguments: What follows it on the command line.

@@ -34,7 +34,7 @@ _FOLDER, _REMOVES = "HVKERAS_ELASTIC_DIR", "HVKERAS_RUN_COMMITS"  # of commits; 
 
 
 def run(arguments: Sequence[str], prog: str = "hvkeras run") -> int:
-    """Runs `hvkeras run`.
+    """Run `hvkeras run`.
 
     Args:
         arguments: What follows it on the command line.
@@ -72,7 +72,7 @@ def _run(arguments: Sequence[str], prog: str) -> int:
 
 
 def _run_in_pod(flags: argparse.Namespace, pod: Launch) -> int:
-    """Runs an elastic job in the pods of an Indexed Job: the first one launches it, and the others report to that."""
+    """Run an elastic job in the pods of an Indexed Job: the first one launches it, and the others report to that."""
     slots = flags.slots_per_host or 1
     if pod.rank:
         return host_reporter.report_from_pod(pod, slots)
@@ -100,7 +100,7 @@ def _run_in_pod(flags: argparse.Namespace, pod: Launch) -> int:
 
 def pool_of(flags: argparse.Namespace, hosts: str | None,
             reported: Callable[[], dict[str, int]] | None = None) -> HostPool | None:
-    """Returns what chooses the hosts of an elastic job at each start; None for other jobs.
+    """Return what chooses the hosts of an elastic job at each start; None for other jobs.
 
     Args:
         flags: The command line.
@@ -185,7 +185,7 @@ def _run_with(flags: argparse.Namespace, hosts: Sequence[HostRanks], environment
 
 @contextlib.contextmanager
 def _commits_folder(reset_limit: int, hosts: Sequence[HostRanks]) -> Iterator[dict[str, str]]:
-    """Provides a folder for the commits of a job that may be restarted, unless the user has chosen one.
+    """Provide a folder for the commits of a job that may be restarted, unless the user has chosen one.
 
     Raises:
         UsageError: Rank 0 is on another host, where nobody would remove the folder.
@@ -204,7 +204,7 @@ def _commits_folder(reset_limit: int, hosts: Sequence[HostRanks]) -> Iterator[di
 
 
 def _environment(flags: argparse.Namespace) -> dict[str, str]:
-    """Returns this process's environment, updated by the flags that are settings of hvkeras."""
+    """Return this process's environment, updated by the flags that are settings of hvkeras."""
     chosen = {
         "HVKERAS_BACKEND": flags.backend,
         "HVKERAS_START_TIMEOUT": flags.start_timeout,
@@ -224,12 +224,12 @@ def _environment(flags: argparse.Namespace) -> dict[str, str]:
 
 
 def _report_folder(named: str | None) -> str | None:
-    """Returns the report's folder as an absolute path, since ranks may change to other folders."""
+    """Return the report's folder as an absolute path, since ranks may change to other folders."""
     chosen = named or os.environ.get("HVKERAS_REPORT")
     return os.path.abspath(chosen) if chosen else None
 
 
 def _terminal_for_rank_0(timestamps: bool) -> tuple[int, int]:
-    """Returns the size of our terminal, minus the width of the prefix."""
+    """Return the size of our terminal, minus the width of the prefix."""
     columns, rows = shutil.get_terminal_size()
     return max(20, columns - len("[0] ") - (len("2000-01-01 00:00:00 ") if timestamps else 0)), rows

@@ -1,4 +1,4 @@
-"""Builds Horovod 0.28.1 against the installed TensorFlow: `hvkeras build-horovod`.
+"""Build Horovod 0.28.1 against the installed TensorFlow: `hvkeras build-horovod`.
 
 Horovod's last release includes seven headers that TensorFlow has since moved, for an XLA operation that only GPU builds
 compile. Stand-ins for these headers, placed first in the include path, let the release build unpatched (`stubs`). The

@@ -1,4 +1,4 @@
-"""Makes `import horovod` import hvkeras, so that scripts written for Horovod run unchanged.
+"""Make `import horovod` import hvkeras, so that scripts written for Horovod run unchanged.
 
 `hvkeras run --as-horovod` and `hvkeras exec --as-horovod script.py` do this for the script and for all Python
 processes that it starts, through hvkeras's own `sitecustomize` on PYTHONPATH. The backend `horovod` still finds Horovod
@@ -47,7 +47,7 @@ class _AliasFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         detach_in_children(self)
 
     def in_child(self) -> None:
-        """Makes a new lock: another thread may have held it at the moment of the fork."""
+        """Make a new lock: another thread may have held it at the moment of the fork."""
         self.lock = threading.RLock()
 
     def find_spec(self, name: str, path: Sequence[str] | None = None,  # noqa: ARG002 - Python's parameter
@@ -67,7 +67,7 @@ class _AliasFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Restores the module's own spec, which Python has replaced with the spec of its second name."""
+        """Restore the module's own spec, which Python has replaced with the spec of its second name."""
         assert module.__spec__ is not None
         module.__spec__ = self._specs.pop(module.__spec__.name, module.__spec__)
 
@@ -76,7 +76,7 @@ _finder = _AliasFinder()
 
 
 def install() -> None:
-    """Makes `import horovod` import hvkeras in this process.
+    """Make `import horovod` import hvkeras in this process.
 
     Example:
         import hvkeras.horovod.as_horovod
@@ -91,12 +91,12 @@ def install() -> None:
 
 
 def is_installed() -> bool:
-    """Whether `import horovod` imports hvkeras in this process."""
+    """Return whether `import horovod` imports hvkeras in this process."""
     return _finder in sys.meta_path
 
 
 def uninstall() -> None:
-    """Reverts `install`."""
+    """Revert `install`."""
     if is_installed():
         sys.meta_path.remove(_finder)
         if _KERAS_2 in sys.modules:
@@ -108,7 +108,7 @@ def uninstall() -> None:
 
 @contextlib.contextmanager
 def horovod_itself() -> Iterator[None]:
-    """Makes `import horovod` find Horovod itself within the context; imported modules are kept for the next use.
+    """Make `import horovod` find Horovod itself within the context; imported modules are kept for the next use.
 
     Example:
         with horovod_itself():
@@ -133,7 +133,7 @@ def horovod_itself() -> Iterator[None]:
 
 
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns an environment in which every Python process starts with `install()`.
+    """Return an environment in which every Python process starts with `install()`.
 
     Args:
         environ: The environment to extend.

@@ -27,7 +27,7 @@ _PLAIN_STEP = 10
 
 def horovod_variables(found: Prerequisites, stubs: Path, jobs: int, cuda: str | None,
                       environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment variables that tell Horovod's build what to do.
+    """Return the environment variables that tell Horovod's build what to do.
 
     Args:
         found: The machine's compiler and MPI.
@@ -57,14 +57,14 @@ def horovod_variables(found: Prerequisites, stubs: Path, jobs: int, cuda: str | 
 
 
 def install_packages(packages: tuple[str, ...], environ: Mapping[str, str], console: Console) -> None:
-    """Installs the packages that the build needs and that pip can provide."""
+    """Install the packages that the build needs and that pip can provide."""
     if packages:
         console.print(f"Installing what the build needs: {', '.join(packages)}", highlight=False)
         run_shown([*_pip("install"), "--quiet", *packages], environ, console, "Installing")
 
 
 def build(found: Prerequisites, jobs: int, cuda: str | None, environ: Mapping[str, str], console: Console) -> None:
-    """Builds and installs Horovod.
+    """Build and install Horovod.
 
     Raises:
         MachineError: The build failed; the message ends with the location of the full output.
@@ -81,7 +81,7 @@ def build(found: Prerequisites, jobs: int, cuda: str | None, environ: Mapping[st
 
 
 def verify(with_mpi: bool, environ: Mapping[str, str]) -> dict[str, bool]:
-    """Imports the installed Horovod in a separate process.
+    """Import the installed Horovod in a separate process.
 
     Args:
         with_mpi: Whether it must have been built with MPI.
@@ -113,7 +113,7 @@ def _pip(command: str) -> list[str]:
 
 
 def run_shown(command: list[str], environ: Mapping[str, str], console: Console, title: str) -> None:
-    """Runs a command, showing its progress.
+    """Run a command, showing its progress.
 
     Args:
         command: The command line.
@@ -139,7 +139,7 @@ def run_shown(command: list[str], environ: Mapping[str, str], console: Console, 
 
 
 def _follow(output: IO[str], log: IO[str], console: Console, title: str) -> list[str]:
-    """Shows a progress bar on a terminal, or a line every ten percent elsewhere; returns all lines of output."""
+    """Show a progress bar on a terminal, or a line every ten percent elsewhere; return all lines of output."""
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"),
                TimeElapsedColumn(), TextColumn("{task.fields[what]}", style="dim"))
     lines, shown, began = [], -_PLAIN_STEP, time.monotonic()

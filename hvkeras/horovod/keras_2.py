@@ -1,4 +1,4 @@
-"""Makes Keras 3 accept Keras 2 features that scripts written for Horovod use, and prints a notice once."""
+"""Make Keras 3 accept Keras 2 features that scripts written for Horovod use, and print a notice once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hvkeras.settings import Settings
 
 
 def install_hooks(module: Any) -> None:
-    """Adds Keras 2 features to the contents of a Keras 3 module, while `import horovod` imports hvkeras.
+    """Add Keras 2 features to the contents of a Keras 3 module, while `import horovod` imports hvkeras.
 
     Args:
         module: The module that has just been imported.
@@ -24,13 +24,13 @@ def install_hooks(module: Any) -> None:
 
 
 def uninstall_hooks() -> None:
-    """Restores Keras 3 to its original state."""
+    """Restore Keras 3 to its original state."""
     patches.uninstall(patches.KERAS_2)
 
 
 @functools.cache
 def _say_once() -> None:
-    """Prints the supported Keras 2 features on rank 0 when a script first uses one of them."""
+    """Print the supported Keras 2 features on rank 0 when a script first uses one of them."""
     try:
         should_print = detect_launch().rank == 0 and prints_at(Settings(), "WARNING")
     except UsageError:

@@ -1,4 +1,4 @@
-"""Finds what a build of Horovod needs, without side effects; anything missing is an error with its fix."""
+"""Find what a build of Horovod needs, without side effects; anything missing is an error with its fix."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Prerequisites:
 
 
 def find_prerequisites(with_mpi: bool | None, cuda: str | None, environ: Mapping[str, str]) -> Prerequisites:
-    """Looks for everything that the build needs.
+    """Look for everything that the build needs.
 
     Args:
         with_mpi: True to require MPI, False to build without it, None to use it if it is available.
@@ -84,14 +84,14 @@ def find_prerequisites(with_mpi: bool | None, cuda: str | None, environ: Mapping
 
 
 def check_python(version: tuple[int, ...]) -> None:
-    """Raises UsageError if the build is not known to work with a Python version."""
+    """Raise UsageError if the build is not known to work with a Python version."""
     if not OLDEST_PYTHON <= version <= NEWEST_PYTHON:
         raise UsageError(explain("Horovod builds here with Python 3.10 to 3.13",
                                  "make a virtual environment with one of these", python=".".join(map(str, version))))
 
 
 def installed_tensorflow() -> str:
-    """The installed TensorFlow's version, whichever distribution provides it; "" if there is none."""
+    """Return the installed TensorFlow's version, whichever distribution provides it; "" if there is none."""
     for name in TENSORFLOWS:
         try:
             return metadata.version(name)
@@ -101,7 +101,7 @@ def installed_tensorflow() -> str:
 
 
 def check_tensorflow(version: str) -> str:
-    """Returns the version if the build works against it.
+    """Return the version if the build works against it.
 
     Raises:
         MachineError: TensorFlow is not installed.
@@ -118,7 +118,7 @@ def check_tensorflow(version: str) -> str:
 
 
 def find_compiler(wanted: str, path: str) -> str:
-    """Finds the C++ compiler: the wanted one if given, else g++, c++ or clang++."""
+    """Find the C++ compiler: the wanted one if given, else g++, c++ or clang++."""
     for name in [wanted] if wanted else ["g++", "c++", "clang++"]:
         if found := shutil.which(name, path=path):
             return found
@@ -129,14 +129,14 @@ def find_compiler(wanted: str, path: str) -> str:
 
 
 def find_tool(name: str, path: str, hint: str) -> str:
-    """Finds a program, or raises MachineError with the hint."""
+    """Find a program, or raise MachineError with the hint."""
     if found := shutil.which(name, path=path):
         return found
     raise MachineError(explain(f"Building Horovod needs {name} in the PATH", hint))
 
 
 def missing_packages(path: str) -> tuple[str, ...]:
-    """Lists what pip must install: Python packages, and cmake if the one in the PATH is unsuitable."""
+    """List what pip must install: Python packages, and cmake if the one in the PATH is unsuitable."""
     missing = [wanted for name, wanted in PYTHON_PACKAGES.items() if not _is_installed(name, wanted)]
     return (*missing, *(() if (3, 13) <= _cmake_version(path) < (4,) else (CMAKE,)))
 
@@ -161,5 +161,5 @@ def _cmake_version(path: str) -> tuple[int, ...]:
 
 
 def build_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment variables of the build: the given ones, with this interpreter's programs first in the PATH."""
+    """Return the environment variables of the build: the given ones, with this interpreter's programs first in the PATH."""
     return {**environ, "PATH": f"{Path(sys.executable).parent}:{environ.get('PATH', '')}"}

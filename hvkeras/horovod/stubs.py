@@ -22,7 +22,7 @@ HEADERS = {
 
 
 def write_stubs(folder: Path) -> Path:
-    """Writes the headers into a folder.
+    """Write the headers into a folder.
 
     Args:
         folder: An existing folder.
@@ -38,7 +38,7 @@ def write_stubs(folder: Path) -> Path:
 
 
 def write_compiler(folder: Path, compiler: str) -> str:
-    """Writes a wrapper of the compiler that omits the debug information that Horovod's build requests.
+    """Write a wrapper of the compiler that omits the debug information that Horovod's build requests.
 
     Args:
         folder: An existing folder.
@@ -54,7 +54,7 @@ def write_compiler(folder: Path, compiler: str) -> str:
 
 
 def write_cmake(folder: Path, cmake: str, few_units: bool) -> str:
-    """Writes a wrapper of CMake that has Horovod built for TensorFlow alone, and with less repetition.
+    """Write a wrapper of CMake that has Horovod built for TensorFlow alone, and with less repetition.
 
     Horovod's own build compiles Gloo a second time, for other frameworks, and TensorFlow's headers again for each of
     its 40 source files; in two units they take two thirds of the time.

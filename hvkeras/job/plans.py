@@ -102,7 +102,7 @@ class Plan:
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
     def describe(self) -> dict[str, Any]:
-        """Return the plan as JSON-compatible data for the control channel; `kinds` has each tensor's dtype and shape."""
+        """Return the plan as JSON-compatible data for the control channel; `kinds` are the dtypes and shapes."""
         kinds = [f"{dtype}{'[?]' if shape is None else list(shape)}"
                  for dtype, shape in zip(self.dtypes, self.shapes, strict=True)]
         return {**dataclasses.asdict(self), "ranks": list(self.ranks), "kinds": kinds}

@@ -16,8 +16,8 @@ from hvkeras.job.session import Session, current_session, is_initialized
 class ProcessSet:
     """Subset of the job's ranks; pass it as `process_set=` to collectives, optimizers and tapes.
 
-    Every rank of the job, member or not, must register the set with `add_process_set` or `init(process_sets=...)` before
-    it is used.
+    Every rank of the job, member or not, must register the set before it is used, with `add_process_set` or
+    `init(process_sets=...)`.
 
     Example:
         >>> even = hvd.add_process_set(hvd.ProcessSet([0, 2]))
