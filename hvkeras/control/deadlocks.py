@@ -21,7 +21,7 @@ from hvkeras.control.cause import CauseKind
 from hvkeras.control.circles import Graph, Group, Wait
 from hvkeras.control.meetings import ExchangeMeeting, Meeting, Moment, PlanMeeting
 from hvkeras.control.messages import PlanDescription
-from hvkeras.host.console import in_words, numbers_in_words, some_of
+from hvkeras.host.console import format_numbers, format_ranks, some_of
 
 MAX_PLANS = 256  # how many plans are remembered even if no rank enters them
 MAX_WARNINGS = 8  # how many ranks are asked for their location at the same time
@@ -289,8 +289,8 @@ class Waits:
             plan.warned_at = now
             have = "have" if len(late) > 1 else "has"
             end = f"; the job ends after {stall_after:.0f} s" if stall_after else ""
-            text = (f"rank {waiter} has waited {waited:.0f} s in {label} for {in_words(late)}, which {have} not entered"
-                    f" it{end}{_hint(plan)}")
+            text = (f"rank {waiter} has waited {waited:.0f} s in {label} for {format_ranks(late)}, which {have} not"
+                    f" entered it{end}{_hint(plan)}")
             findings += [Problem(None, rank, "" if rank > late[0] else text) for rank in late[:MAX_WARNINGS]]
         return findings
 
@@ -304,7 +304,8 @@ class Waits:
         if len(circle) > 2 or any(wait.key in self._exchanges for wait in circle):
             indices = some_of([f"rank {wait.waiter} in {_named(meeting, wait.waiter)} for rank {wait.missing}"
                               for wait, meeting in zip(circle, meetings, strict=True)])
-            return f"{in_words([wait.waiter for wait in circle])} wait for each other: {indices}{''.join(hints[:1])}"
+            waiters = format_ranks([wait.waiter for wait in circle])
+            return f"{waiters} wait for each other: {indices}{''.join(hints[:1])}"
         sites = [f"rank {wait.waiter} at {site}" for wait, meeting in zip(circle, meetings, strict=True)
                  if (site := meeting.site(wait.waiter))]
         end = "; " + ", ".join(sites) if sites else ""
@@ -326,7 +327,7 @@ class Waits:
         mine, theirs = self.plan(one.key), self.plan(other.key)
         start = f"ranks {one.waiter} and {other.waiter} communicate different things and wait for each other: "
         mine_does, theirs_does = (f"{plan['operation']} {plan['how']}".rstrip() for plan in (mine, theirs))
-        mine_of, theirs_of = (f"ranks [{numbers_in_words(plan['ranks'])}]" for plan in (mine, theirs))
+        mine_of, theirs_of = (f"ranks [{format_numbers(plan['ranks'])}]" for plan in (mine, theirs))
         whole = (f"rank {one.waiter} is in {mine['label']} ({mine_does}, {mine_of}), rank {other.waiter} in"
                  f" {theirs['label']} ({theirs_does}, {theirs_of})")
         if mine["operation"] != theirs["operation"] or mine["ranks"] != theirs["ranks"]:

@@ -82,12 +82,12 @@ def in_notebook() -> bool:
     return type(sys.stdout).__module__.partition(".")[0] == "ipykernel"
 
 
-def in_words(ranks: Sequence[int]) -> str:
+def format_ranks(ranks: Sequence[int]) -> str:
     """Format rank numbers as text: `rank 1`, `ranks 1, 3`, or `ranks 0, 512 to 1023`."""
-    return f"rank{'s' * (len(ranks) > 1)} {numbers_in_words(ranks)}"
+    return f"rank{'s' * (len(ranks) > 1)} {format_numbers(ranks)}"
 
 
-def numbers_in_words(numbers: Sequence[int]) -> str:
+def format_numbers(numbers: Sequence[int]) -> str:
     """Format any number of integers as a short text: `1, 3`, or `0, 512 to 1023`."""
     runs: list[tuple[int, int]] = []
     for number in numbers:

@@ -13,7 +13,7 @@ from hvkeras.control.client import ControlClient
 from hvkeras.control.launch_environments import Launch
 from hvkeras.control.rendezvous import REPORT_EVERY
 from hvkeras.errors import MachineError, explain
-from hvkeras.host.console import in_words, prints_at, say, some_of
+from hvkeras.host.console import format_ranks, prints_at, say, some_of
 from hvkeras.host.gpus import GpuPlacement, seen_gpus
 from hvkeras.host.machine import fair_share, limit_threads, usable_cores
 from hvkeras.host.mpi import crashes_at_exit, world_size
@@ -181,7 +181,7 @@ def exchange_facts(client: ControlClient, launch: Launch, settings: Settings, se
     last_report = [0.0]
 
     def names(ranks: list[int]) -> str:
-        return some_of([launch.task_name(rank) for rank in ranks]) if launch.tasks else in_words(ranks)
+        return some_of([launch.task_name(rank) for rank in ranks]) if launch.tasks else format_ranks(ranks)
 
     def on_missing(ranks: list[int], waited: float) -> None:
         if waited - last_report[0] >= REPORT_EVERY and (launch.rank == 0 or launch.cluster):
@@ -209,7 +209,7 @@ def settings_of_rank_0(launch: Launch, settings: Settings, facts: list[dict[str,
                 if (other := fact["settings"][name]) != value:
                     others.setdefault(_value_text(other), []).append(rank)
             if others:
-                values = some_of([f"{other} on {in_words(ranks)}" for other, ranks in others.items()])
+                values = some_of([f"{other} on {format_ranks(ranks)}" for other, ranks in others.items()])
                 say(f"HVKERAS_{name.upper()} is {_value_text(value)} on rank 0, {values}; all ranks use"
                     " the value of rank 0")
     return settings.with_shared(first)
