@@ -231,8 +231,8 @@ def check_versions(launch: Launch, settings: Settings, facts: list[dict[str, Any
         own = fact["versions"]
         if must_agree(own) != must_agree(first):
             raise MachineError(explain(
-                "All ranks must run the same versions of Python and hvkeras", "install the same versions on every host, or"
-                " use the same image", **{f"rank_0_on_{facts[0]['host']}": must_agree(first),
+                "All ranks must run the same versions of Python and hvkeras", "install the same versions on every host,"
+                " or use the same image", **{f"rank_0_on_{facts[0]['host']}": must_agree(first),
                                          f"rank_{rank}_on_{fact['host']}": must_agree(own)}))
         if own != first and launch.rank == 0 and prints_at(settings, "WARNING"):
             differ = ", ".join(f"{name} {first.get(name, 'none')} and {own.get(name, 'none')}"
