@@ -108,7 +108,7 @@ def timed(one: Participant, calls: int, part: str, ranks: BenchmarkRanks) -> tup
             one.run(calls)
 
     def block() -> tuple[float, float]:
-        run(1)  # not timed: synchronizes the ranks, and warms the caches
+        run(1)  # not timed: synchronises the ranks, and warms the caches
         begun, busy = time.perf_counter(), time.process_time()
         run(calls)
         seconds, busy = time.perf_counter() - begun, time.process_time() - busy

@@ -95,7 +95,7 @@ class StepTask:
     def difference(self, weights: Sequence[Any], start: Sequence[Any]) -> float:
         """Return the distance to the expected weights, as a fraction of the distance that those moved.
 
-        The distance is the maximum over all weights. For an optimizer that normalizes gradients, and so amplifies the
+        The distance is the maximum over all weights. For an optimizer that normalises gradients, and so amplifies the
         rounding errors of small ones, it is the root mean square.
         """
         size = _largest if self.optimizer.is_linear else _root_mean_square
