@@ -87,7 +87,7 @@ class EngineGroup:
     def _participants(self, work: str) -> list[Remote]:
         reason = self.reason
         if self.job is not None and not self.job.reason:
-            answer = self.job.ask("work", work)
+            answer = self.job.request("work", work)
             if answer is not None and not answer[1]:
                 return [Remote(BenchmarkRow.from_json(row), self.job, index) for index, row in enumerate(answer[0])]
             reason = answer[1] if answer is not None else ""
@@ -129,7 +129,7 @@ class InterleavedRun:
             rows: List to which results are appended, one piece of work after the other.
 
         Raises:
-            TimeIsUpError: The benchmark exceeds its timeout.
+            BenchmarkTimeoutError: The benchmark exceeds its timeout.
         """
         groups = [self._engine_group(name, peers, method) for name in backends for method in self._methods]
         first = self._methods[0]

@@ -43,7 +43,7 @@ DescribeFailure = Callable[[str, int], str]  # (standard error, exit code) -> th
 End = Callable[["subprocess.Popen[bytes]"], None]
 
 
-class TimeIsUpError(Exception):
+class BenchmarkTimeoutError(Exception):
     """The benchmark exceeded its time limit."""
 
 
@@ -97,7 +97,7 @@ class BenchmarkJob:
             watchdog: Watchdog to register the ranks with.
 
         Raises:
-            TimeIsUpError: The benchmark exceeds its timeout.
+            BenchmarkTimeoutError: The benchmark exceeds its timeout.
         """
         self.folder.mkdir()
         listener = Listener(self.folder)
@@ -122,21 +122,21 @@ class BenchmarkJob:
         watchdog.watch(self._pids)
         self._signal(signal.SIGSTOP)
 
-    def ask(self, *request: Any) -> Any:
+    def request(self, *message: Any) -> Any:
         """Resume the ranks, send a request, and stop them after the response.
 
         Returns:
             The response of rank 0; None if the job has failed, with `reason` set.
 
         Raises:
-            TimeIsUpError: The benchmark exceeds its timeout.
+            BenchmarkTimeoutError: The benchmark exceeds its timeout.
         """
         if self.reason:
             return None
         assert self._channel is not None
         try:
             with self._resumed():
-                self._channel.send(request)
+                self._channel.send(message)
                 return self._response()
         except ChannelClosedError:
             self._fail()
@@ -147,7 +147,7 @@ class BenchmarkJob:
         if self._process is None:
             return
         if self._channel is not None and not self.reason:
-            with contextlib.suppress(ChannelClosedError, TimeIsUpError):
+            with contextlib.suppress(ChannelClosedError, BenchmarkTimeoutError):
                 self._signal(signal.SIGCONT)
                 self._channel.send(["end"])
                 self._await_exit()
@@ -195,7 +195,7 @@ class BenchmarkJob:
 
     def _check_time(self) -> None:
         if time.monotonic() > self._deadline:
-            raise TimeIsUpError
+            raise BenchmarkTimeoutError
 
 
 class Remote:
@@ -212,7 +212,7 @@ class Remote:
 
     def prepare(self) -> None:
         """Build and trace the participant, run it once, and verify the result."""
-        self._update(self._ask("prepare"))
+        self._update(self._request("prepare"))
 
     def timed(self, calls: int, part: str = "") -> tuple[float, float]:
         """Run a block of the complete work, or of a part of it.
@@ -224,18 +224,18 @@ class Remote:
         Returns:
             Mean seconds per call, and CPU seconds per call, summed over all ranks.
         """
-        answer = self._ask("time", calls, part)
+        answer = self._request("time", calls, part)
         seconds, busy, row = answer or (0.0, 0.0, None)
         self._update(row)
         return float(seconds), float(busy)
 
     def finish(self) -> None:
         """Run the final checks."""
-        self._update(self._ask("finish"))
+        self._update(self._request("finish"))
 
-    def _ask(self, what: str, *arguments: Any) -> Any:
+    def _request(self, what: str, *arguments: Any) -> Any:
         assert self._job is not None  # participants without a job have a reason and are not measured
-        return self._job.ask(what, self._index, *arguments)
+        return self._job.request(what, self._index, *arguments)
 
     def _update(self, answer: Mapping[str, Any] | None) -> None:
         """Update the row from the ranks' copy, except for `LOCAL_FIELDS`."""

@@ -79,7 +79,6 @@ def table(kind: str, rows: Sequence[BenchmarkRow], ranks: int) -> tuple[Table, l
 
 
 def _compared(kind: str, rows: Sequence[BenchmarkRow]) -> list[str]:
-    """Return the names of the baseline rows, one per column."""
     names = list(dict.fromkeys(row.name for row in rows if row.blocks))
     if kind == "step":
         names = [name for name in names if not name.startswith((ONE_PROCESS, LOCAL_ONLY))]
@@ -124,7 +123,6 @@ def _number(seconds: float, like: float) -> str:
 
 
 def _unit(seconds: float) -> tuple[str, float]:
-    """Return the unit for a time, and units per second."""
     return ("us", 1e6) if seconds < 0.01 else ("ms", 1e3) if seconds < 10 else ("s", 1.0)
 
 

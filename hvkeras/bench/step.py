@@ -246,7 +246,6 @@ def _load(path: Path) -> dict[str, list[Any]]:
 
 
 def _first_wrong(weights: Sequence[Any], expected: Sequence[Any], model: Any) -> str:
-    """Describe the first weight that differs by more than rounding."""
     for weight, goal, variable in zip(weights, expected, model.trainable_variables, strict=True):
         wrong = ~np.isclose(weight, goal, rtol=1e-4, atol=1e-6)
         if wrong.any():

@@ -22,7 +22,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from hvkeras.backends import backend_class, backend_names
 from hvkeras.bench import report
 from hvkeras.bench.interleaved import BLOCK, InterleavedRun, LaunchMethod
-from hvkeras.bench.jobs import TimeIsUpError
+from hvkeras.bench.jobs import BenchmarkTimeoutError
 from hvkeras.bench.launches import LAUNCHERS, Starter, objection
 from hvkeras.bench.models import MODELS, OPTIMIZERS
 from hvkeras.bench.namespaces import VirtualNetwork, missing, network
@@ -251,7 +251,7 @@ def _run(flags: argparse.Namespace, names: Sequence[str], work: Sequence[str], f
             with hosts as made, contextlib.closing(InterleavedRun(
                     plan, _methods(flags, folder, made), effort, show, _bandwidth_limiter(made), flags.hosts)) as run:
                 run.run(names, flags.peers, work, rows)
-        except TimeIsUpError:
+        except BenchmarkTimeoutError:
             return f"{timeout_message(flags.timeout)}; the last activity: {activity}"
     return ""
 
@@ -289,7 +289,6 @@ def _last_line_of_hvkeras(text: str, code: int) -> str:
 
 
 def _print(flags: argparse.Namespace, rows: Sequence[BenchmarkRow], arguments: Sequence[str]) -> None:
-    """Print the table, an explanation of its columns, and the reasons of failures."""
     if not rows:
         return
     console = Console(highlight=False, soft_wrap=True, width=WIDEST)

@@ -84,7 +84,6 @@ def spread(cores: Sequence[int]) -> list[int]:
 
 
 def _siblings(core: int) -> list[int]:
-    """Return the hardware threads of the same physical core, ascending."""
     path = _CPUS / f"cpu{core}" / "topology" / "thread_siblings_list"
     try:
         text = path.read_text()

@@ -193,7 +193,6 @@ def _initialize(launcher: str, timeout: float) -> None:
 
 
 def _loaded_library() -> str:
-    """Return the path of the MPI library that mpi4py loaded into this process."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         path = line.split(maxsplit=5)[5:]
         if path and re.fullmatch(r"libmpi(?:\.so.*|_.*\.so.*)?", Path(path[0]).name) and "libmpi_" not in path[0]:

@@ -68,7 +68,6 @@ def preference(launch: Launch, has_gpu: bool) -> list[str]:
 
 
 def _objection(name: str, launch: Launch, several_hosts: bool) -> str:
-    """Return the reason why a backend cannot be used here; "" if it can."""
     try:
         chosen = backend_class(name)
     except MachineError as error:

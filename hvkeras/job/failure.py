@@ -341,5 +341,4 @@ class FailureHooks:
 
 
 def _timed_out(error: BaseException) -> bool:
-    """Return whether a TensorFlow collective timed out waiting for another rank."""
     return type(error).__name__ == "DeadlineExceededError" and "ollective" in str(error)
