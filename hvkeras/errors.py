@@ -1,4 +1,4 @@
-"""The errors of hvkeras: user mistakes, machine problems, and failures of peers."""
+"""Exceptions of hvkeras: usage errors, machine problems, and failures of peers."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ INSTALL_TENSORFLOW = ("pip install 'tensorflow>=2.16,<2.22', or tensorflow-cpu, 
 
 
 class HorovodInternalError(RuntimeError):
-    """Horovod's name for a collective that failed because of another rank; elastic training scripts catch it."""
+    """Horovod's exception for a collective that failed because of another rank; caught by elastic scripts."""
 
 
 class HostsUpdatedInterrupt(RuntimeError):  # noqa: N818 - Horovod's name
-    """Horovod's name for an interrupt because hosts were added or removed.
+    """Horovod's exception for the interruption of training because hosts were added or removed.
 
     Args:
         skip_sync: Whether the state need not be synchronised afterwards.
@@ -25,12 +25,12 @@ class HostsUpdatedInterrupt(RuntimeError):  # noqa: N818 - Horovod's name
 
 
 class HorovodVersionMismatchError(ImportError):
-    """Horovod's name for a framework of another version than Horovod was built with; hvkeras never raises it.
+    """Horovod's exception for a framework of another version than in its build; hvkeras never raises it.
 
     Args:
         name: The framework.
-        version: Its version.
-        installed_version: The version that Horovod was built with.
+        version: Version of the framework.
+        installed_version: Version that Horovod was built with.
     """
 
     def __init__(self, name: str, version: str, installed_version: str) -> None:
@@ -41,24 +41,24 @@ class HorovodVersionMismatchError(ImportError):
 
 
 class HvkerasError(RuntimeError):
-    """Base class of every error that hvkeras raises on purpose."""
+    """Base class of the exceptions of hvkeras."""
 
-    # Without it, AutoGraph would raise another class, with the text buried in a traceback of generated code.
+    # Otherwise AutoGraph would raise another class, with the message within a traceback of generated code.
     ag_pass_through = True
-    # Whether a job that this error ended may succeed after a restart.
+    # Whether a job that failed with this error may succeed after a restart.
     may_pass = True
 
 
 class UsageError(HvkerasError, ValueError):
-    """The caller asked for something impossible: a wrong argument, name or order of calls."""
+    """Invalid use of hvkeras: a wrong argument, name or order of calls."""
 
 
 class NotInitializedError(UsageError):
-    """A function that needs the job was called before `init()` or after `shutdown()`."""
+    """A function was called before `init()` or after `shutdown()`."""
 
 
 class CommitError(UsageError):
-    """The commit to resume from is damaged, or others may have written it; a restart would find the same."""
+    """The commit to resume from is damaged, or other users may have written it; a restart would not help."""
 
     may_pass = False
 
@@ -68,11 +68,11 @@ class DivergenceError(UsageError):
 
 
 class UnsupportedError(HvkerasError, NotImplementedError):
-    """A backend does not support an operation; the message names both, and what to do instead."""
+    """A backend does not support an operation; the message names both, and an alternative."""
 
 
 class MachineError(HvkerasError):
-    """This machine lacks something that the job needs: a package, a port, a launcher's variable."""
+    """A requirement of the job is missing on this machine: a package, a port, a variable of the launcher."""
 
 
 class NotInstalledError(MachineError, ModuleNotFoundError):
@@ -80,19 +80,19 @@ class NotInstalledError(MachineError, ModuleNotFoundError):
 
 
 class PeerError(HvkerasError, HorovodInternalError):
-    """Another rank is missing, has failed, or does something different from this one."""
+    """Another rank is missing, has failed, or does not match this one."""
 
 
 def explain(must_hold: str, hint: str = "", **received: object) -> str:
-    """Formats a message as `<what must hold>. Received: name=value. HINT: <fix>.`, the form of all our errors.
+    """Format a message as `<what must hold>. Received: name=value. HINT: <fix>.`, the form of all our errors.
 
     Args:
-        must_hold: What has to be true, without the closing full stop.
-        hint: The literal fix, without the closing full stop; omitted if empty.
-        **received: The offending values by name.
+        must_hold: The violated condition, without a full stop.
+        hint: The fix, without a full stop; omitted if empty.
+        **received: The invalid values by name.
 
     Returns:
-        The message as one line.
+        The message, one line.
     """
     parts = [f"{must_hold}."]
     if received:
@@ -103,10 +103,10 @@ def explain(must_hold: str, hint: str = "", **received: object) -> str:
 
 
 def require_tensorflow() -> None:
-    """Checks that TensorFlow is installed, without importing it.
+    """Check that TensorFlow is installed, without importing it.
 
     Raises:
-        NotInstalledError: It is not installed.
+        NotInstalledError: TensorFlow is not installed.
     """
     if find_spec("tensorflow") is None:
         raise NotInstalledError(explain("TensorFlow must be installed where ranks run, and hvkeras leaves the choice"

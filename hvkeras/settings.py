@@ -1,8 +1,8 @@
-"""Every setting of hvkeras in one table: name, type, default, help and Horovod's alias.
+"""All settings of hvkeras in one table: name, type, default, help and Horovod's variable.
 
-A setting is an environment variable `HVKERAS_<NAME>`. Some settings also accept the variable that
-Horovod's users know; ours takes precedence. Unknown `HVKERAS_*` variables and values that cannot be
-read are errors. This file and `hvkeras.control.launch_environments` are the only readers of the environment.
+A setting is an environment variable `HVKERAS_<NAME>`. Some settings also accept Horovod's variable; ours takes
+precedence. Unknown `HVKERAS_*` variables and invalid values are errors. This file and
+`hvkeras.control.launch_environments` are the only readers of the environment.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PREFIX = "HVKERAS_"
 _UNITS = {"": 1, "B": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3, "KIB": 1024, "MIB": 1024**2, "GIB": 1024**3}
 _BITS = {"k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
-LONGEST_TRACE = 10_000  # steps of a window: each adds a few kilobytes to the trace
+LONGEST_TRACE = 10_000  # maximum steps of a window: each adds a few kilobytes to the trace
 SHORTEST_SILENCE = 1.0  # seconds: ranks send a heartbeat every half second, the server every second
 LOG_LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
 
@@ -44,15 +44,15 @@ def _timeout(text: str) -> float:
 def _silence(text: str) -> float:
     value = _seconds(text)
     if value < SHORTEST_SILENCE:
-        raise ValueError(f"heartbeats come every second, so it must be {SHORTEST_SILENCE:g} s or more")
+        raise ValueError(f"heartbeats are sent every second, so it must be {SHORTEST_SILENCE:g} s or more")
     return value
 
 
 def size_in_bytes(text: str) -> int:
-    """Reads a size such as `64MB` or `25MiB`.
+    """Parse a size such as `64MB` or `25MiB`; return bytes.
 
     Raises:
-        ValueError: It is not a size.
+        ValueError: The text is not a size.
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     if match is None or match[2].upper() not in _UNITS:
@@ -61,10 +61,10 @@ def size_in_bytes(text: str) -> int:
 
 
 def bandwidth_in_bytes(text: str) -> float:
-    """Reads a rate such as `10Gbit`, `25Gbps` or `1.25GB/s`; returns bytes per second.
+    """Parse a rate such as `10Gbit`, `25Gbps` or `1.25GB/s`; return bytes per second.
 
     Raises:
-        ValueError: It is not a rate.
+        ValueError: The text is not a rate.
     """
     bits = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kKmMgGtT]?)(?:[bB]it(?:/s|ps)?|bps)\s*", text)
     bytes_ = re.fullmatch(r"(.*B)(?:/s|ps)?\s*", text)  # 10Gb may mean bits, and a bare number is ambiguous
@@ -81,10 +81,10 @@ def bandwidth_in_bytes(text: str) -> float:
 
 
 def duration_in_seconds(text: str) -> float:
-    """Reads a time with its unit, such as `50us` or `1ms`; returns seconds.
+    """Parse a time with its unit, such as `50us` or `1ms`; return seconds.
 
     Raises:
-        ValueError: It is not a time.
+        ValueError: The text is not a time.
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ns|us|µs|ms|s)\s*", text)
     if match is None:
@@ -134,10 +134,10 @@ def _timeline(text: str) -> str:
 
 
 def window_of_steps(text: str) -> tuple[int, int]:
-    """Reads a window of steps such as `100:120`, which includes the first number and excludes the last.
+    """Parse a window of steps such as `100:120`, which excludes the last number.
 
     Raises:
-        ValueError: It is not a window.
+        ValueError: The text is not a window.
     """
     first, colon, after = (part.strip() for part in text.partition(":"))
     if not colon or not after.isdecimal() or (first and not first.isdecimal()):
@@ -178,12 +178,12 @@ class Setting:
     """One row of the table.
 
     Attributes:
-        name: The name without the prefix, in lower case; also the attribute of `Settings`.
-        parse: Converts the text to a value; raises ValueError if it cannot.
-        default: The value if neither variable is set.
+        name: Name without the prefix, in lower case; also the attribute of `Settings`.
+        parse: Converts the text to a value, or raises ValueError.
+        default: Value if neither variable is set.
         help: One sentence for docs/settings.md.
         horovod: Horovod's variable for the same setting, or "".
-        internal: Whether launchers set it, so that users need not know it.
+        internal: Whether launchers set it, so that it is not documented for users.
     """
 
     name: str
@@ -195,7 +195,7 @@ class Setting:
 
     @property
     def variable(self) -> str:
-        """The environment variable that sets it."""
+        """Environment variable of the setting."""
         return PREFIX + self.name.upper()
 
 
@@ -205,93 +205,93 @@ TABLE: tuple[Setting, ...] = (
             horovod="HOROVOD_START_TIMEOUT"),
     Setting("spark_start_timeout", _timeout, 600.0, "Seconds that `hvkeras.spark` waits for Spark to start all of a"
             " job's tasks.", horovod="HOROVOD_SPARK_START_TIMEOUT"),
-    Setting("liveness_timeout", _silence, 15.0, "Seconds without a sign of life after which a rank counts as lost."),
-    Setting("relay_from", _count, 64, "Ranks from which, on several hosts, those of a host share one connection of the"
-            " control channel; 0 for never."),
+    Setting("liveness_timeout", _silence, 15.0, "Seconds without a heartbeat after which a rank counts as lost."),
+    Setting("relay_from", _count, 64, "Number of ranks from which, on several hosts, the ranks of a host share one"
+            " connection of the control channel (a relay); 0 for never."),
     Setting("stall_warning", _seconds, 60.0, "Seconds that a rank waits in a collective, or makes no progress in fit,"
-            " before a warning names who is late, and where.", horovod="HOROVOD_STALL_CHECK_TIME_SECONDS"),
+            " before a warning names the stragglers and their collectives.",
+            horovod="HOROVOD_STALL_CHECK_TIME_SECONDS"),
     Setting("stall_shutdown", _seconds, 600.0, "Seconds that a rank waits in a collective, or makes no progress in"
             " fit, before the job ends; 0 waits forever.", horovod="HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"),
-    Setting("mismatch_after", _seconds, 3.0, "Seconds that ranks wait for each other, each in another collective,"
-            " before it is an error on all of them."),
+    Setting("mismatch_after", _seconds, 3.0, "Seconds that ranks wait for each other in different collectives"
+            " before all of them raise an error."),
     Setting("exit_grace", _seconds, 3.0, "Seconds that a surviving rank has to unwind after another rank failed."),
     Setting("log_level", _log_level, "WARNING", "What hvkeras, TensorFlow and Horovod print: TRACE, DEBUG, INFO,"
             " WARNING, ERROR or FATAL.", horovod="HOROVOD_LOG_LEVEL"),
     Setting("threads", _switch, True, "Whether TensorFlow's threads default to the rank's fair share of the cores."),
-    Setting("gpu_placement", _switch, True, "Whether init() gives each rank the GPU of its local rank, with memory"
-            " growth; what the script has chosen before stays."),
+    Setting("gpu_placement", _switch, True, "Whether init() assigns each rank the GPU of its local rank, with memory"
+            " growth, unless the script has chosen GPUs before."),
     Setting("bucket_size", size_in_bytes, 25 * 1024**2, "Bytes of gradients fused into one collective (for example"
             " 25MiB).", horovod="HOROVOD_FUSION_THRESHOLD"),
     Setting("compile_update", _compile_update, "auto", "Whether XLA compiles the optimizer's update within the step:"
-            " on, off, or auto for where that pays; DistributedOptimizer(compile_update=...) takes precedence."),
-    Setting("shard_update", _switch, False, "Whether each rank keeps and updates a part of the optimizer's state;"
-            " DistributedOptimizer(shard_update=...) takes precedence."),
-    Setting("gradients", _gradients, "auto", "The gradients of allgather, broadcast and reducescatter: exact, or with"
-            " Horovod's factor of the number of ranks (horovod); auto is horovod under --as-horovod."),
-    Setting("uneven", _uneven, "trim", "What fit does if ranks have different numbers of batches: trim them to the"
-            " fewest, join (continue with zero weight), or error."),
-    Setting("guard", _switch, True, "Whether fit checks that all ranks keep the same weights."),
+            " on, off, or auto for where it is faster; DistributedOptimizer(compile_update=...) takes precedence."),
+    Setting("shard_update", _switch, False, "Whether each rank stores and updates only a shard of the optimizer's"
+            " state; DistributedOptimizer(shard_update=...) takes precedence."),
+    Setting("gradients", _gradients, "auto", "Gradients of allgather, broadcast and reducescatter: exact, or scaled by"
+            " the number of ranks as in Horovod (horovod); auto is horovod under --as-horovod."),
+    Setting("uneven", _uneven, "trim", "Behaviour of fit if ranks have different numbers of batches: trim to the"
+            " smallest number, join (continue with zero weight), or error."),
+    Setting("guard", _switch, True, "Whether fit checks that all ranks have the same weights."),
     Setting("guard_steps", _positive, 200, "Steps between two such checks; fit also checks after the first step and at"
             " the end of each epoch."),
     Setting("average_statistics", _switch, True, "Whether fit averages moving statistics over the ranks, before"
             " validation and at the end of an epoch: those of BatchNormalization, and registered ones."),
     Setting("network_interfaces", _names, (), "Network interfaces that hvkeras listens on and announces, separated by"
             " commas."),
-    Setting("network_costs", _network_costs, None, "Latency and bandwidth between hosts, such as 25us,10Gbit, by which"
-            " backend native chooses how to reduce; measured at the start by default."),
-    Setting("secret", str, "", "The job's secret, the same on every rank; needed on several hosts by jobs of TF_CONFIG,"
+    Setting("network_costs", _network_costs, None, "Latency and bandwidth between hosts, such as 25us,10Gbit, from"
+            " which backend native chooses its algorithms; measured at the start by default."),
+    Setting("secret", str, "", "The job's secret, equal on all ranks; required on several hosts by jobs of TF_CONFIG,"
             " torchrun and Kubernetes."),
-    Setting("rendezvous_dir", str, "", "Private folder, shared by all hosts, where jobs of TF_CONFIG, torchrun and"
-            " Slurm leave the job's secret."),
+    Setting("rendezvous_dir", str, "", "Private folder, shared by all hosts, for the secret of jobs of TF_CONFIG,"
+            " torchrun and Slurm."),
     Setting("kubernetes_size", int, None, "Number of pods of a Kubernetes Indexed Job that train together."),
-    Setting("kubernetes_service", str, "", "Headless service of these pods, with :port to meet at another one than"
+    Setting("kubernetes_service", str, "", "Headless service of these pods, with :port for another rendezvous port than"
             " 29400."),
-    Setting("timeline", _timeline, "", "File for a timeline of rank 0's collectives; with {rank} in its name, of each"
-            " rank's.", horovod="HOROVOD_TIMELINE"),
+    Setting("timeline", _timeline, "", "File for a timeline of rank 0's collectives; with {rank} in its name, one file"
+            " per rank.", horovod="HOROVOD_TIMELINE"),
     Setting("trace_steps", window_of_steps, None, "Window of steps to trace on all ranks: 100:120 is steps 100 to 119,"
-            " counted from 0 since training began."),
-    Setting("trace_file", str, "trace.json", "File that the ranks' traces are merged into; beside it each rank writes"
-            " its own, such as trace.rank.0.json."),
-    Setting("elastic_dir", str, "", "Private folder where rank 0 keeps the commits of hvd.elastic, for a job that is"
-            " restarted; `hvkeras run --reset-limit` creates one."),
-    Setting("leave_grace", _timeout, 25.0, "Seconds that ranks have, after SIGTERM, to save what they train, or to"
-            " leave an elastic job; then they are ended."),
-    Setting("report", str, "", "Folder where ranks keep records of the job, and where a report on it is written when"
-            " it ends; `hvkeras run --report` names it too."),
+            " counted from 0 at the start of training."),
+    Setting("trace_file", str, "trace.json", "File for the merged trace; each rank writes its own trace beside it,"
+            " such as trace.rank.0.json."),
+    Setting("elastic_dir", str, "", "Private folder where rank 0 stores the commits of hvd.elastic, to resume after a"
+            " restart; `hvkeras run --reset-limit` creates one."),
+    Setting("leave_grace", _timeout, 25.0, "Seconds after SIGTERM for ranks to save a checkpoint, or to leave an"
+            " elastic job, before they are terminated."),
+    Setting("report", str, "", "Folder for the ranks' records of the job, and for the report that is written when it"
+            " ends; same as `hvkeras run --report`."),
     Setting("run_rank", int, None, "Rank, set by `hvkeras run`.", internal=True),
     Setting("run_size", int, None, "Number of ranks, set by `hvkeras run`.", internal=True),
     Setting("run_local_rank", int, None, "Local rank, set by `hvkeras run`.", internal=True),
     Setting("run_local_size", int, None, "Ranks on this host, set by `hvkeras run`.", internal=True),
     Setting("run_control", str, None, "host:port of the control channel, set by `hvkeras run`.", internal=True),
-    Setting("run_launcher", str, "", "Who serves the control channel, if not `hvkeras run`.", internal=True),
-    Setting("run_cause", str, "", "File that a rank writes the cause of its job's end to.", internal=True),
+    Setting("run_launcher", str, "", "Launcher that serves the control channel, if not `hvkeras run`.", internal=True),
+    Setting("run_cause", str, "", "File for the cause of the job's end, written by ranks.", internal=True),
     Setting("run_membership", str, "", "host:port of an elastic job's membership channel, set by `hvkeras run`.",
             internal=True),
-    Setting("run_worker", int, None, "Number of this worker of an elastic job, set by `hvkeras run`.", internal=True),
-    Setting("run_standby", str, "", "When this worker joins an elastic job that runs already: at a `commit`, with its"
-            " model built, or at its `start`, in hvd.init(); set by `hvkeras run`.", internal=True),
-    Setting("run_handover", str, "", "Descriptor of the commits that this process has kept while its program started"
-            " anew, and the number of the last one.", internal=True),
+    Setting("run_worker", int, None, "Number of this worker in an elastic job, set by `hvkeras run`.", internal=True),
+    Setting("run_standby", str, "", "When this worker joins a running elastic job: at a `commit`, with its model built,"
+            " or at its `start`, in hvd.init(); set by `hvkeras run`.", internal=True),
+    Setting("run_handover", str, "", "File descriptor of the commits that this process retained during a restart of"
+            " its program, and the number of the last commit.", internal=True),
     Setting("run_commits", _switch, False, "Whether `hvkeras run` removes the commits of hvd.elastic.", internal=True),
     Setting("spark_rank", int, None, "Rank, set by `hvkeras.spark`.", internal=True),
     Setting("spark_size", int, None, "Number of ranks, set by `hvkeras.spark`.", internal=True),
     Setting("spark_local_rank", int, None, "Local rank, set by `hvkeras.spark`.", internal=True),
     Setting("spark_local_size", int, None, "Ranks on this host, set by `hvkeras.spark`.", internal=True),
     Setting("spark_control", str, None, "host:port of the control channel, set by `hvkeras.spark`.", internal=True),
-    Setting("horovod_numbers", str, "", "Who has set HOROVOD_RANK and the like, if it was not horovodrun.",
+    Setting("horovod_numbers", str, "", "Launcher that has set HOROVOD_RANK etc., if not horovodrun.",
             internal=True),
-    Setting("record", str, "", "Folder that ranks write their record to, set by `hvkeras compare`.", internal=True),
+    Setting("record", str, "", "Folder for the ranks' records, set by `hvkeras compare`.", internal=True),
 )
 
 
-# What concerns the job as a whole, so that the value of rank 0 counts on all ranks.
+# Settings of the whole job: all ranks use the value of rank 0.
 SHARED = ("liveness_timeout", "stall_warning", "stall_shutdown", "mismatch_after", "exit_grace", "bucket_size",
           "compile_update", "shard_update", "gradients", "uneven", "guard", "guard_steps", "average_statistics")
 
 _CYCLES = "there are no cycles of negotiation to tune"
 _TUNED_BY_ITSELF = "the engine tunes itself"
-# Variables that Horovod's own engine reads, and why the other engines ignore them. Those that its launchers set are not
-# among them.
+# Variables of Horovod's engine, and why the other engines ignore them, without those that its launchers set.
 IGNORED = {
     **dict.fromkeys(("HOROVOD_CYCLE_TIME", "HOROVOD_CACHE_CAPACITY", "HOROVOD_TIMELINE_MARK_CYCLES"), _CYCLES),
     **dict.fromkeys(("HOROVOD_AUTOTUNE", "HOROVOD_AUTOTUNE_LOG", "HOROVOD_AUTOTUNE_WARMUP_SAMPLES",
@@ -309,30 +309,30 @@ IGNORED = {
 
 
 def ignored_variables(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Finds Horovod's variables that are set, and have an effect on Horovod's own engine alone.
+    """Return Horovod's variables that are set but affect only Horovod's engine.
 
     Args:
-        environ: The environment to look at; this process's by default.
+        environ: The environment to read; that of this process by default.
 
     Returns:
-        Why each one is ignored, by variable.
+        The reason why it is ignored, by variable.
     """
     environ = os.environ if environ is None else environ
     return {name: why for name, why in IGNORED.items() if environ.get(name)}
 
 
 class Settings:
-    """The settings in force, one attribute per row of `TABLE`; read-only.
+    """Settings of this process, one read-only attribute per row of `TABLE`.
 
     Example:
         >>> Settings({"HVKERAS_BUCKET_SIZE": "64MB"}).bucket_size
         64000000
 
     Args:
-        environ: The environment to read; this process's by default.
+        environ: The environment to read; that of this process by default.
 
     Raises:
-        UsageError: An `HVKERAS_*` variable is unknown or cannot be read.
+        UsageError: An `HVKERAS_*` variable is unknown or invalid.
     """
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
@@ -352,14 +352,14 @@ class Settings:
                     self.__dict__[name] = 0.0
 
     def shared(self) -> dict[str, Any]:
-        """The settings that must be those of rank 0 on all ranks, by name."""
+        """Return the settings that all ranks share, by name."""
         return {name: getattr(self, name) for name in SHARED}
 
     def with_shared(self, values: Mapping[str, Any]) -> Settings:
-        """Returns these settings with rank 0's values of those that all ranks share.
+        """Return these settings with the shared ones of rank 0.
 
         Args:
-            values: What `shared` returned on rank 0.
+            values: Result of `shared` on rank 0.
         """
         result = copy.copy(self)
         result.__dict__.update(values)

@@ -1,14 +1,13 @@
 # mypy: disable-error-code="empty-body"
 # ruff: noqa: D102 - the methods are those of TensorFlow and Keras
-"""The types in the signatures of hvkeras, since neither TensorFlow nor Keras ships any.
+"""Types for the signatures of hvkeras, since neither TensorFlow nor Keras ships any.
 
-Names that end in `Like` say what a function takes: the members that it needs. Classes of TensorFlow, Keras 3 and
-tf_keras have them, and so may your own.
+Names that end in `Like` are protocols of arguments, with the members that a function needs. Classes of TensorFlow,
+Keras 3 and tf_keras implement them, and other classes may do so.
 
-The other names say what a function returns, or what a class derives from. A type checker takes each for a subclass of
-TensorFlow's or Keras's class of that name, so that a result can be passed on to functions that ask for a `tf.Tensor` or
-a `keras.Model`. At run time they are protocols without a use: functions return TensorFlow's and Keras's own objects,
-and nothing is imported here.
+The other names are the types of results and base classes. For a type checker, each is a subclass of TensorFlow's or
+Keras's class with that name, so results can be passed to functions that need a `tf.Tensor` or a `keras.Model`. At run
+time they are unused protocols: functions return objects of TensorFlow and Keras, and nothing is imported here.
 
 Example:
     from hvkeras.typing import Tensor, TensorLike
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from tensorflow import Operation as _Operation
     from tensorflow import Tensor as _Tensor
 
-    _Untyped = Any  # a subclass of it is accepted where any other class is asked for
+    _Untyped = Any  # a subclass of it is compatible with any other class
 else:
     _GradientTape = _Operation = _Tensor = _Untyped = Protocol
 
@@ -42,11 +41,11 @@ __all__ = [
 ]
 
 
-# What functions take.
+# Types of arguments.
 
 
 class HasShape(Protocol):
-    """Tensors, variables, `tf.IndexedSlices`, arrays of any library."""
+    """Tensors, variables, `tf.IndexedSlices`, and arrays of any library."""
 
     @property
     def shape(self) -> Any:
@@ -54,16 +53,16 @@ class HasShape(Protocol):
 
 
 TensorLike: TypeAlias = HasShape | complex | str | bytes | Sequence["TensorLike"]
-"""What `tf.convert_to_tensor` accepts, and `tf.IndexedSlices`."""
+"""Arguments of `tf.convert_to_tensor`, and `tf.IndexedSlices`."""
 
 PathLike: TypeAlias = str | os.PathLike[str]
-"""A path."""
+"""A file system path."""
 
 Logs: TypeAlias = dict[str, Any]
-"""What Keras passes to callbacks: numbers by name, which callbacks may change."""
+"""Logs of Keras for callbacks: numbers by name, which callbacks may change."""
 
 Data: TypeAlias = object
-"""What `fit` and `predict` take: arrays, structures of arrays, a `tf.data.Dataset`, a `PyDataset` or a `Sequence`."""
+"""Data for `fit` and `predict`: arrays, structures of arrays, a `tf.data.Dataset`, a `PyDataset` or a `Sequence`."""
 
 
 class VariableLike(Protocol):
@@ -78,14 +77,14 @@ class VariableLike(Protocol):
         """The static shape."""
 
     def assign(self, value: Any, /) -> Any:
-        """Sets the value."""
+        """Set the value."""
 
 
 class OptimizerLike(Protocol):
-    """An optimizer of Keras 3, tf_keras or TensorFlow 1, which are applied by the same method."""
+    """An optimizer of Keras 3, tf_keras or TensorFlow 1."""
 
     def apply_gradients(self, grads_and_vars: Any, /) -> Any:
-        """Applies gradients, given as pairs of a gradient and its variable."""
+        """Apply gradients, as pairs of a gradient and its variable."""
 
 
 class LayerLike(Protocol):
@@ -97,10 +96,10 @@ class LayerLike(Protocol):
 
 
 class AdaptableLike(Protocol):
-    """A layer, or a `FeatureSpace`, that learns from data before training."""
+    """A layer, or a `FeatureSpace`, that adapts to data before training."""
 
     def adapt(self, data: Any, /) -> Any:
-        """Learns from data."""
+        """Compute the state from data."""
 
 
 class ModelLike(Protocol):
@@ -111,27 +110,27 @@ class ModelLike(Protocol):
         """The trainable variables of all layers."""
 
     def predict(self, x: Any, /) -> Any:
-        """Predicts."""
+        """Return predictions."""
 
 
 class CallbackLike(Protocol):
     """A callback of Keras 3 or tf_keras."""
 
     def set_model(self, model: Any, /) -> Any:
-        """Receives the model."""
+        """Set the model."""
 
     def on_epoch_end(self, epoch: Any, logs: Any = ..., /) -> Any:
-        """Called at the end of an epoch."""
+        """Handle the end of an epoch."""
 
 
 class GradientTapeLike(Protocol):
     """A `tf.GradientTape`."""
 
     def watch(self, tensor: Any, /) -> Any:
-        """Records what is computed from a tensor."""
+        """Record operations on a tensor."""
 
     def gradient(self, target: Any, sources: Any, /) -> Any:
-        """Computes gradients."""
+        """Compute gradients."""
 
 
 class DatasetLike(Protocol):
@@ -145,13 +144,13 @@ class DatasetLike(Protocol):
 
 
 class CompressorLike(Protocol):
-    """A compressor: one of `hvkeras.Compression`, or a class or an object of your own with its two methods."""
+    """A compressor: one of `hvkeras.Compression`, or another class or object with its two methods."""
 
     def compress(self, tensor: Any, /) -> tuple[Any, Any]:
-        """Returns the tensor to send, and what `decompress` needs."""
+        """Return the tensor to send, and a context for `decompress`."""
 
     def decompress(self, tensor: Any, ctx: Any, /) -> Any:
-        """Returns the tensor in its original form."""
+        """Return the tensor in its original form."""
 
 
 OptimizerT = TypeVar("OptimizerT", bound=OptimizerLike)
@@ -159,11 +158,11 @@ VariableT = TypeVar("VariableT", bound=VariableLike)
 CallbackT = TypeVar("CallbackT", bound=CallbackLike)
 
 
-# What functions return, and what classes derive from.
+# Types of results, and base classes.
 
 
 class ArrayOrTensor(Protocol):
-    """What NumPy's arrays and numbers have in common with tensors."""
+    """Common members of tensors and NumPy's arrays and numbers."""
 
     @property
     def dtype(self) -> Any:
@@ -245,7 +244,7 @@ class Tensor(_Tensor):  # type: ignore[misc]  # TensorFlow ships no types
 
 
 class Operation(_Operation):  # type: ignore[misc]
-    """A `tf.Operation`: something for a graph or a session to run."""
+    """A `tf.Operation` of a graph or a session."""
 
 
 class DistributedGradientTape(_GradientTape):  # type: ignore[misc]
@@ -257,13 +256,13 @@ class DistributedGradientTape(_GradientTape):  # type: ignore[misc]
     def get_local_and_global_gradients(
         self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: bool = False,
     ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
-        """Computes pairs of a source and its gradient: those that stay on this rank, and those that are reduced."""
+        """Return pairs of a source and its gradient: those that stay on this rank, and those that are reduced."""
 
     def register_local_source(self, source: VariableLike) -> None:
-        """Keeps the gradient of a variable on this rank."""
+        """Exclude the gradient of a variable from reduction."""
 
     def keep_local(self, layers: Sequence[LayerLike]) -> None:
-        """Keeps the gradients of layers on this rank."""
+        """Exclude the gradients of layers from reduction."""
 
 
 class Model(_Untyped):  # type: ignore[misc]
@@ -324,4 +323,4 @@ class InputContext(_Untyped):  # type: ignore[misc]
 
     @property
     def input_pipeline_id(self) -> int:
-        """The worker's number."""
+        """The index of the worker."""

@@ -1,1 +1,1 @@
-"""`hvkeras bench`: benchmarks engines side by side on the same work, and verifies every result."""
+"""`hvkeras bench`: interleaved benchmarks of engines on the same work, with every result verified."""

@@ -1,4 +1,4 @@
-"""Chains of allreduces: each depends on the one before it, like the collectives of a step in a training loop."""
+"""Chains of dependent allreduces, like the collectives of consecutive training steps."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from hvkeras.bench.streams import Streams
 from hvkeras.errors import explain
 from hvkeras.settings import size_in_bytes
 
-LONGEST = 100  # maximum number of links in a chain; large tensors have fewer
-CHAIN_BYTES = 1024**3  # maximum bytes that a chain reduces, unless two links exceed it
-CHAIN_SECONDS = 0.5  # maximum seconds that a chain's bytes take on the network, unless one link exceeds it
+LONGEST = 100  # maximum number of links in a chain; fewer for large tensors
+CHAIN_BYTES = 1024**3  # maximum bytes to reduce in a chain, but at least two links
+CHAIN_SECONDS = 0.5  # maximum seconds on the network for a chain, but at least one link
 _ITEM = 4  # bytes of a float32
 _SMALLEST = 2.0**-20  # the unit of the ranks' values
-_GROWTH = 110  # powers of two by which a sum may grow before it is scaled down to stay within float32
+_GROWTH = 110  # a sum is scaled down before it has grown by this power of two, to stay within float32
 
 Reduce = Callable[[Any, str], Any]
 
 
 def links_for(size: int, rate: float = math.inf) -> int:
-    """The number of allreduces in a chain.
+    """Return the number of allreduces in a chain.
 
     Args:
         size: Bytes of the tensor.
-        rate: The network's bandwidth in bytes per second.
+        rate: Network bandwidth in bytes per second.
     """
     if math.isinf(rate):
         return max(2, min(LONGEST, CHAIN_BYTES // size))
@@ -42,17 +42,17 @@ def links_for(size: int, rate: float = math.inf) -> int:
 
 
 class AllreduceTask:
-    """The input values of a chain and its expected results.
+    """Input values of a chain and its expected results.
 
     Element j of rank r is 1 + (7 j + 3 r) mod 13 units, so the sums over n ranks are small integers. Each link but
     the first multiplies them by n, which is exact in float32 if n is a power of two. They are scaled down before they
     leave the range of float32.
 
     Args:
-        label: The size as the user wrote it, and perhaps a bandwidth.
+        label: The size as the user wrote it, and optionally a bandwidth.
         rank: This rank.
-        ranks: The number of ranks.
-        links: The number of allreduces; 0 for one that suits the size and the bandwidth.
+        ranks: Number of ranks.
+        links: Number of allreduces; 0 to choose it by size and bandwidth.
     """
 
     def __init__(self, label: str, rank: int, ranks: int, links: int = 0) -> None:
@@ -73,14 +73,14 @@ class AllreduceTask:
         return ((1 + (7 * elements + 3 * rank) % 13) * _SMALLEST).astype(np.float32)
 
     def chained(self, reduce: Reduce, tensor: Any) -> Any:
-        """Reduces a tensor `links` times, with a separate name for each link."""
+        """Reduce a tensor `links` times, with a unique name for each link."""
         for link in range(1, self.links + 1):
             tensor = reduce(tensor, f"bench {self.bytes} {link}")
             tensor = tensor * self.scale if link % self.period == 0 else tensor
         return tensor
 
     def check(self, engine: str, result: Any) -> None:
-        """Compares a chain's result with NumPy's, element by element.
+        """Compare a chain's result with NumPy's, element by element.
 
         Raises:
             WrongResultError: The results differ; the message names the first wrong element.
@@ -102,9 +102,9 @@ class Chain(Participant):
     """A chain inside one `tf.function`.
 
     Args:
-        row: Its row.
-        task: The input and the expected results.
-        reduce: Sums a tensor over the ranks, under a name.
+        row: Row for the results.
+        task: Input and expected results.
+        reduce: Function of a tensor and a name that sums the tensor over the ranks.
         scope: Runs the body of the function; for `tf.distribute`, in a replica context.
     """
 
@@ -121,24 +121,24 @@ class Chain(Participant):
         self._result: Any = None
 
     def prepare(self) -> None:
-        """Traces the chain and verifies a first result."""
+        """Trace the chain, run it once, and verify the result."""
         self._input = tf.constant(self._task.own)
         self.run(1)
         self.check()
 
     def run(self, calls: int) -> None:
-        """Runs the chain `calls` times; all runs have finished when this returns."""
+        """Run the chain `calls` times synchronously."""
         for _ in range(calls):
-            self._result = None  # frees its memory for the next call
+            self._result = None  # free its memory for the next call
             self._result = self._function(self._input)
 
     def check(self) -> None:
-        """Verifies the last result."""
+        """Verify the last result."""
         self._task.check(self.row.name, self._result.numpy())
 
 
 class MpiChain(Participant):
-    """The same chain in MPI on NumPy arrays, without TensorFlow: shows what the machine's MPI can do."""
+    """The same chain with MPI on NumPy arrays, without TensorFlow, as a reference."""
 
     def __init__(self, row: BenchmarkRow, task: AllreduceTask, world: Any) -> None:
         self.row, self._task, self._world = row, task, world
@@ -146,15 +146,15 @@ class MpiChain(Participant):
         self._result: Any = None
 
     def prepare(self) -> None:
-        """Verifies a first result."""
-        self._spares = np.empty_like(self._task.own), np.empty_like(self._task.own)
+        """Run the chain once, and verify the result."""
+        self._buffers = np.empty_like(self._task.own), np.empty_like(self._task.own)
         self.run(1)
         self.check()
 
     def run(self, calls: int) -> None:
-        """Runs the chain `calls` times."""
+        """Run the chain `calls` times."""
         def reduce(array: Any, _: str) -> Any:
-            out = self._spares[array is self._spares[0]]
+            out = self._buffers[array is self._buffers[0]]
             self._world.Allreduce(array, out)
             return out
 
@@ -162,15 +162,15 @@ class MpiChain(Participant):
             self._result = self._task.chained(reduce, self._task.own)
 
     def check(self) -> None:
-        """Verifies the last result."""
+        """Verify the last result."""
         self._task.check(self.row.name, self._result)
 
 
 def participants(stage: Stage, label: str) -> list[Participant]:
-    """The chains of one job.
+    """Return the chains of one job.
 
     Args:
-        stage: The job's plan, ranks and peer.
+        stage: Plan, ranks and peer of the job.
         label: The size as the user wrote it.
     """
     ranks, peer = stage.ranks, stage.peer

@@ -1,7 +1,7 @@
 """The channel between `hvkeras bench` and rank 0 of each of its jobs: JSON messages over a socket in a folder.
 
-A folder, unlike the loopback interface, is the same for all hosts that are made of network namespaces; and only the
-user who runs the benchmark can open it.
+Unlike the loopback interface, a folder is shared by all hosts that are network namespaces. Only the user who runs the
+benchmark can open it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from hvkeras.errors import PeerError, explain
 
 _NAME = "channel"
-_MAX_BYTES = 16 * 1024 * 1024  # of a message
+_MAX_BYTES = 16 * 1024 * 1024  # per message
 
 
 class ChannelClosedError(PeerError):
@@ -25,11 +25,7 @@ class ChannelClosedError(PeerError):
 
 
 class Channel:
-    """One end of the channel.
-
-    Args:
-        connection: The connected socket.
-    """
+    """Channel over a connected socket."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -37,14 +33,14 @@ class Channel:
 
     @classmethod
     def to(cls, folder: Path) -> Channel:
-        """Connects to the listener in a folder."""
+        """Connect to the listener in a folder."""
         connection = socket.socket(socket.AF_UNIX)
         with _address(folder) as address:
             connection.connect(address)
         return cls(connection)
 
     def send(self, message: Any) -> None:
-        """Sends a message that JSON can represent.
+        """Send a JSON-compatible message.
 
         Raises:
             ChannelClosedError: The peer has closed the connection.
@@ -55,10 +51,10 @@ class Channel:
             raise ChannelClosedError(str(error)) from None
 
     def receive(self, timeout: float | None = None) -> Any:
-        """Receives the next message.
+        """Receive the next message.
 
         Args:
-            timeout: Seconds to wait for it; None to wait forever.
+            timeout: Seconds to wait; None to wait forever.
 
         Raises:
             TimeoutError: No message arrived in time; the call may be repeated.
@@ -77,7 +73,7 @@ class Channel:
             finally:
                 self._connection.settimeout(None)
             if not more:
-                raise ChannelClosedError("the other end closed the connection")
+                raise ChannelClosedError("the peer closed the connection")
             self._read += more
             if len(self._read) > _MAX_BYTES:
                 raise ChannelClosedError(explain(f"A message of a benchmark must be under {_MAX_BYTES} bytes"))
@@ -86,16 +82,12 @@ class Channel:
         return json.loads(text)
 
     def close(self) -> None:
-        """Closes the connection."""
+        """Close the connection."""
         self._connection.close()
 
 
 class Listener:
-    """The listening socket to which rank 0 of a job connects.
-
-    Args:
-        folder: The folder of the job.
-    """
+    """Listening socket in a job's folder, to which rank 0 connects."""
 
     def __init__(self, folder: Path) -> None:
         self._socket = socket.socket(socket.AF_UNIX)
@@ -104,7 +96,7 @@ class Listener:
         self._socket.listen()
 
     def accept(self, timeout: float) -> Channel | None:
-        """Waits for a connection; returns None if there was none."""
+        """Wait for a connection; return None after the timeout in seconds."""
         self._socket.settimeout(timeout)
         try:
             connection, _ = self._socket.accept()
@@ -113,13 +105,13 @@ class Listener:
         return Channel(connection)
 
     def close(self) -> None:
-        """Stops accepting connections."""
+        """Stop accepting connections."""
         self._socket.close()
 
 
 @contextlib.contextmanager
 def _address(folder: Path) -> Iterator[str]:
-    """The address of the socket in a folder; the folder's own path may be longer than an address may be."""
+    # Through a descriptor, since the folder's path may exceed the maximum length of a socket address.
     descriptor = os.open(folder, os.O_PATH)
     try:
         yield f"/proc/self/fd/{descriptor}/{_NAME}"

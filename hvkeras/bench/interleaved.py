@@ -1,4 +1,4 @@
-"""A complete benchmark: starts the jobs, and measures them in turns on each piece of work."""
+"""A complete benchmark: start the jobs, and measure them in turns on each piece of work."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from hvkeras.bench.jobs import BenchmarkJob, DescribeFailure, End, Remote, Watch
 from hvkeras.bench.participant import Effort, run_rounds
 from hvkeras.bench.plan import ONE, TCP, BenchmarkPlan
 from hvkeras.bench.row import (
-    APART,
     ENGINE,
+    LOCAL_ONLY,
     MPI_ALONE,
     ONE_PROCESS,
     PEER,
@@ -27,21 +27,21 @@ from hvkeras.bench.row import (
 
 BLOCK = {"allreduce": 0.1, "step": 0.2}  # seconds per block
 _ORDER = {"allreduce": (ENGINE, PEER, REFERENCE), "step": (REFERENCE, ENGINE, PEER)}
-_MARGIN = 60.0  # seconds beyond the benchmark's timeout after which stopped ranks count as lost
+_MARGIN = 60.0  # seconds after the benchmark's timeout until stopped ranks count as lost
 
 
 @dataclass(frozen=True)
 class LaunchMethod:
-    """How jobs are started.
+    """Launcher and environment of jobs.
 
     Attributes:
-        suffix: What the names of its rows end with, to tell them from those of other launchers.
-        command: Returns the command line that starts a number of ranks; the job's folder is appended to it.
-        objection: Returns why a backend cannot run in jobs started this way, or "".
-        describe_failure: Returns why a job failed, in one line.
-        end: Ends the process that `command` started.
+        suffix: Suffix of the row names, which distinguishes launchers.
+        command: Returns the command line for a number of ranks; the job's folder is appended to it.
+        objection: Returns why a backend cannot run in such jobs, or "".
+        describe_failure: Returns the cause of a job's failure, in one line.
+        end: Terminates the process that `command` started.
         mpi: Whether the ranks have MPI.
-        environment: Variables in addition to this process's own.
+        environment: Additional environment variables.
         tcp: Whether to measure plain TCP streams between the hosts as well.
     """
 
@@ -60,13 +60,13 @@ class EngineGroup:
     """A job and the names of its participants, or the reason why there is no job.
 
     Attributes:
-        name: The name of its rows.
-        kind: The kind of its rows.
-        peer: The name of its engine used without hvkeras, if that is measured too, or "".
+        name: Name of the rows.
+        kind: Kind of the rows.
+        peer: Name of the engine used without hvkeras, if this is also measured, or "".
         job: The job.
         reason: Why there is no job, or "".
         peer_reason: Why the peer cannot participate, or "".
-        suffix: What the names of its rows end with.
+        suffix: Suffix of the row names.
     """
 
     name: str
@@ -78,7 +78,7 @@ class EngineGroup:
     suffix: str = ""
 
     def participants(self, work: str) -> list[Remote]:
-        """The participants for a piece of work; the row of one that cannot run contains the reason."""
+        """Return the participants for a piece of work; the row of one that cannot run contains the reason."""
         found = self._participants(work)
         for one in found:
             one.row.name += self.suffix
@@ -87,7 +87,7 @@ class EngineGroup:
     def _participants(self, work: str) -> list[Remote]:
         reason = self.reason
         if self.job is not None and not self.job.reason:
-            answer = self.job.ask("work", work)
+            answer = self.job.request("work", work)
             if answer is not None and not answer[1]:
                 return [Remote(BenchmarkRow.from_json(row), self.job, index) for index, row in enumerate(answer[0])]
             reason = answer[1] if answer is not None else ""
@@ -99,15 +99,15 @@ class EngineGroup:
 
 
 class InterleavedRun:
-    """The jobs of a benchmark.
+    """Jobs of a benchmark.
 
     Args:
-        plan: The plan of the jobs; the backend is set for each of them.
-        methods: How jobs are started: each backend's in each of these ways, other jobs in the first one.
-        effort: How long to measure each piece of work.
-        show: Called with the fraction done and the current activity.
+        plan: Plan of the jobs; the backend is set for each job.
+        methods: Launch methods of each backend's jobs; other jobs use the first one.
+        effort: Duration of the measurement of each piece of work.
+        show: Called with the completed fraction and the current activity.
         before: Called before each piece of work is measured.
-        hosts: The number of hosts.
+        hosts: Number of hosts.
     """
 
     def __init__(self, plan: BenchmarkPlan, methods: Sequence[LaunchMethod], effort: Effort,
@@ -120,16 +120,16 @@ class InterleavedRun:
         self._jobs: list[BenchmarkJob] = []
 
     def run(self, backends: Sequence[str], peers: bool, work: Sequence[str], rows: list[BenchmarkRow]) -> None:
-        """Runs the benchmark.
+        """Run the benchmark.
 
         Args:
             backends: The engines.
             peers: Whether to measure Horovod and `tf.distribute` used directly as well.
             work: Sizes or models.
-            rows: The list to which results are added, one piece of work after the other.
+            rows: List to which results are appended, one piece of work after the other.
 
         Raises:
-            TimeIsUpError: The benchmark takes too long.
+            BenchmarkTimeoutError: The benchmark exceeds its timeout.
         """
         groups = [self._engine_group(name, peers, method) for name in backends for method in self._methods]
         first = self._methods[0]
@@ -139,8 +139,8 @@ class InterleavedRun:
                        for name in ("horovod", "tfdist") if name not in backends]
         if self._plan.kind == "step":
             groups.insert(0, EngineGroup(ONE_PROCESS, REFERENCE, job=self._started(ONE_PROCESS, ONE, 1, False, first)))
-            job = self._started(APART, "", self._plan.ranks, False, first)
-            groups.insert(1, EngineGroup(APART, REFERENCE, job=job))
+            job = self._started(LOCAL_ONLY, "", self._plan.ranks, False, first)
+            groups.insert(1, EngineGroup(LOCAL_ONLY, REFERENCE, job=job))
         else:
             groups += [EngineGroup(MPI_ALONE, REFERENCE, job=self._started(MPI_ALONE, "", self._plan.ranks, False, one))
                        for one in self._methods if one.mpi]
@@ -156,7 +156,7 @@ class InterleavedRun:
             rows += self._measured(groups, item, show)
 
     def close(self) -> None:
-        """Ends all jobs."""
+        """Terminate all jobs."""
         for job in self._jobs:
             job.close()
         self._watchdog.close()
@@ -190,7 +190,7 @@ class InterleavedRun:
         job = BenchmarkJob(folder, method.command(ranks), method.describe_failure, method.end, self._deadline)
         self._jobs.append(job)
         plan = dataclasses.replace(self._plan, backend=backend, peer=peer)
-        patience = {"HVKERAS_LIVENESS_TIMEOUT": str(self._plan.timeout + _MARGIN)}
-        environment = {**os.environ, **method.environment, **patience}
+        liveness = {"HVKERAS_LIVENESS_TIMEOUT": str(self._plan.timeout + _MARGIN)}
+        environment = {**os.environ, **method.environment, **liveness}
         job.start(dataclasses.asdict(plan), environment, self._watchdog)
         return job

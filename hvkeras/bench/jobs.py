@@ -1,7 +1,7 @@
-"""The jobs of a benchmark: each engine has its own ranks, which are stopped while others are measured.
+"""Jobs of a benchmark: each engine has its own ranks, which are stopped (SIGSTOP) while others are measured.
 
-An engine's threads run even when no collective is requested (Horovod's negotiates with the other ranks every
-millisecond), and would take time from the engine being measured. So the ranks of all jobs but one are stopped.
+An engine's threads run even without collectives, and would slow down the engine that is measured: Horovod's thread
+negotiates with the other ranks every millisecond. Therefore the ranks of all jobs except one are stopped.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from hvkeras.bench.channel import Channel, ChannelClosedError, Listener
-from hvkeras.bench.row import KEPT_BY_THE_BENCHMARK, BenchmarkRow
+from hvkeras.bench.row import LOCAL_FIELDS, BenchmarkRow
 
 TICK = 0.1  # seconds between two checks of a job
-EXIT_GRACE = 20.0  # seconds that a job has to end and report the cause after its rank 0 is gone
+EXIT_GRACE = 20.0  # seconds for a job to end and report the cause after its rank 0 has ended
 
-# Kills the registered ranks when the benchmark is gone, however it ended: stopped ranks cannot notice that themselves.
+# Kills the registered ranks when the benchmark has ended for any reason, which stopped ranks cannot detect.
 _WATCHDOG = """import os, signal, sys
 def began(pid):
     try:
@@ -43,39 +43,39 @@ DescribeFailure = Callable[[str, int], str]  # (standard error, exit code) -> th
 End = Callable[["subprocess.Popen[bytes]"], None]
 
 
-class TimeIsUpError(Exception):
+class BenchmarkTimeoutError(Exception):
     """The benchmark exceeded its time limit."""
 
 
 class Watchdog:
-    """A watchdog process: makes sure that no stopped rank is left behind."""
+    """Process that kills stopped ranks when the benchmark has ended."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen([sys.executable, "-S", "-E", "-c", _WATCHDOG], stdin=subprocess.PIPE,
                                          text=True, start_new_session=True, stderr=subprocess.DEVNULL)
 
     def watch(self, pids: Sequence[int]) -> None:
-        """Registers more ranks."""
+        """Register ranks by process ID."""
         assert self._process.stdin is not None
         self._process.stdin.write("".join(f"{pid}\n" for pid in pids))
         self._process.stdin.flush()
 
     def close(self) -> None:
-        """Kills the ranks that are still running."""
+        """Kill the registered ranks that still exist."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
 
 
 class BenchmarkJob:
-    """The ranks that run one engine, started by a launcher.
+    """Ranks of one engine, started by a launcher.
 
     Args:
-        folder: The folder for their output and their plan.
-        command: The command that starts them; the folder is appended to it.
-        describe_failure: Returns why the job failed, in one line.
-        end: Ends the process that `command` started.
-        deadline: The monotonic time by which the benchmark must be over.
+        folder: Folder for the ranks' output and plan.
+        command: Command that starts the ranks; the folder is appended to it.
+        describe_failure: Returns the cause of the job's failure, in one line.
+        end: Terminates the process that `command` started.
+        deadline: Monotonic time until which the benchmark must complete.
     """
 
     def __init__(self, folder: Path, command: Sequence[str], describe_failure: DescribeFailure, end: End,
@@ -89,15 +89,15 @@ class BenchmarkJob:
         self.reason = ""
 
     def start(self, plan: Mapping[str, Any], environment: Mapping[str, str], watchdog: Watchdog) -> None:
-        """Starts the ranks, waits until they are ready, and stops them. If they fail, `reason` says why.
+        """Start the ranks, wait until they are ready, and stop them. If they fail, set `reason`.
 
         Args:
-            plan: Their plan.
-            environment: Their environment.
-            watchdog: The watchdog that their processes are registered with.
+            plan: Plan of the job.
+            environment: Environment variables of the ranks.
+            watchdog: Watchdog to register the ranks with.
 
         Raises:
-            TimeIsUpError: The benchmark takes too long.
+            BenchmarkTimeoutError: The benchmark exceeds its timeout.
         """
         self.folder.mkdir()
         listener = Listener(self.folder)
@@ -115,39 +115,39 @@ class BenchmarkJob:
         finally:
             listener.close()
         try:
-            self._pids = self._answer()
+            self._pids = self._response()
         except ChannelClosedError:
             self._fail()
             return
         watchdog.watch(self._pids)
         self._signal(signal.SIGSTOP)
 
-    def ask(self, *request: Any) -> Any:
-        """Resumes the ranks, has them handle a request, and stops them again.
+    def request(self, *message: Any) -> Any:
+        """Resume the ranks, send a request, and stop them after the response.
 
         Returns:
-            The answer of rank 0; None if the job ended, in which case `reason` says why.
+            The response of rank 0; None if the job has failed, with `reason` set.
 
         Raises:
-            TimeIsUpError: The benchmark takes too long.
+            BenchmarkTimeoutError: The benchmark exceeds its timeout.
         """
         if self.reason:
             return None
         assert self._channel is not None
         try:
-            with self._awake():
-                self._channel.send(request)
-                return self._answer()
+            with self._resumed():
+                self._channel.send(message)
+                return self._response()
         except ChannelClosedError:
             self._fail()
             return None
 
     def close(self) -> None:
-        """Ends the ranks, gracefully if possible."""
+        """Terminate the ranks, gracefully if possible."""
         if self._process is None:
             return
         if self._channel is not None and not self.reason:
-            with contextlib.suppress(ChannelClosedError, TimeIsUpError):
+            with contextlib.suppress(ChannelClosedError, BenchmarkTimeoutError):
                 self._signal(signal.SIGCONT)
                 self._channel.send(["end"])
                 self._await_exit()
@@ -157,7 +157,7 @@ class BenchmarkJob:
             self._channel.close()
 
     @contextlib.contextmanager
-    def _awake(self) -> Iterator[None]:
+    def _resumed(self) -> Iterator[None]:
         self._signal(signal.SIGCONT)
         try:
             yield
@@ -169,7 +169,7 @@ class BenchmarkJob:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
-    def _answer(self) -> Any:
+    def _response(self) -> Any:
         assert self._channel is not None
         while True:
             with contextlib.suppress(TimeoutError):
@@ -177,7 +177,7 @@ class BenchmarkJob:
             self._check_time()
 
     def _fail(self) -> None:
-        """Waits for the job to end and determines the cause."""
+        """Wait for the job to end, and set the cause."""
         assert self._process is not None
         self._signal(signal.SIGCONT)
         self._await_exit()
@@ -195,54 +195,54 @@ class BenchmarkJob:
 
     def _check_time(self) -> None:
         if time.monotonic() > self._deadline:
-            raise TimeIsUpError
+            raise BenchmarkTimeoutError
 
 
 class Remote:
-    """A participant in a job, as seen by the process that runs the benchmark; a failure is recorded in its row.
+    """Participant of a job, as seen by the benchmark process; failures are stored in the row.
 
     Args:
-        row: Its row.
+        row: Row for the results.
         job: The job.
-        place: Its place among the participants of that job.
+        index: Index of the participant in the job.
     """
 
     def __init__(self, row: BenchmarkRow, job: BenchmarkJob | None, index: int) -> None:
-        self.row, self._job, self._place = row, job, index
+        self.row, self._job, self._index = row, job, index
 
     def prepare(self) -> None:
-        """Builds and traces the participant, runs it once, and verifies the result."""
-        self._update(self._ask("prepare"))
+        """Build and trace the participant, run it once, and verify the result."""
+        self._update(self._request("prepare"))
 
     def timed(self, calls: int, part: str = "") -> tuple[float, float]:
-        """Runs a block of the whole work, or of a part of it.
+        """Run a block of the complete work, or of a part of it.
 
         Args:
-            calls: How often it is done.
-            part: The part; "" for the whole work.
+            calls: Number of calls in the block.
+            part: Name of the part; "" for the complete work.
 
         Returns:
-            The mean seconds per call, and the seconds of the processor that all ranks together took for a call.
+            Mean seconds per call, and CPU seconds per call, summed over all ranks.
         """
-        answer = self._ask("time", calls, part)
+        answer = self._request("time", calls, part)
         seconds, busy, row = answer or (0.0, 0.0, None)
         self._update(row)
         return float(seconds), float(busy)
 
     def finish(self) -> None:
-        """Runs the checks that are only possible at the end."""
-        self._update(self._ask("finish"))
+        """Run the final checks."""
+        self._update(self._request("finish"))
 
-    def _ask(self, what: str, *arguments: Any) -> Any:
-        assert self._job is not None  # one without a job has a reason and is not measured
-        return self._job.ask(what, self._place, *arguments)
+    def _request(self, what: str, *arguments: Any) -> Any:
+        assert self._job is not None  # participants without a job have a reason and are not measured
+        return self._job.request(what, self._index, *arguments)
 
     def _update(self, answer: Mapping[str, Any] | None) -> None:
-        """Updates the row from the ranks' copy, except for what is kept here."""
+        """Update the row from the ranks' copy, except for `LOCAL_FIELDS`."""
         if answer is None:
             self.row.reason = self._job.reason if self._job is not None else ""
         else:
             before, self.row = self.row, BenchmarkRow.from_json(answer)
-            for name in KEPT_BY_THE_BENCHMARK:
+            for name in LOCAL_FIELDS:
                 setattr(self.row, name, getattr(before, name))
             self.row.parts |= before.parts

@@ -1,4 +1,4 @@
-"""How the ranks of a benchmark's jobs start: by which launcher, on this host or on hosts made of namespaces."""
+"""Launch commands of a benchmark's jobs, for each launcher, on this host or on hosts that are network namespaces."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from hvkeras.errors import MachineError, explain
 
 LAUNCHERS = {"hvkeras": ("hvkeras run", "run"), "mpirun": ("mpirun (Open MPI)", "mpi"),
              "tf_config": ("TF_CONFIG", "tf_config")}
-_PORTS = range(23451, 32000, 100)  # of the first workers of TF_CONFIGs; hosts made of namespaces have all ports free
+_PORTS = range(23451, 32000, 100)  # of the first workers in TF_CONFIG; all ports of a new network namespace are free
 
-# Runs a rank of this installation; not with `-m`, which would search the current folder first.
+# Program of a rank; not with `-m`, which would search the current folder first.
 _RANK = """import sys
 sys.path[:] = filter(None, sys.path)
 from pathlib import Path
 from hvkeras.bench.worker import main
 main(Path(sys.argv[1]))"""
-# Starts commands, each with variables of its own and the last argument appended, and ends with the first that fails.
+# Starts commands, each with its own variables and the last argument appended, and exits when one of them fails.
 _START_ALL = """import json, os, subprocess, sys, time
 ranks = [subprocess.Popen([*command, sys.argv[-1]], env={**os.environ, **variables})
          for command, variables in json.loads(sys.argv[1])]
@@ -38,12 +38,12 @@ for rank in ranks:
     except subprocess.TimeoutExpired:
         rank.kill()
 sys.exit(next((abs(rank.wait()) for rank in ranks if rank.wait()), 0))"""
-# Variables that mpirun hands to ranks on other hosts.
-_HANDED_ON = ("HVKERAS_", "HOROVOD_", "TF_", "UCX_", "PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "TMPDIR")
+# Variables that mpirun forwards to ranks on other hosts.
+_FORWARDED = ("HVKERAS_", "HOROVOD_", "TF_", "UCX_", "PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "TMPDIR")
 
 
 def objection(launcher: str, backend: str, ranks: int, several_hosts: bool) -> str:
-    """Returns why a backend cannot serve jobs of a launcher, or "".
+    """Return why a backend does not support jobs of a launcher, or "".
 
     Args:
         launcher: The launcher's name in `LAUNCHERS`.
@@ -58,15 +58,15 @@ def objection(launcher: str, backend: str, ranks: int, several_hosts: bool) -> s
 
 @dataclass(frozen=True)
 class Starter:
-    """One launcher.
+    """Commands of one launcher.
 
-    The ranks of a TF_CONFIG have ports of their own in each job, since a job that is stopped keeps its own.
+    Each job with TF_CONFIG gets new ports, since stopped jobs still use theirs.
 
     Attributes:
-        launcher: Its name in `LAUNCHERS`.
-        folder: The folder of the benchmark.
-        network: The hosts; None for this host alone.
-        per_host: The most ranks on a host.
+        launcher: Name in `LAUNCHERS`.
+        folder: Folder of the benchmark.
+        network: The hosts; None for this host only.
+        per_host: Maximum number of ranks on a host.
     """
 
     launcher: str
@@ -77,42 +77,41 @@ class Starter:
 
     @property
     def title(self) -> str:
-        """Its short name for users."""
+        """Short name for users."""
         return LAUNCHERS[self.launcher][0].partition(" (")[0]
 
     def environment(self) -> Mapping[str, str]:
-        """The variables of its jobs, in addition to this process's own."""
+        """Return the additional environment variables of the jobs."""
         if self.network is None:
             return {}
         path = f"{self.folder}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
         return {"PATH": path, "HVKERAS_SECRET": secrets.token_hex(16)}
 
     def command(self, ranks: int) -> list[str]:
-        """Returns the command line that starts a number of ranks; the caller appends the job's folder."""
+        """Return the command line for a number of ranks; the caller appends the job's folder."""
         rank = [sys.executable, "-c", _RANK]
         if self.network is None:
-            return self._here(ranks, rank)
+            return self._on_this_host(ranks, rank)
         remote_shell(self.network.hosts, self.folder)
-        hosts = self._places(ranks)
+        hosts = self._hosts_of_ranks(ranks)
         if self.launcher == "tf_config":
             return [sys.executable, "-c", _START_ALL, json.dumps(_tasks(hosts, rank, next(self._ports)))]
         slots = [f"{host.address}:{hosts.count(host)}" for host in dict.fromkeys(hosts)]
         if self.launcher == "hvkeras":
             return hosts[0].command(*hvkeras_run(["-np", str(ranks), "-H", ",".join(slots), "--", *rank]))
-        names = [name for name in {**os.environ, **self.environment()} if name.startswith(_HANDED_ON)]
+        names = [name for name in {**os.environ, **self.environment()} if name.startswith(_FORWARDED)]
         only = f"{NETWORK}.0/24"
         return hosts[0].command(
             *_mpirun(ranks), "-H", ",".join(slots), "--mca", "plm_rsh_agent", str(self.folder / "ssh"), "--mca", "btl",
             "self,vader,tcp", "--mca", "pml", "ob1", "--mca", "btl_tcp_if_include", only, "--mca", "oob_tcp_if_include",
             only, *(word for name in names for word in ("-x", name)), *rank)
 
-    def _here(self, ranks: int, rank: Sequence[str]) -> list[str]:
+    def _on_this_host(self, ranks: int, rank: Sequence[str]) -> list[str]:
         if self.launcher == "hvkeras":
             return hvkeras_run(["-np", str(ranks), "--", *rank])
         return [*_mpirun(ranks), *rank]
 
-    def _places(self, ranks: int) -> list[Host]:
-        """The host of each rank."""
+    def _hosts_of_ranks(self, ranks: int) -> list[Host]:
         assert self.network is not None
         return [host for host in self.network.hosts for _ in range(self.per_host)][:ranks]
 

@@ -1,4 +1,4 @@
-"""The three models whose training steps are timed, their synthetic batches, and the optimizers that train them."""
+"""Models and optimizers for benchmarks of training steps, with synthetic batches."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class ModelSpec:
     """A model to train.
 
     Attributes:
-        name: Its name on the command line.
-        build: Builds it; it returns logits.
-        shape: The shape of a sample.
-        labels: The shape of a sample's labels.
-        classes: How many classes there are.
+        name: Name on the command line.
+        build: Builds the model, which returns logits.
+        shape: Shape of a sample.
+        labels: Shape of a sample's labels.
+        classes: Number of classes.
         batch: Samples per rank and step.
     """
 
@@ -32,15 +32,14 @@ class ModelSpec:
     batch: int
 
     def data(self, rank: int) -> Batch:
-        """The batch of a rank: random but reproducible."""
+        """Return a random, reproducible batch for a rank."""
         random = np.random.default_rng(rank)
         return (random.standard_normal((self.batch, *self.shape), np.float32),
                 random.integers(0, self.classes, (self.batch, *self.labels), np.int32))
 
 
 def _keras() -> Any:
-    """Keras, imported only when a model is built: the command line needs only the models' names."""
-    from hvkeras import compat  # noqa: PLC0415 - imports TensorFlow
+    from hvkeras import compat  # noqa: PLC0415 - imports TensorFlow, which the command line does not need
 
     return compat.default_keras()
 
@@ -53,7 +52,7 @@ def _mlp() -> Any:
 
 
 def _transformer() -> Any:
-    """Four blocks of width 256, 4 heads and feed-forward width 1024, on 64 positions, with 3952 output classes."""
+    # Four blocks of width 256, 4 heads and feed-forward width 1024, on 64 positions, with 3952 output classes.
     keras = _keras()
     layers = keras.layers
     inputs = values = keras.Input((64, 256))
@@ -82,9 +81,9 @@ class Optimizer:
     """An optimizer of Keras.
 
     Attributes:
-        cls: The name of its class.
-        rate: The learning rate.
-        options: Its other arguments.
+        cls: Name of the class.
+        rate: Learning rate.
+        options: Other arguments.
     """
 
     cls: str
@@ -92,12 +91,12 @@ class Optimizer:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def build(self) -> Any:
-        """Builds it."""
+        """Build the optimizer."""
         return getattr(_keras().optimizers, self.cls)(self.rate, **self.options)
 
     @property
     def is_linear(self) -> bool:
-        """Whether updates are proportional to gradients; others make large steps of the rounding of tiny ones."""
+        """Return whether updates are proportional to gradients, so that rounding errors are not amplified."""
         return self.cls == "SGD"
 
 

@@ -1,6 +1,6 @@
-"""Benchmark participants, as seen by their own ranks, and rounds of short blocks in which they take turns.
+"""Benchmark participants, as seen by their own ranks, and interleaved rounds of short blocks.
 
-In rounds, a disturbance of the machine affects all participants alike.
+By interleaving, a disturbance of the machine affects all participants equally.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _RESET_PEAK = "5"  # see proc(5), clear_refs
 
 
 class PeakMemory:
-    """Peak resident_memory memory since this object was created; Linux only."""
+    """Peak resident memory since this object was created; Linux only."""
 
     def __init__(self) -> None:
         self._before: int | None = None
@@ -38,30 +38,26 @@ class PeakMemory:
             self._before = resident_memory("VmRSS")
 
     def rise(self) -> int | None:
-        """Bytes by which the peak since creation exceeds the resident_memory memory at that time; None if unknown."""
+        """Return the peak since creation minus the resident memory at creation, in bytes; None if unknown."""
         peak = resident_memory("VmHWM") if self._before is not None else None
         return None if peak is None or self._before is None else max(0, peak - self._before)
 
 
 class Participant(abc.ABC):
-    """An implementation under test.
-
-    Attributes:
-        row: Its results.
-    """
+    """Implementation under test, with a row for its results."""
 
     row: BenchmarkRow
 
     @abc.abstractmethod
     def prepare(self) -> None:
-        """Builds and traces the participant, runs it once, and verifies the result."""
+        """Build and trace the participant, run it once, and verify the result."""
 
     @abc.abstractmethod
     def run(self, calls: int) -> None:
-        """Does the work `calls` times."""
+        """Run the work `calls` times."""
 
     def run_part(self, part: str, calls: int) -> None:
-        """Does a part of the work, one of `row.parts`, `calls` times.
+        """Run a part of the work, one of `row.parts`, `calls` times.
 
         Raises:
             KeyError: The work has no such part.
@@ -70,19 +66,19 @@ class Participant(abc.ABC):
 
     @abc.abstractmethod
     def check(self) -> None:
-        """Verifies the result of `run`.
+        """Verify the result of `run`.
 
         Raises:
             WrongResultError: The result is wrong.
         """
 
     def digest(self) -> str:
-        """A hash of the state that must be identical on all ranks after the last block; "" if there is none."""
+        """Return a hash of the state that must be identical on all ranks after the last block; "" if there is none."""
         return ""
 
 
 def prepare(one: Participant, ranks: BenchmarkRanks) -> None:
-    """Prepares a participant on all ranks; the cause of a failure and the memory used go into its row."""
+    """Prepare a participant on all ranks; store its memory use, or the cause of a failure, in its row."""
     def prepared() -> int | None:
         memory = PeakMemory()
         one.prepare()
@@ -94,16 +90,16 @@ def prepare(one: Participant, ranks: BenchmarkRanks) -> None:
 
 
 def timed(one: Participant, calls: int, part: str, ranks: BenchmarkRanks) -> tuple[float, float]:
-    """Runs a block on all ranks, and verifies its result.
+    """Run a block on all ranks, and verify its result.
 
     Args:
         one: The participant.
-        calls: The number of calls in the block.
-        part: The part of the work to do instead, or "".
+        calls: Number of calls in the block.
+        part: Part of the work to run instead, or "".
         ranks: The ranks.
 
     Returns:
-        The mean seconds per call, and the seconds of the processor that all ranks together took for a call.
+        Mean seconds per call, and CPU seconds per call, summed over all ranks.
     """
     def run(calls: int) -> None:
         if part:
@@ -112,7 +108,7 @@ def timed(one: Participant, calls: int, part: str, ranks: BenchmarkRanks) -> tup
             one.run(calls)
 
     def block() -> tuple[float, float]:
-        run(1)  # not timed: aligns the ranks, and refills the caches that others evicted
+        run(1)  # not timed: synchronises the ranks, and warms the caches
         begun, busy = time.perf_counter(), time.process_time()
         run(calls)
         seconds, busy = time.perf_counter() - begun, time.process_time() - busy
@@ -126,7 +122,7 @@ def timed(one: Participant, calls: int, part: str, ranks: BenchmarkRanks) -> tup
 
 
 def finish(one: Participant, ranks: BenchmarkRanks) -> None:
-    """Verifies that all ranks hold the same state; a difference goes into the row."""
+    """Verify that all ranks have the same state; store a difference in the row."""
     digests, one.row.reason, one.row.wrong = ranks.run_on_all(one.digest)
     if one.row.reason:
         return
@@ -142,12 +138,12 @@ FEWEST, MOST = 5, 200  # rounds, unless the user sets the number
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to measure.
+    """Duration of a measurement.
 
     Attributes:
         seconds: Total seconds for all participants on one piece of work.
-        rounds: The number of rounds to run instead, or None.
-        block: Seconds that a block should take; it has at least one call.
+        rounds: Number of rounds instead of `seconds`, or None.
+        block: Target seconds of a block, which has at least one call.
     """
 
     seconds: float
@@ -156,12 +152,12 @@ class Effort:
 
 
 def run_rounds(participants: Sequence[Remote], effort: Effort, show: Callable[[float, str], None]) -> None:
-    """Measures participants in turns until the time is up; one that fails drops out, with the reason in its row.
+    """Measure participants in interleaved rounds, without those that have failed, whose rows have the reason.
 
     Args:
-        participants: The participants. Those with a reason in their row are skipped.
-        effort: How long to measure.
-        show: Called with the fraction done and the current activity.
+        participants: The participants; those with a reason in their row are skipped.
+        effort: Duration of the measurement.
+        show: Called with the completed fraction and the current activity.
     """
     left = _left(participants)
     for index, one in enumerate(left):
@@ -172,7 +168,7 @@ def run_rounds(participants: Sequence[Remote], effort: Effort, show: Callable[[f
     left = _left(left)
     rounds = effort.rounds or _rounds(effort.seconds, sum(costs[id(one)] for one in left))
     for number in range(rounds):
-        turn = number % max(1, len(left))  # rotate, so that none always follows the same one
+        turn = number % max(1, len(left))  # rotate the order
         for index, one in enumerate(left[turn:] + left[:turn]):
             share = (number + index / len(left)) / rounds
             show(0.3 + 0.7 * share, f"{one.row.work}: {one.row.name}, round {number + 1} of {rounds}")
@@ -195,7 +191,7 @@ def _left(participants: Sequence[Remote]) -> list[Remote]:
 
 
 def _cost(one: Remote, block: float) -> float:
-    """Sets the number of calls in a block, and returns roughly how many seconds a block takes."""
+    """Set the number of calls per block, and return the approximate seconds of a block."""
     seconds, _ = one.timed(1)
     one.row.calls = max(1, math.ceil(block / seconds)) if seconds else 1
     return (seconds + sum(one.timed(1, part)[0] for part in list(one.row.parts))) * (one.row.calls + 1)

@@ -19,12 +19,12 @@ from hvkeras.host.mpi import mpi_world
 
 @dataclass
 class Peer:
-    """A library that is used directly, as its own users would.
+    """A library that is used directly, without hvkeras.
 
     Attributes:
-        engine: A description of what moves the bytes.
-        reason: Why it cannot participate, or "".
-        reduce: Sums a tensor over the ranks, under a name.
+        engine: Description of the transport.
+        reason: Why the library cannot participate, or "".
+        reduce: Function of a tensor and a name that sums the tensor over the ranks.
         scope: Runs a function with arguments in a context where `reduce` works; None if it works anywhere.
         strategy: The `tf.distribute` strategy, if any.
         gradient: Computes a tape's gradients of a target with respect to variables, reduced over the ranks.
@@ -39,10 +39,10 @@ class Peer:
 
 
 def direct(backend: Backend, ranks: BenchmarkRanks) -> Peer:
-    """Returns the job's engine, used without hvkeras.
+    """Return the job's engine, used without hvkeras.
 
-    A process can start Horovod's core, and TensorFlow's cluster, only once. A peer therefore uses the one that
-    hvkeras's backend has started.
+    A process can start Horovod's core and TensorFlow's cluster only once. Therefore the peer uses those of hvkeras's
+    backend.
 
     Args:
         backend: The engine, Horovod's or TensorFlow's.
@@ -58,7 +58,7 @@ def direct(backend: Backend, ranks: BenchmarkRanks) -> Peer:
 
 
 def mpi(ranks: BenchmarkRanks) -> Any:
-    """Returns an mpi4py communicator for all ranks; None if mpi4py is not installed."""
+    """Return an mpi4py communicator for all ranks; None if mpi4py is not installed."""
     if importlib.util.find_spec("mpi4py") is None:
         return None
     launch = ranks.session.launch
@@ -90,7 +90,7 @@ def _tf_distribute(peer: Peer, backend: Backend, ranks: BenchmarkRanks) -> None:
     strategy.extended._stop_check_health_thread()
 
     def reduce(tensor: Any, _: str) -> Any:
-        # tf.distribute reduces on the tensor's device. Arguments of a function have none, but an identity has one.
+        # tf.distribute reduces on the tensor's device. Function arguments have none, but the result of tf.identity has.
         return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.identity(tensor))
 
     def scope(function: Callable[..., Any], *arguments: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The plans of a benchmark's jobs."""
+"""Plans of a benchmark's jobs."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ if TYPE_CHECKING:
 
 ONE = "local"  # the backend of the single-process job
 TCP = "TCP"  # in place of a backend: plain streams between hosts
-SILENT = ("", TCP)  # in place of a backend, where no engine starts
+NO_ENGINE = ("", TCP)  # in place of a backend, where no engine starts
 UNLIMITED = "no limit"
 AT = " at "  # between a size or model and the bandwidth at which it is measured
 
 
 def without_rate(work: str) -> str:
-    """The size or model of a piece of work that may name a bandwidth, such as `1MiB at 1gbit`."""
+    """Return the size or model of a piece of work, without a bandwidth as in `1MiB at 1gbit`."""
     return work.partition(AT)[0]
 
 
 def rate_of(work: str) -> float:
-    """The bandwidth that a piece of work names, in bytes per second; infinite if it names none.
+    """Return the bandwidth of a piece of work, in bytes per second; infinite if it has none.
 
     Raises:
-        ValueError: It is no bandwidth such as `100mbit`.
+        ValueError: The bandwidth is invalid.
     """
     _, at, text = work.partition(AT)
     return float("inf") if not at or text == UNLIMITED else bytes_per_second(text)
 
 
 def bytes_per_second(rate: str) -> float:
-    """Reads a bandwidth as `tc` does: `100mbit`, `2.5gbit`.
+    """Parse a bandwidth in the format of `tc`: `100mbit`, `2.5gbit`.
 
     Raises:
-        ValueError: It is no such text.
+        ValueError: The format is invalid.
     """
     found = re.fullmatch(r"([\d.]+)([kmg])bit", rate)
     if found is None:
@@ -46,21 +46,21 @@ def bytes_per_second(rate: str) -> float:
 
 @dataclass(frozen=True)
 class BenchmarkPlan:
-    """What a job measures, and how.
+    """Measurements of a job.
 
     Attributes:
         kind: `allreduce` or `step`.
-        backend: The engine; "" for MPI alone, or for processes that do not communicate; `TCP`.
-        ranks: The number of ranks in the benchmark; the single-process job has fewer.
-        peer: Whether to also measure the engine used directly, without hvkeras.
+        backend: The engine; "" for MPI alone, or for processes without communication; `TCP`.
+        ranks: Number of ranks in the benchmark; the single-process job has fewer.
+        peer: Whether to also measure the engine without hvkeras.
         jit: Whether to also compile steps with XLA, if the engine supports it.
-        optimizer: The optimizer of the steps, one of `hvkeras.bench.models.OPTIMIZERS`.
-        plain: Whether to also time engines with the update of the optimizer not compiled.
+        optimizer: Optimizer of the steps, one of `hvkeras.bench.models.OPTIMIZERS`.
+        plain: Whether to also time engines without compiling the optimizer's update.
         pin: Whether each rank is pinned to its own core.
-        timeout: Seconds until the benchmark must be over.
-        shared: The folder of the benchmark, through which jobs exchange files.
-        links: The number of allreduces in a chain; 0 for one that suits the size.
-        shard: Whether to also time engines with an update that the ranks share.
+        timeout: Seconds until the benchmark must complete.
+        shared: Folder of the benchmark, through which jobs exchange files.
+        links: Number of allreduces in a chain; 0 to choose it by size.
+        shard: Whether to also time engines with a sharded update.
     """
 
     kind: str
@@ -79,13 +79,13 @@ class BenchmarkPlan:
 
 @dataclass(frozen=True)
 class Stage:
-    """The context shared by the participants of a job.
+    """Context shared by the participants of a job.
 
     Attributes:
-        plan: The plan of the job.
+        plan: Plan of the job.
         ranks: The ranks.
-        memory: Bytes by which starting the engine raised this rank's peak memory, or None.
-        peer: The engine used directly, or None.
+        memory: Bytes by which the start of the engine raised this rank's peak memory, or None.
+        peer: The engine used without hvkeras, or None.
     """
 
     plan: BenchmarkPlan

@@ -17,11 +17,11 @@ class WrongResultError(HvkerasError):
 
 
 class BenchmarkRanks:
-    """The ranks of the job, as seen by one of them.
+    """Ranks of the job, as seen by one of them.
 
     Args:
         session: The session.
-        timeout: Seconds until the benchmark must be over.
+        timeout: Seconds until the benchmark must complete.
     """
 
     def __init__(self, session: Session, timeout: float) -> None:
@@ -32,7 +32,7 @@ class BenchmarkRanks:
         self._exchanges = 0
 
     def gather(self, value: Any, timeout: float | None = None) -> list[Any]:
-        """Collects a value from every rank, in rank order; ranks that arrive early wait without using the CPU."""
+        """Gather a value from every rank, in rank order; ranks that arrive early wait without using the CPU."""
         if self._control is None:
             return [value]
         self._exchanges += 1
@@ -40,17 +40,18 @@ class BenchmarkRanks:
         return self._control.gather(f"bench {self._exchanges}", value, left if timeout is None else min(timeout, left))
 
     def run_on_all(self, action: Callable[[], Any]) -> tuple[list[Any], str, bool]:
-        """Runs an action that may fail on every rank.
+        """Run an action that may fail on every rank.
 
         Args:
-            action: The action; it returns a value that JSON can represent.
+            action: The action, which returns a JSON-compatible value.
 
         Returns:
-            The values of the ranks, in rank order; why the action failed, on the first rank with a wrong result, else
-            on the first one that failed, or ""; and whether that was a wrong result.
+            - The values of the ranks, in rank order.
+            - The reason of a failure, or "": of the first rank with a wrong result, else of the first one that failed.
+            - Whether the failure is a wrong result.
 
         Raises:
-            PeerError: The job ended.
+            PeerError: The job has failed.
         """
         value, reason, wrong, problem = None, "", False, None
         try:
@@ -61,7 +62,7 @@ class BenchmarkRanks:
             gathered = self.gather([value, reason, wrong], None if problem is None else FAILED_GATHER_TIMEOUT)
         except PeerError:
             if problem is not None:
-                raise problem from None  # the others are stuck where this rank failed: end the job with the cause
+                raise problem from None  # the other ranks are stuck, since this one failed: end the job with the cause
             raise
         failed = [(rank, answer[1], answer[2]) for rank, answer in enumerate(gathered) if answer[1]]
         if not failed:
@@ -73,6 +74,6 @@ class BenchmarkRanks:
 
 
 def one_line(error: BaseException) -> str:
-    """The first line of an error's message, preceded by its class unless it is one of hvkeras's errors."""
+    """Return the first line of an error's message, with its class if it is not an error of hvkeras."""
     lines = str(error).strip().splitlines() or [""]
     return lines[0] if isinstance(error, HvkerasError) else f"{type(error).__name__}: {lines[0]}"

@@ -1,4 +1,4 @@
-"""Tables of a benchmark with the notes below them, and its plot as a PNG file."""
+"""Table of a benchmark with explanations, and a plot as a PNG file."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from rich.table import Table
 
 from hvkeras.bench.plan import AT
 from hvkeras.bench.row import (
-    APART,
     FORWARD_BACKWARD,
+    LOCAL_ONLY,
     ONE_PROCESS,
     PEER,
     TCP_ALONE,
@@ -35,19 +35,19 @@ from hvkeras.bench.row import (
 from hvkeras.errors import MachineError, explain
 
 UNKNOWN = "-"
-MUCH = 1e-3  # of the distance moved; a note is shown if rounding alone moves the weights further
+NOTABLE_ROUNDING = 1e-3  # fraction of the moved distance; larger effects of rounding are noted
 
 
 def table(kind: str, rows: Sequence[BenchmarkRow], ranks: int) -> tuple[Table, list[str]]:
-    """Builds the table of the rows.
+    """Build the table of the rows.
 
     Args:
         kind: `allreduce` or `step`.
         rows: The rows.
-        ranks: The number of ranks.
+        ranks: Number of ranks.
 
     Returns:
-        The table, and the notes below it.
+        The table, and footnotes.
     """
     names = _compared(kind, rows)
     made = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, show_edge=False)
@@ -79,11 +79,10 @@ def table(kind: str, rows: Sequence[BenchmarkRow], ranks: int) -> tuple[Table, l
 
 
 def _compared(kind: str, rows: Sequence[BenchmarkRow]) -> list[str]:
-    """The names of the rows that the others are compared with."""
     names = list(dict.fromkeys(row.name for row in rows if row.blocks))
     if kind == "step":
-        names = [name for name in names if not name.startswith((ONE_PROCESS, APART))]
-        names = [*(name for name in (APART,) if any(row.name == name and row.blocks for row in rows)), *names]
+        names = [name for name in names if not name.startswith((ONE_PROCESS, LOCAL_ONLY))]
+        names = [*(name for name in (LOCAL_ONLY,) if any(row.name == name and row.blocks for row in rows)), *names]
     return names if len({row.name for row in rows if row.blocks}) > 1 else []
 
 
@@ -114,7 +113,7 @@ def _ratio(row: BenchmarkRow, name: str, rows: Sequence[BenchmarkRow]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Formats a time: `12.3 us`, `1,309 us`, `14.9 ms`, `2.5 s`."""
+    """Format a time: `12.3 us`, `1,309 us`, `14.9 ms`, `2.5 s`."""
     return f"{_number(seconds, seconds)} {_unit(seconds)[0]}"
 
 
@@ -124,12 +123,11 @@ def _number(seconds: float, like: float) -> str:
 
 
 def _unit(seconds: float) -> tuple[str, float]:
-    """The unit in which a time is shown, and how many there are in a second."""
     return ("us", 1e6) if seconds < 0.01 else ("ms", 1e3) if seconds < 10 else ("s", 1.0)
 
 
 def explanations(kind: str, rows: Sequence[BenchmarkRow], ranks: int) -> list[str]:
-    """Explains the columns, and states what was verified.
+    """Return explanations of the columns, and of the verification.
 
     Args:
         kind: `allreduce` or `step`.
@@ -146,43 +144,44 @@ def explanations(kind: str, rows: Sequence[BenchmarkRow], ranks: int) -> list[st
         lines.append(f"GB/s: bytes of the tensor over the time; bus: that times 2 ({ranks} - 1) / {ranks}")
         lines.append("every result was compared with NumPy's, all elements of each block's last chain")
     else:
-        lines.append(f"times {APART}: how many times as fast as {ranks} processes that do not communicate")
+        lines.append(f"times {LOCAL_ONLY}: speedup over {ranks} processes that do not communicate")
         lines.append(f"share: the step time of one process alone over that of {ranks} that reduce their gradients;"
-                     f" that of {APART} is what the machine can do for {ranks} simultaneously")
-        lines.append("forward, backward; update: these parts of a step alone; not hidden: what a step takes longer than"
-                     " both, communication that nothing hides")
-        lines.append("first step: with tracing, and with compiling the update")
+                     f" that of {LOCAL_ONLY} is the limit of the machine for {ranks} simultaneous processes")
+        lines.append("forward, backward; update: these parts of a step in isolation; not hidden: the rest of the"
+                     " step, communication that does not overlap with computation")
+        lines.append("first step: including tracing, and compilation of the update")
         lines.append("off by: distance of the weights, after 3 steps, from those of one process on all ranks' batches,"
-                     " as a share of how far they moved")
-        for work, rounding in {row.work: row.rounding for row in rows if row.rounding and row.rounding > MUCH}.items():
+                     " as a share of the distance that they moved")
+        roundings = {row.work: row.rounding for row in rows if row.rounding and row.rounding > NOTABLE_ROUNDING}
+        for work, rounding in roundings.items():
             lines.append(f"off by, on {work}: changing only the last bits of the initial weights moves the result by"
                          f" {rounding:.0e} of the distance")
-        lines.append("weights of all ranks were the same, to the last bit, at the end")
+        lines.append("the weights of all ranks were bitwise equal at the end")
     if any(row.least for row in rows):
-        lines.append("share of the bound: the time in which the hosts' cables can carry what an allreduce must send,"
-                     " over the time that it took")
+        lines.append("share of the bound: the minimum time of an allreduce at the bandwidth of the hosts' links,"
+                     " over its measured time")
     if any(AT in row.work for row in rows):
-        lines.append("CPU of all ranks: their time of the processor for the same, of all hosts together, which share"
-                     " the cores of this machine")
-    lines.append("memory: how much the peak of a rank rose while the engine started, was traced, and first ran")
-    return [*lines, "times: how many times as fast as the column's engine, median of the rounds' ratios"]
+        lines.append("CPU of all ranks: CPU time for the same, summed over all hosts, which share the cores of this"
+                     " machine")
+    lines.append("memory: increase of a rank's peak memory by the engine's start, tracing, and first run")
+    return [*lines, "times: speedup over the column's engine, median of the rounds' ratios"]
 
 
 def require_matplotlib() -> None:
-    """Raises MachineError if matplotlib is not installed; called before anything runs."""
+    """Raise MachineError if matplotlib is not installed."""
     if importlib.util.find_spec("matplotlib") is None:
         raise MachineError(explain("--plot needs matplotlib", "pip install 'hvkeras[bench]'"))
 
 
 def draw(kind: str, rows: Sequence[BenchmarkRow], ranks: int, title: str, path: Path) -> None:
-    """Draws times and bandwidths by size, or scaling efficiencies by model.
+    """Draw times and bandwidths by size, or scaling efficiencies by model.
 
     Args:
         kind: `allreduce` or `step`.
-        rows: The rows; those without results are left out.
-        ranks: The number of ranks.
-        title: The title of the plot.
-        path: The PNG file.
+        rows: The rows; those without results are omitted.
+        ranks: Number of ranks.
+        title: Title of the plot.
+        path: Path of the PNG file.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -221,8 +220,8 @@ def _allreduce(figure: Any, rows: Sequence[BenchmarkRow], ranks: int) -> None:
 
 def _step(axes: Any, rows: Sequence[BenchmarkRow], ranks: int) -> None:
     models = list(dict.fromkeys(row.work for row in rows))
-    names = _in_families([row for row in rows if row.name != ONE_PROCESS])
-    colours = {name: "0.75" if name.startswith(APART) else f"C{index}"
+    names = _grouped([row for row in rows if row.name != ONE_PROCESS])
+    colours = {name: "0.75" if name.startswith(LOCAL_ONLY) else f"C{index}"
                for index, name in enumerate(name for name in names if name not in map(title_of, names))}
     width = 0.84 / max(1, len(names))
     for index, (name, kind) in enumerate(names.items()):
@@ -241,8 +240,8 @@ def _step(axes: Any, rows: Sequence[BenchmarkRow], ranks: int) -> None:
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=4, fontsize="small", frameon=False)
 
 
-def _in_families(rows: Sequence[BenchmarkRow]) -> dict[str, str]:
-    """The kinds of the rows by name, with a library's own row next to that of the backend that uses the library."""
+def _grouped(rows: Sequence[BenchmarkRow]) -> dict[str, str]:
+    """Return the kinds of the rows by name, with a library's row next to that of the backend that uses it."""
     kinds = {row.name: row.kind for row in rows}
     names: dict[str, str] = {}
     for name, kind in kinds.items():

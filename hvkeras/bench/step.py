@@ -20,14 +20,14 @@ from hvkeras.bench.models import MODELS, OPTIMIZERS, ModelSpec
 from hvkeras.bench.participant import Participant
 from hvkeras.bench.plan import ONE, BenchmarkPlan, Stage, without_rate
 from hvkeras.bench.ranks import BenchmarkRanks, WrongResultError
-from hvkeras.bench.row import APART, FORWARD_BACKWARD, ONE_PROCESS, PEER, REFERENCE, UPDATE, BenchmarkRow, title_of
+from hvkeras.bench.row import FORWARD_BACKWARD, LOCAL_ONLY, ONE_PROCESS, PEER, REFERENCE, UPDATE, BenchmarkRow, title_of
 from hvkeras.errors import explain
 from hvkeras.gradients.optimizer_classes import apply_alone, distributed_part
 
 VERIFIED = 3  # number of steps after which weights are compared
-TOLERANCE = 0.01  # of the distance that weights have moved; a different summation order stays far below it
-ROUNDING_FACTOR = 10  # tolerance for models that amplify rounding: this many times the effect of changing the last bits
-SMALL = 1e-6  # gradients of updates that are timed alone
+TOLERANCE = 0.01  # fraction of the distance that weights moved; effects of the summation order are far below
+ROUNDING_FACTOR = 10  # tolerance for models that amplify rounding errors, as a multiple of the effect of `LAST_BITS`
+SMALL = 1e-6  # standard deviation of gradients for updates in isolation
 LAST_BITS = 1e-7  # relative change in the last bits of a float32
 XLA, PLAIN, SHARED = ", XLA", ", plain update", ", shared update"
 
@@ -36,13 +36,13 @@ Gradient = Callable[[Any, Any, Sequence[Any]], Sequence[Any]]
 
 
 class StepTask:
-    """A model with its initial weights and the weights expected after `VERIFIED` steps.
+    """A model with its initial weights, and the weights that are expected after `VERIFIED` steps.
 
-    The single-process job computes the expected weights and saves them for the jobs of the engines.
+    The single-process job computes the expected weights, and saves them for the jobs of the engines.
 
     Args:
         model: The model.
-        plan: The plan of this job.
+        plan: Plan of this job.
         rank: This rank.
     """
 
@@ -64,10 +64,10 @@ class StepTask:
         self.bytes = sum(each.nbytes for each in self.expected)
 
     def _on_one_process(self, built: Any, ranks: int) -> tuple[list[Any], list[Any]]:
-        """Trains on the batches of all ranks: the mean gradient of equally large batches is that of the joint batch.
+        """Train on the batches of all ranks with their mean gradients.
 
         Returns:
-            The final weights, and those reached from initial weights that differ in the last bits.
+            The final weights, and those after a change of the last bits of the initial weights.
         """
         batches = [self.model.data(rank) for rank in range(ranks)]
         variables = built.trainable_variables
@@ -93,10 +93,10 @@ class StepTask:
         return trained(self.start), trained(moved)
 
     def difference(self, weights: Sequence[Any], start: Sequence[Any]) -> float:
-        """The difference from the expected weights, divided by the distance that those have moved.
+        """Return the distance to the expected weights, as a fraction of the distance that those moved.
 
-        Both are the largest ones of all weights. Where an optimizer divides gradients by their size, and so makes large
-        steps of the rounding of tiny ones, they are root mean squares.
+        The distance is the maximum over all weights. For an optimizer that normalises gradients, and so amplifies the
+        rounding errors of small ones, it is the root mean square.
         """
         size = _largest if self.optimizer.is_linear else _root_mean_square
         return size(self.expected, weights) / size(self.expected, start)
@@ -115,13 +115,13 @@ class Training(Participant):
     """A custom training loop, as a user would write it.
 
     Args:
-        row: Its row.
-        task: What to train.
+        row: Row for the results.
+        task: Model and expected weights.
         ranks: The ranks.
         gradient: Computes a tape's gradients of the loss with respect to the variables, of this rank or of all ranks.
-        wrap: Makes the optimizer reduce the gradients, if they are this rank's.
+        wrap: Wraps the optimizer to reduce gradients, if `gradient` does not.
         strategy: The `tf.distribute` strategy, or None.
-        jit: Whether the step is compiled by XLA.
+        jit: Whether XLA compiles the step.
     """
 
     def __init__(self, row: BenchmarkRow, task: StepTask, ranks: BenchmarkRanks, gradient: Gradient | None = None,
@@ -136,7 +136,7 @@ class Training(Participant):
         self._loss = 0.0
 
     def prepare(self) -> None:
-        """Builds the model and the step, takes a few steps, and compares the weights."""
+        """Build the model and the step, run `VERIFIED` steps, and compare the weights."""
         with self._strategy.scope() if self._strategy is not None else contextlib.nullcontext():
             self._model = self._task.model.build()
             self._model.set_weights(self._task.start)
@@ -156,29 +156,29 @@ class Training(Participant):
             self.row.parts = {part: [] for part in self._parts}
 
     def run(self, calls: int) -> None:
-        """Takes `calls` steps."""
+        """Run `calls` steps."""
         for _ in range(calls):
             self._loss = float(self._step())
 
     def run_part(self, part: str, calls: int) -> None:
-        """Runs a part of a step `calls` times; updates change the state of the optimizer, but no weights."""
+        """Run a part of a step `calls` times; updates change the optimizer's state, but not the weights."""
         compat.set_learning_rate(self._optimizer, 0.0)
         for _ in range(calls):
             float(self._parts[part]())
         compat.set_learning_rate(self._optimizer, self._task.optimizer.rate)
 
     def check(self) -> None:
-        """Verifies that the loss is finite.
+        """Verify that the loss is finite.
 
         Raises:
-            WrongResultError: It is not.
+            WrongResultError: The loss is not finite.
         """
         if not np.isfinite(self._loss):
             raise WrongResultError(explain("The loss must stay finite", engine=self.row.name, model=self.row.work,
                                            loss=self._loss))
 
     def digest(self) -> str:
-        """A hash of the weights, which must be bitwise identical on all ranks."""
+        """Return a hash of the weights, which must be bitwise identical on all ranks."""
         if not self._reduces:
             return ""
         return hashlib.sha256(b"".join(weight.tobytes() for weight in _trainable(self._model))).hexdigest()
@@ -207,7 +207,7 @@ class Training(Participant):
         def forward_backward(samples: Any, labels: Any) -> Any:
             with tf.GradientTape() as tape:
                 loss = _loss(model, samples, labels)
-            return loss, tape.gradient(loss, variables)  # TensorFlow does not compute what nobody gets
+            return loss, tape.gradient(loss, variables)  # otherwise TensorFlow would not compute the gradients
 
         @tf.function(autograph=False)  # type: ignore[untyped-decorator]  # TensorFlow ships no types
         def update(*gradients: Any) -> Any:
@@ -233,22 +233,19 @@ class Training(Participant):
 
 
 def _save(path: Path, **lists: Sequence[Any]) -> None:
-    """Writes lists of arrays."""
     arrays = {f"{name} {index}": each for name, arrays in lists.items() for index, each in enumerate(arrays)}
     np.savez(path, allow_pickle=False, **arrays)
 
 
 def _load(path: Path) -> dict[str, list[Any]]:
-    """Reads a file that `_save` wrote."""
     lists: dict[str, list[Any]] = {}
     with np.load(path) as file:
-        for key in file.files:  # in the order of writing
+        for key in file.files:  # in the order of `_save`
             lists.setdefault(key.split()[0], []).append(file[key])
     return lists
 
 
 def _first_wrong(weights: Sequence[Any], expected: Sequence[Any], model: Any) -> str:
-    """A description of the first weight that differs by more than rounding."""
     for weight, goal, variable in zip(weights, expected, model.trainable_variables, strict=True):
         wrong = ~np.isclose(weight, goal, rtol=1e-4, atol=1e-6)
         if wrong.any():
@@ -272,16 +269,16 @@ def _plain(tape: Any, loss: Any, variables: Sequence[Any]) -> Sequence[Any]:
 
 
 def participants(stage: Stage, name: str) -> list[Participant]:
-    """The training loops of one job.
+    """Return the training loops of one job.
 
     Args:
-        stage: The job's plan, ranks and peer.
+        stage: Plan, ranks and peer of the job.
         name: The model.
     """
     plan, ranks, peer = stage.plan, stage.ranks, stage.peer
     task = StepTask(MODELS[without_rate(name)], plan, ranks.rank)
     if plan.backend in (ONE, ""):
-        row_name = ONE_PROCESS if plan.backend else APART
+        row_name = ONE_PROCESS if plan.backend else LOCAL_ONLY
         description = "no communication" if plan.backend else f"{ranks.size} processes side by side, no communication"
         suffixes = ["", XLA] if plan.jit else [""]
         return [Training(BenchmarkRow(name, row_name + suffix, REFERENCE, description), task, ranks, jit=suffix == XLA)

@@ -1,4 +1,4 @@
-"""Plain TCP streams between hosts, which carry as many bytes as an allreduce must: what the network gives by itself."""
+"""Plain TCP streams between hosts with as many bytes as an allreduce, as a reference for the network."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _DEADLINE = 60.0  # seconds without a byte
 
 
 class Streams(Participant):
-    """A stream from the first rank of each host to the first rank of the next one, all at once.
+    """Simultaneous streams from the first rank of each host to the first rank of the next host.
 
     Args:
-        row: Its row.
+        row: Row for the results.
         size: Bytes of the tensor.
         ranks: The ranks.
     """
@@ -37,7 +37,7 @@ class Streams(Participant):
         self._received = self._runs = 0
 
     def prepare(self) -> None:
-        """Connects the hosts, and sends once."""
+        """Connect the hosts, and send the bytes once."""
         leads = self._ranks.rank in self._leaders
         with contextlib.ExitStack() as stack:
             server = None
@@ -65,7 +65,7 @@ class Streams(Participant):
         self.check()
 
     def run(self, calls: int) -> None:
-        """Sends and receives the bytes `calls` times."""
+        """Send and receive the bytes `calls` times."""
         for _ in range(calls):
             self._runs += 1
             sending = threading.Thread(target=self._send, name="hvkeras-send", daemon=True)
@@ -74,10 +74,10 @@ class Streams(Participant):
             sending.join()
 
     def check(self) -> None:
-        """Verifies that all bytes have come.
+        """Verify that all bytes were received.
 
         Raises:
-            ConnectionError: Some have not.
+            ConnectionError: Bytes are missing.
         """
         if self._from is not None and self._received != self._runs * self._bytes:
             raise ConnectionError(explain("A stream must carry all bytes", received=self._received,
@@ -98,10 +98,10 @@ class Streams(Participant):
             left -= self._to.send(chunk[:left])
 
     def _receive(self) -> None:
-        room = bytearray(_CHUNK)
+        buffer = bytearray(_CHUNK)
         left = self._bytes if self._from is not None else 0
         while left and self._from is not None:
-            got = self._from.recv_into(room, min(left, _CHUNK))
+            got = self._from.recv_into(buffer, min(left, _CHUNK))
             if not got:
                 return
             self._received += got

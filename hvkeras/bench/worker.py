@@ -1,4 +1,4 @@
-"""Program of each rank in a job of `hvkeras bench`: it serves requests and otherwise waits."""
+"""Program of the ranks in a job of `hvkeras bench`: serve requests of the benchmark process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import hvkeras
 from hvkeras.bench import participant
 from hvkeras.bench.channel import Channel, ChannelClosedError
 from hvkeras.bench.participant import PeakMemory
-from hvkeras.bench.plan import SILENT, BenchmarkPlan, Stage
+from hvkeras.bench.plan import NO_ENGINE, BenchmarkPlan, Stage
 from hvkeras.bench.ranks import BenchmarkRanks
 from hvkeras.control.launch_environments import detect_launch
 from hvkeras.host.machine import spread, usable_cores
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 
 
 def main(folder: Path) -> None:
-    """Participates in a benchmark until it is over.
+    """Participate in a benchmark until it ends.
 
     Args:
-        folder: The folder of the job, which contains the plan.
+        folder: Folder of the job, which contains the plan.
     """
     plan = BenchmarkPlan(**json.loads((folder / "plan.json").read_text()))
     launch = detect_launch()
     if plan.pin:
         os.sched_setaffinity(0, {spread(usable_cores())[launch.rank]})  # before TensorFlow starts its threads
     memory: int | None = None
-    if plan.backend not in SILENT:
+    if plan.backend not in NO_ENGINE:
         import tensorflow as tf  # noqa: F401 - imported first, so that its memory is not attributed to the engine
 
         before = PeakMemory()

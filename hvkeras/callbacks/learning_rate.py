@@ -201,7 +201,7 @@ class LearningRateScheduleCallback(KerasCallback):
             name = getattr(self.multiplier, "__name__", "<lambda>")
             factor = f"{'multiplier' if name == '<lambda>' else name}(epoch)"
         else:
-            factor = f"{self._number:g}"
+            factor = f"{self._constant_multiplier:g}"
             if as_horovod.is_installed() and self._constant_multiplier != 1:
                 factor += f"^(epoch - {self.start_epoch:g})"
         end = "on" if self.end_epoch is None else f"to {self.end_epoch:g}"

@@ -10,7 +10,7 @@ import numpy as np
 
 from hvkeras.callbacks.base import KerasCallback, is_chief
 from hvkeras.collectives.broadcasts import allgather_object
-from hvkeras.host.console import in_words, prints_at, say
+from hvkeras.host.console import format_ranks, prints_at, say
 from hvkeras.job.session import current_session
 from hvkeras.training.fit_hooks import exact_logs, shared_by
 from hvkeras.typing import Logs
@@ -59,8 +59,8 @@ class MetricAverageCallback(KerasCallback):
         settings = current_session().settings
         if key not in self._warned and is_chief(self.model) and prints_at(settings, "WARNING"):
             self._warned.add(key)
-            say(f"MetricAverageCallback: {key!r} is not a number in the logs of {in_words(ranks)}; its mean is taken"
-                " over the other ranks")
+            say(f"MetricAverageCallback: {key!r} is not a number in the logs of {format_ranks(ranks)}; its mean is"
+                " taken over the other ranks")
 
 
 def _as_number(value: Any) -> float | int | None:

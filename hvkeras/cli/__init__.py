@@ -1,1 +1,1 @@
-"""The command `hvkeras`: parsers and printing; the packages below implement the subcommands."""
+"""The command `hvkeras`: parsers and output; other packages implement the subcommands."""

@@ -1,4 +1,4 @@
-"""`hvkeras bench`: times engines in turns, each in a job of its own, on allreduces or training steps."""
+"""`hvkeras bench`: interleaved benchmarks of engines, each in its own job, on allreduces or training steps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from hvkeras.backends import backend_class, backend_names
 from hvkeras.bench import report
 from hvkeras.bench.interleaved import BLOCK, InterleavedRun, LaunchMethod
-from hvkeras.bench.jobs import TimeIsUpError
+from hvkeras.bench.jobs import BenchmarkTimeoutError
 from hvkeras.bench.launches import LAUNCHERS, Starter, objection
 from hvkeras.bench.models import MODELS, OPTIMIZERS
 from hvkeras.bench.namespaces import VirtualNetwork, missing, network
@@ -42,66 +42,66 @@ PROG = "hvkeras bench"
 KINDS = ("allreduce", "step")
 SIZES = "4KiB,1MiB,4MiB,64MiB"
 TIME = {"allreduce": 10.0, "step": 30.0}  # seconds for each size or model
-TIMEOUT = 3600.0  # seconds that everything may take by default
-WIDEST = 200  # columns that the table may have; it takes only what it needs, and is never truncated
-RATES = "1gbit"  # of the cables of hosts that are made of namespaces
-BURSTS = {1e8: "16kb", 1e9: "128kb", 1e10: "512kb"}  # what may pass at once after a pause, up to which bits per second
+TIMEOUT = 3600.0  # seconds for the whole benchmark
+WIDEST = 200  # maximum columns of the table, which is not truncated
+RATES = "1gbit"  # of the virtual hosts' links
+BURSTS = {1e8: "16kb", 1e9: "128kb", 1e10: "512kb"}  # burst size, by maximum rate in bits per second
 
-_EPILOG = """Each engine has processes of its own, which are stopped while others are timed, and every result is
-verified. The exit code is 0 if all backends that were asked for served, and were right.
+_EPILOG = """Each engine has its own processes, which are stopped while others are timed, and every result is
+verified. The exit code is 0 if all requested backends worked, with correct results.
 Example: hvkeras bench allreduce -np 2 --launcher mpirun"""
 
 
 def parser() -> argparse.ArgumentParser:
-    """Builds the parser."""
-    made = Parser(prog=PROG, description="Measures backends against each other, in alternation.", epilog=_EPILOG,
+    """Build the parser."""
+    made = Parser(prog=PROG, description="Benchmark backends in interleaved blocks.", epilog=_EPILOG,
                   allow_abbrev=False)
-    made.add_argument("kind", choices=KINDS, help="What is timed: chains of allreduces, or training steps.")
+    made.add_argument("kind", choices=KINDS, help="What to time: chains of allreduces, or training steps.")
     made.add_argument("-np", "--np", "--num-proc", type=int, dest="np", metavar="N",
-                      help="Number of processes on this machine, at least 2 (default: 2, or one for each of --hosts).")
+                      help="Number of processes on this machine, at least 2 (default: 2, or one per host of --hosts).")
     made.add_argument("--backends", metavar="NAME,...", help="Backends, in order. All that work here by default.")
     made.add_argument("--sizes", metavar="SIZE,...", help=f"Sizes of the allreduces (default: {SIZES}).")
     made.add_argument("--models", metavar="NAME,...", help=f"Models (default: {','.join(MODELS)}).")
     made.add_argument("--optimizer", choices=tuple(OPTIMIZERS), default="sgd", help="Optimizer of the steps (default:"
                       " sgd).")
-    made.add_argument("--plain-update", action="store_true", help="Also times engines with the optimizer's update not"
-                      " compiled.")
-    made.add_argument("--shard-update", action="store_true", help="Also times engines with an update that the ranks"
-                      " share.")
-    made.add_argument("--time", type=seconds, metavar="SECONDS", help="Seconds for each size or model, warm-up not"
-                      f" counted (default: {TIME['allreduce']:g} for allreduces, {TIME['step']:g} for steps).")
+    made.add_argument("--plain-update", action="store_true", help="Also time engines without compiling the"
+                      " optimizer's update.")
+    made.add_argument("--shard-update", action="store_true", help="Also time engines with a sharded"
+                      " optimizer update.")
+    made.add_argument("--time", type=seconds, metavar="SECONDS", help="Seconds for each size or model, without"
+                      f" warm-up (default: {TIME['allreduce']:g} for allreduces, {TIME['step']:g} for steps).")
     made.add_argument("--rounds", type=int, metavar="N", help="Rounds for each size or model, instead of a time.")
     made.add_argument("--links", type=int, default=0, metavar="N", help="Allreduces in a chain (default: by size).")
-    made.add_argument("--launcher", metavar="NAME", default="hvkeras", help=f"What starts the ranks: one of"
-                      f" {', '.join(LAUNCHERS)}; under mpirun Horovod uses MPI, and MPI without TensorFlow is a row as"
-                      " well. With --hosts several, separated by commas (default: hvkeras).")
-    made.add_argument("--hosts", type=int, default=1, metavar="N", help="Spreads the processes over so many hosts,"
-                      " which are made of network namespaces of this machine; needs root.")
-    made.add_argument("--rates", metavar="RATE,...", help="Bandwidths of the hosts' cables, such as 100mbit,1gbit, or"
+    made.add_argument("--launcher", metavar="NAME", default="hvkeras", help=f"Launcher of the ranks: one of"
+                      f" {', '.join(LAUNCHERS)}; under mpirun Horovod uses MPI, and MPI without TensorFlow is measured"
+                      " as well. With --hosts, several launchers separated by commas (default: hvkeras).")
+    made.add_argument("--hosts", type=int, default=1, metavar="N", help="Distribute the processes over N virtual"
+                      " hosts, which are network namespaces of this machine; needs root.")
+    made.add_argument("--rates", metavar="RATE,...", help="Bandwidths of the hosts' links, such as 100mbit,1gbit, or"
                       f" 'no limit' (default: {RATES}).")
-    made.add_argument("--pin", action=argparse.BooleanOptionalAction, help="Whether each rank has one core of its own"
-                      " (default: for steps, where there are enough cores).")
-    made.add_argument("--peers", action="store_true", help="Also uses Horovod and tf.distribute without hvkeras.")
-    made.add_argument("--jit", action="store_true", help="Also times steps that XLA compiles, where backends can.")
-    made.add_argument("--timeout", type=seconds, default=TIMEOUT, metavar="SECONDS", help="Seconds that everything may"
-                      f" take (default: {TIMEOUT:g}).")
-    made.add_argument("--json", metavar="FILE", help="Writes the times of all blocks, and facts of the machine.")
-    made.add_argument("--plot", metavar="FILE.png", help="Draws a plot; needs matplotlib.")
+    made.add_argument("--pin", action=argparse.BooleanOptionalAction, help="Whether to pin each rank to its own core"
+                      " (default: for steps, if there are enough cores).")
+    made.add_argument("--peers", action="store_true", help="Also measure Horovod and tf.distribute without hvkeras.")
+    made.add_argument("--jit", action="store_true", help="Also time steps that XLA compiles, if supported.")
+    made.add_argument("--timeout", type=seconds, default=TIMEOUT, metavar="SECONDS", help="Seconds for the whole"
+                      f" benchmark (default: {TIMEOUT:g}).")
+    made.add_argument("--json", metavar="FILE", help="Write the times of all blocks, and facts about the machine.")
+    made.add_argument("--plot", metavar="FILE.png", help="Draw a plot; needs matplotlib.")
     return made
 
 
 def bench(arguments: Sequence[str]) -> int:
-    """Runs `hvkeras bench`.
+    """Run `hvkeras bench`.
 
     Args:
-        arguments: What follows it on the command line.
+        arguments: Arguments of the command.
 
     Returns:
-        The exit code: 0 if all backends worked and all results were right, else 1.
+        Exit code: 0 if all backends worked and all results were correct, else 1.
 
     Raises:
-        UsageError: The command line is wrong.
-        MachineError: No backend works here, something is not installed, or the job failed.
+        UsageError: The command line is invalid.
+        MachineError: No backend works here, a package is missing, or the job failed.
     """
     flags = parser().parse_args(list(arguments))
     cores = usable_cores()
@@ -125,8 +125,8 @@ def bench(arguments: Sequence[str]) -> int:
 
 
 def _checked(flags: argparse.Namespace, cores: Sequence[int]) -> list[str]:
-    """Checks the command line before anything starts, and returns what to measure: sizes or models."""
-    Settings()  # an invalid variable is an error, too
+    """Check the command line, and return the sizes or models to measure."""
+    Settings()  # raises for invalid environment variables
     _check_flags(flags, cores)
     if flags.pin is None:
         flags.pin = len(cores) >= flags.np and flags.kind == "step"
@@ -143,12 +143,11 @@ def _checked(flags: argparse.Namespace, cores: Sequence[int]) -> list[str]:
 
 
 def _at_rates(work: Sequence[str], rates: Sequence[str]) -> list[str]:
-    """Each size or model at each bandwidth, if there are any."""
     return [f"{item}{AT}{rate}" for rate in rates for item in work] if rates else list(work)
 
 
 def _check_flags(flags: argparse.Namespace, cores: Sequence[int]) -> None:
-    """Raises UsageError for flags that contradict each other, or have impossible values."""
+    """Raise UsageError for contradictory flags or invalid values."""
     if flags.np is None:
         flags.np = max(2, flags.hosts)
     if flags.np < 2:
@@ -158,12 +157,12 @@ def _check_flags(flags: argparse.Namespace, cores: Sequence[int]) -> None:
     for name, kind in (("sizes", "allreduce"), ("links", "allreduce"), ("models", "step"), ("jit", "step"),
                        ("plain-update", "step"), ("shard-update", "step")):
         if getattr(flags, name.replace("-", "_")) and flags.kind != kind:
-            raise UsageError(explain(f"--{name} belongs to {PROG} {kind}", "leave it out", kind=flags.kind))
+            raise UsageError(explain(f"--{name} belongs to {PROG} {kind}", "omit it", kind=flags.kind))
     if flags.rounds is not None and (flags.rounds < 1 or flags.time is not None):
         raise UsageError(explain("--rounds must be a positive number, and replaces --time", rounds=flags.rounds,
                                  time=flags.time))
     if flags.pin and len(cores) < flags.np:
-        raise UsageError(explain("--pin needs a core for each process", "leave it out", np=flags.np, cores=len(cores)))
+        raise UsageError(explain("--pin needs a core for each process", "omit it", np=flags.np, cores=len(cores)))
     for path in filter(None, (flags.json, flags.plot)):
         if not os.access(Path(path).absolute().parent, os.W_OK) or Path(path).is_dir():
             raise UsageError(explain("Files must be writable", "choose another one", file=path))
@@ -172,7 +171,7 @@ def _check_flags(flags: argparse.Namespace, cores: Sequence[int]) -> None:
 
 
 def _check_hosts(flags: argparse.Namespace) -> None:
-    """Raises UsageError for launchers, hosts and bandwidths that do not go together."""
+    """Raise UsageError for incompatible launchers, hosts and bandwidths."""
     flags.launchers = _names(flags.launcher, "--launcher", "hvkeras,mpirun")
     for launcher in flags.launchers:
         if launcher not in LAUNCHERS or (launcher == "tf_config" and flags.hosts == 1):
@@ -180,12 +179,12 @@ def _check_hosts(flags: argparse.Namespace) -> None:
             raise UsageError(explain(f"A launcher is one of {', '.join(names)}", launcher=launcher))
     if flags.hosts == 1:
         if flags.rates or len(flags.launchers) > 1:
-            raise UsageError(explain("Bandwidths and several launchers are for hosts made of namespaces",
+            raise UsageError(explain("Bandwidths and several launchers need virtual hosts",
                                      f"{PROG} {flags.kind} --hosts 2", rates=flags.rates, launcher=flags.launcher))
         flags.rates = []
         return
     if flags.hosts < 1 or flags.np % flags.hosts:
-        raise UsageError(explain("Each host has as many processes as the others", f"-np {2 * max(1, flags.hosts)}",
+        raise UsageError(explain("Each host must have the same number of processes", f"-np {2 * max(1, flags.hosts)}",
                                  np=flags.np, hosts=flags.hosts))
     flags.rates = _names(flags.rates or RATES, "--rates", "100mbit,1gbit")
     for rate in flags.rates:
@@ -194,11 +193,10 @@ def _check_hosts(flags: argparse.Namespace) -> None:
         except ValueError as error:
             raise UsageError(explain(f"--rates must be readable ({error})", f"--rates {RATES}", rate=rate)) from None
     if reason := missing():
-        raise MachineError(explain(f"--hosts makes hosts of network namespaces: {reason}", "run it as root"))
+        raise MachineError(explain(f"--hosts creates network namespaces: {reason}", "run it as root"))
 
 
 def _names(text: str, flag: str, example: str) -> list[str]:
-    """Splits a text at commas, and drops duplicates."""
     names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     if not names:
         raise UsageError(explain(f"{flag} takes names separated by commas", f"{flag} {example}", received=text))
@@ -232,7 +230,7 @@ def _backends(flags: argparse.Namespace) -> list[str]:
 
 def _run(flags: argparse.Namespace, names: Sequence[str], work: Sequence[str], folder: Path,
          rows: list[BenchmarkRow]) -> str:
-    """Runs everything under a progress bar, and adds rows as results arrive; returns why it ended early, or ""."""
+    """Run the benchmark with a progress bar, and append to `rows`; return why it failed, or ""."""
     screen = Console(stderr=True, highlight=False)
     columns = (BarColumn(), TextColumn("{task.percentage:3.0f}%"), TimeElapsedColumn(),
                TextColumn("{task.description}", markup=False))
@@ -240,26 +238,25 @@ def _run(flags: argparse.Namespace, names: Sequence[str], work: Sequence[str], f
     with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as progress:
         task = progress.add_task(activity, total=1.0)
 
-        def show(share: float, what: str) -> None:
+        def show(share: float, description: str) -> None:
             nonlocal activity
-            activity = what
-            progress.update(task, completed=share, description=what)
+            activity = description
+            progress.update(task, completed=share, description=description)
 
         plan = BenchmarkPlan(flags.kind, "", flags.np, False, flags.jit, flags.optimizer, flags.plain_update, flags.pin,
                     flags.timeout, str(folder), flags.links, flags.shard_update)
         effort = Effort(flags.time or TIME[flags.kind], flags.rounds, BLOCK[flags.kind])
         hosts = network(flags.hosts) if flags.hosts > 1 else contextlib.nullcontext()
         try:
-            with hosts as made, contextlib.closing(InterleavedRun(plan, _methods(flags, folder, made), effort, show,
-                                                                  _limiting(made), flags.hosts)) as interleaved_run:
-                interleaved_run.run(names, flags.peers, work, rows)
-        except TimeIsUpError:
+            with hosts as made, contextlib.closing(InterleavedRun(
+                    plan, _methods(flags, folder, made), effort, show, _bandwidth_limiter(made), flags.hosts)) as run:
+                run.run(names, flags.peers, work, rows)
+        except BenchmarkTimeoutError:
             return f"{timeout_message(flags.timeout)}; the last activity: {activity}"
     return ""
 
 
 def _methods(flags: argparse.Namespace, folder: Path, hosts: VirtualNetwork | None) -> list[LaunchMethod]:
-    """How each launcher starts jobs."""
     methods = []
     for launcher in flags.launchers:
         starter = Starter(launcher, folder, hosts, flags.np // flags.hosts)
@@ -271,8 +268,7 @@ def _methods(flags: argparse.Namespace, folder: Path, hosts: VirtualNetwork | No
     return methods
 
 
-def _limiting(hosts: VirtualNetwork | None) -> Callable[[str], None]:
-    """Gives the hosts' cables the bandwidth that a piece of work names."""
+def _bandwidth_limiter(hosts: VirtualNetwork | None) -> Callable[[str], None]:
     limited = False
 
     def limit(work: str) -> None:
@@ -287,18 +283,17 @@ def _limiting(hosts: VirtualNetwork | None) -> Callable[[str], None]:
 
 
 def _last_line_of_hvkeras(text: str, code: int) -> str:
-    """Returns why a job failed that hvkeras has not started: the last message of hvkeras in its output."""
+    """Return the failure of a job that another launcher started: the last message of hvkeras in its output."""
     lines = [line.removeprefix("hvkeras: ") for line in text.splitlines() if line.startswith("hvkeras: ")]
     return lines[-1] if lines else f"it exited with code {code}"
 
 
 def _print(flags: argparse.Namespace, rows: Sequence[BenchmarkRow], arguments: Sequence[str]) -> None:
-    """Prints the table, an explanation of its columns, and the reasons for failures."""
     if not rows:
         return
     console = Console(highlight=False, soft_wrap=True, width=WIDEST)
     made, notes = report.table(flags.kind, rows, flags.np)
-    placement = "each on a core of its own" if flags.pin else f"on {len(usable_cores())} cores"
+    placement = "each on its own core" if flags.pin else f"on {len(usable_cores())} cores"
     hosts = f" on {flags.hosts} hosts" if flags.hosts > 1 else ""
     console.print(f"{PROG} {shlex.join(arguments)}: {flags.np} processes{hosts}, {placement}", markup=False)
     console.print()
@@ -313,7 +308,6 @@ def _print(flags: argparse.Namespace, rows: Sequence[BenchmarkRow], arguments: S
 
 
 def _plot_title(flags: argparse.Namespace, arguments: Sequence[str], facts: Mapping[str, Any]) -> str:
-    """Says what was measured, by which command, and on which machine."""
     files = {"--json", "--plot", flags.json, flags.plot}
     shown = shlex.join(argument for argument in arguments if argument not in files)
     return (f"{PROG} {shown}: {flags.np} processes on {len(facts['cores'])} cores ({facts['cpu']}), load"

@@ -24,23 +24,23 @@ from hvkeras.settings import Settings
 ALL_HOSTS = "all hosts"
 WIDTH = 120  # columns of the table if the output is not a terminal
 _COLOURS = {OK: "green", NOTE: "yellow", PROBLEM: "bold red"}
-_EPILOG = """The exit code is 0 if training will work, and 1 if there is a problem. Notes hinder some jobs, or make them
-slower. Example: hvkeras doctor -H node1,node2"""
+_EPILOG = """The exit code is 0 if training will work, and 1 if there is a problem. Notes affect some jobs, or their
+speed. Example: hvkeras doctor -H node1,node2"""
 
 Reports = dict[str, dict[str, Any]]  # the findings and versions of each host
 
 
 def doctor(arguments: Sequence[str]) -> int:
-    """Checks this machine, or several hosts, and prints the findings.
+    """Check this machine, or several hosts, and print the findings.
 
     Args:
-        arguments: The arguments that follow `hvkeras doctor`.
+        arguments: Arguments of `hvkeras doctor`.
 
     Returns:
-        The exit code: 1 if there is a problem, else 0.
+        Exit code: 1 if there is a problem, else 0.
 
     Raises:
-        UsageError: The command line is wrong.
+        UsageError: The command line is invalid.
     """
     flags = _parser().parse_args(arguments)
     listed = place_ranks(None, flags.hosts, flags.hostfile) if (flags.hosts, flags.hostfile) != (None, None) else []
@@ -65,16 +65,15 @@ def doctor(arguments: Sequence[str]) -> int:
 
 
 def _parser() -> Parser:
-    made = Parser(prog="hvkeras doctor", epilog=_EPILOG, allow_abbrev=False, description="Checks whether training on"
-                  " several workers will work on this machine, or on several hosts, and how to fix it where it will"
-                  " not.")
+    made = Parser(prog="hvkeras doctor", epilog=_EPILOG, allow_abbrev=False, description="Check whether training on"
+                  " several workers will work on this machine, or on several hosts, and print fixes for problems.")
     made.add_argument("-H", "--hosts", metavar="HOST,...", help="Hosts to check, over ssh.")
-    made.add_argument("-hostfile", "--hostfile", metavar="FILE", help="File with a line for each host.")
+    made.add_argument("-hostfile", "--hostfile", metavar="FILE", help="File with one line per host.")
     made.add_argument("-p", "--ssh-port", type=int, metavar="PORT", help="Port of ssh on the other hosts.")
     made.add_argument("-i", "--ssh-identity-file", metavar="FILE", help="Key for ssh.")
-    made.add_argument("--start-timeout", type=float, metavar="SECONDS", help="Seconds in which hosts must answer over"
+    made.add_argument("--start-timeout", type=float, metavar="SECONDS", help="Seconds for hosts to respond over"
                       " ssh.")
-    made.add_argument("--json", action="store_true", help="Prints JSON instead of a table.")
+    made.add_argument("--json", action="store_true", help="Print JSON instead of a table.")
     # Flags that the first host passes to the others.
     made.add_argument("--call", metavar="ADDRESS", help=argparse.SUPPRESS)
     made.add_argument("--called", metavar="NAME", default="", help=argparse.SUPPRESS)
@@ -93,7 +92,7 @@ def _own_report(flags: argparse.Namespace, others: Sequence[str]) -> dict[str, A
 
 
 def _as_json(reports: Reports, shared: Sequence[CheckResult]) -> dict[str, Any]:
-    """The output of `--json`: `hosts`, each with its name, findings and versions, and `all_hosts`, common findings."""
+    """Return the output of `--json`: name, versions and findings of all `hosts`, and common findings (`all_hosts`)."""
     return {
         "hosts": [{"name": socket.gethostname() if host == THIS_HOST else host, "versions": report["versions"],
                    "findings": [row.as_json() for row in report["findings"]]} for host, report in reports.items()],
@@ -110,8 +109,8 @@ def _print(findings: dict[str, list[CheckResult]]) -> None:
     for title in (*(["host"] if several else []), "", "state", "found", "what to do"):
         table.add_column(title, overflow="fold")
     for host, rows in findings.items():
-        for place_in_host, row in enumerate(rows):
-            first = [host if place_in_host == 0 else ""] if several else []
+        for index, row in enumerate(rows):
+            first = [host if index == 0 else ""] if several else []
             table.add_row(*first, row.check, f"[{_COLOURS[row.state]}]{row.state}[/]", _plain(row.found),
                           _plain(row.fix))
         table.add_section()

@@ -1,4 +1,4 @@
-"""Error handling of the commands: errors of hvkeras end a command with one line, without a traceback."""
+"""Error handling of the commands: errors of hvkeras are printed in one line, without a traceback."""
 
 from __future__ import annotations
 
@@ -10,45 +10,45 @@ from collections.abc import Callable
 from hvkeras.errors import HvkerasError, UsageError
 from hvkeras.launcher.limits import RESOURCE_ERRORS, out_of_resources, require_current_folder
 
-_SIGPIPE = 141  # the exit code of a command that the signal ends, as shells tell it
+_SIGPIPE = 141  # exit code of a command that SIGPIPE terminates, as in shells
 
 
 def quiet_after_readers(action: Callable[[], int]) -> int:
-    """Runs a command whose output may be read in part alone, as by `hvkeras doctor | head -1`.
+    """Run a command, and exit quietly if the reader closes standard output, as in `hvkeras doctor | head -1`.
 
     Args:
-        action: The function that does the command's work.
+        action: Function of the command, which returns its exit code.
 
     Returns:
-        Its exit code, or 141 if nobody reads standard output any more.
+        Its exit code, or 141 after a broken pipe.
     """
     try:
         try:
             return action()
-        finally:  # of help, too, after which argparse exits
+        finally:  # also after --help, where argparse exits
             sys.stdout.flush()
     except BrokenPipeError:
-        if not _reader_is_gone():
+        if not _pipe_is_broken():
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is flushed when Python ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at Python's exit
         return _SIGPIPE
 
 
-def _reader_is_gone() -> bool:
+def _pipe_is_broken() -> bool:
     polled = select.poll()
     polled.register(sys.stdout.fileno(), 0)
     return any(event & select.POLLERR for _, event in polled.poll(0))
 
 
 def guarded(prog: str, action: Callable[[], int]) -> int:
-    """Runs a command, and turns our errors into one line and an exit code.
+    """Run a command, and convert errors of hvkeras to one line on standard error and an exit code.
 
     Args:
-        prog: What the command is called in errors.
-        action: The function that does the command's work.
+        prog: Name of the command in errors.
+        action: Function of the command, which returns its exit code.
 
     Returns:
-        The exit code.
+        Exit code.
     """
     try:
         require_current_folder()

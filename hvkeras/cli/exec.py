@@ -1,4 +1,4 @@
-"""`hvkeras exec`: runs a script in this process, under any launcher."""
+"""`hvkeras exec`: run a script in this process, under any launcher."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ USAGE = f"usage: hvkeras exec {FLAG} [-m MODULE | SCRIPT.py] ..."
 
 
 def prepare(arguments: Sequence[str]) -> str:
-    """Makes `import horovod` find hvkeras, and sets `sys.argv` and `sys.path` as Python does for a script.
+    """Alias `horovod` to hvkeras, and set `sys.argv` and `sys.path` as Python does for a script.
 
     Args:
-        arguments: What follows `hvkeras exec`.
+        arguments: Arguments of `hvkeras exec`.
 
     Returns:
-        The script, or the module after `-m`; "" after a request for help.
+        The script, or `-m` and the module; "" after a request for help.
 
     Raises:
-        UsageError: The command line is wrong, or the script does not exist.
+        UsageError: The command line is invalid, or the script does not exist.
     """
     given = list(arguments)
     if "--help" in given[:1] or "-h" in given[:1]:
-        print(f"{USAGE}\n\nRuns a script written for Horovod, under any launcher: `import horovod` finds hvkeras.")
+        print(f"{USAGE}\n\nRun a script written for Horovod, under any launcher: `import horovod` imports hvkeras.")
         return ""
     command = given[1:] if given[:1] == [FLAG] else []
     is_module = command[:1] == ["-m"]
@@ -51,7 +51,7 @@ def prepare(arguments: Sequence[str]) -> str:
 
 
 def execute(prepared: str) -> None:
-    """Runs what `prepare` has returned."""
+    """Run the script or module that `prepare` has returned."""
     if prepared.startswith("-m "):
         runpy.run_module(prepared.removeprefix("-m "), run_name="__main__", alter_sys=True)
     elif prepared:

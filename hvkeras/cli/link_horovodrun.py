@@ -1,7 +1,7 @@
-"""`hvkeras link-horovodrun`: provides a command `horovodrun` where Horovod's own is not installed.
+"""`hvkeras link-horovodrun`: install a command `horovodrun` where Horovod is not installed.
 
-This happens only on request, because two packages that ship a script of the same name overwrite and delete each
-other's. The command yields by itself: as soon as Horovod is installed, it starts Horovod's launcher.
+This happens only on request, because packages that ship scripts of the same name overwrite and delete each other's
+scripts. If Horovod is installed later, the command starts Horovod's launcher.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ if __name__ == "__main__":
 
 
 def link(arguments: Sequence[str]) -> int:
-    """Installs the command, or removes it.
+    """Install the command, or remove it.
 
     Args:
-        arguments: What follows `hvkeras link-horovodrun`.
+        arguments: Arguments of `hvkeras link-horovodrun`.
 
     Returns:
-        The exit code, 0.
+        Exit code, 0.
 
     Raises:
-        UsageError: The file there is not ours, or Horovod's own is installed.
-        MachineError: The folder cannot be written.
+        UsageError: Another file has this name, or Horovod's command is installed.
+        MachineError: The scripts folder is not writable.
     """
-    parser = Parser(prog="hvkeras link-horovodrun", description=f"Puts a command `{NAME}` into this Python"
-                    " environment that does what `hvkeras run` does, until Horovod's own is installed.")
-    parser.add_argument("--remove", action="store_true", help="removes it again")
+    parser = Parser(prog="hvkeras link-horovodrun", description=f"Install a command `{NAME}` in this Python"
+                    " environment that is equivalent to `hvkeras run`, until Horovod is installed.")
+    parser.add_argument("--remove", action="store_true", help="remove it again")
     remove = bool(parser.parse_args(list(arguments)).remove)
     path = Path(sysconfig.get_path("scripts")) / NAME
     try:
@@ -56,13 +56,13 @@ def link(arguments: Sequence[str]) -> int:
 
 def _install(path: Path) -> int:
     if horovod_is_installed():
-        raise UsageError(explain("Horovod's own horovodrun is installed here, and is left as it is",
-                                 "use it as it is; hvkeras trains under it as well", path=str(path)))
+        raise UsageError(explain("Horovod's own horovodrun is installed here, and is not replaced",
+                                 "use it; hvkeras trains under it as well", path=str(path)))
     if not _is_absent_or_ours(path):
         raise UsageError(explain(f"The path of {NAME} must be free", "move the file away first", path=str(path)))
     path.write_text(_SCRIPT.format(python=sys.executable, mark=_MARKER))
     path.chmod(0o755)
-    print(f"{path} now does what `hvkeras run` does, until Horovod's own is installed")
+    print(f"{path} is now equivalent to `hvkeras run`, until Horovod is installed")
     return 0
 
 
@@ -71,10 +71,10 @@ def _remove(path: Path) -> int:
         print(f"{path} does not exist")
         return 0
     if not _is_absent_or_ours(path):
-        raise UsageError(explain("Only a file that `hvkeras link-horovodrun` made is removed",
-                                 "remove it yourself, or by uninstalling the package it came with", path=str(path)))
+        raise UsageError(explain("Only a file from `hvkeras link-horovodrun` can be removed",
+                                 "remove it yourself, or uninstall its package", path=str(path)))
     path.unlink()
-    print(f"{path} is gone")
+    print(f"{path} is removed")
     return 0
 
 
@@ -85,7 +85,7 @@ def _is_absent_or_ours(path: Path) -> bool:
 
 
 def horovodrun() -> int:
-    """Runs the command: Horovod's own launcher where it is installed, else `hvkeras run`."""
+    """Run Horovod's launcher if it is installed, else `hvkeras run`."""
     if horovod_is_installed():
         from horovod.runner.launch import run_commandline
 

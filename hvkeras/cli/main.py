@@ -15,20 +15,20 @@ USAGE = """usage: hvkeras COMMAND ...
 commands:
   run               start a training script on several processes and hosts (hvkeras run --help)
   compare           train one script on each backend, and compare speed and results
-  report            rewrite the report on a run from what its ranks have recorded
-  bench             measure backends against each other, in one job, with every result verified
-  trace             merge the ranks' traces of a job into one (hvkeras run --trace-steps records them)
-  doctor            check whether training will work on this machine or these hosts, and how to fix it
+  report            rewrite the report of a run from the records of its ranks
+  bench             benchmark backends in interleaved blocks, with every result verified
+  trace             merge the traces of a job's ranks into one (hvkeras run --trace-steps records them)
+  doctor            check whether training will work on this machine or on hosts, and print fixes
   exec              run a script written for Horovod under any launcher (hvkeras exec --as-horovod train.py)
-  build-horovod     build Horovod's own engine against the installed TensorFlow
-  link-horovodrun   put a command `horovodrun` in place where Horovod's own is not installed
+  build-horovod     build Horovod against the installed TensorFlow
+  link-horovodrun   install a command `horovodrun` where Horovod is not installed
 
 options:
   -h, --help        show this help
   -v, --version     show the version"""
 
 
-# The functions of the commands, imported when they are needed: they import NumPy, Rich or psutil.
+# Functions of the commands, imported on demand, since they import NumPy, Rich or psutil.
 _COMMANDS = {
     "compare": "hvkeras.comparison.command:compare",
     "report": "hvkeras.cli.reports:report",
@@ -41,13 +41,13 @@ _COMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command.
+    """Run one command.
 
     Args:
-        arguments: The command line after `hvkeras`; this process's by default.
+        arguments: The command line after `hvkeras`; that of this process by default.
 
     Returns:
-        The exit code.
+        Exit code.
     """
     open_closed_streams()
     given = list(sys.argv[1:] if arguments is None else arguments)
@@ -79,11 +79,11 @@ def _exec(arguments: Sequence[str]) -> int:
 
     prepared = ""
 
-    def prepare_it() -> int:
+    def prepare_script() -> int:
         nonlocal prepared
         prepared = prepare(arguments)
         return 0
 
-    code = guarded("hvkeras exec", prepare_it)
-    execute(prepared)  # outside of `guarded`: the script's errors are its own
+    code = guarded("hvkeras exec", prepare_script)
+    execute(prepared)  # outside of `guarded`, which is not for errors of the script
     return code

@@ -1,4 +1,4 @@
-"""Commands `hvkeras report` and `hvkeras trace`: what the files of a job's ranks show, at any time."""
+"""Commands `hvkeras report` and `hvkeras trace`: merge the files of a job's ranks."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from hvkeras.launcher.run_arguments import DEFAULT, Parser
 
 
 def report(arguments: Sequence[str]) -> int:
-    """Runs the command.
+    """Run `hvkeras report`.
 
     Args:
-        arguments: What follows `hvkeras report`.
+        arguments: Arguments of the command.
 
     Returns:
-        The exit code.
+        Exit code.
 
     Raises:
         MachineError: There are no records, or the folder cannot be written to.
-        UsageError: The command line cannot be read.
+        UsageError: The command line is invalid.
     """
-    made = Parser(prog="hvkeras report", description="Writes report.html and report.json on a run from the records of"
-                  " its ranks, also after a crash or while it runs.", allow_abbrev=False)
-    made.add_argument("folder", nargs="?", default=DEFAULT, metavar="FOLDER", help="What hvkeras run --report or"
-                      f" HVKERAS_REPORT named ({DEFAULT}).")
+    made = Parser(prog="hvkeras report", description="Write report.html and report.json of a run from the records of"
+                  " its ranks, also after a crash or during the run.", allow_abbrev=False)
+    made.add_argument("folder", nargs="?", default=DEFAULT, metavar="FOLDER", help="Folder of hvkeras run --report or"
+                      f" HVKERAS_REPORT ({DEFAULT}).")
     folder = Path(made.parse_args(list(arguments)).folder)
     try:
         print(write_report(folder))
@@ -38,24 +38,24 @@ def report(arguments: Sequence[str]) -> int:
 
 
 def trace(arguments: Sequence[str]) -> int:
-    """Runs `hvkeras trace`: merges the traces that ranks have written, at any time.
+    """Run `hvkeras trace`: merge the traces of ranks.
 
     Args:
-        arguments: What follows it on the command line.
+        arguments: Arguments of the command.
 
     Returns:
-        The exit code.
+        Exit code.
 
     Raises:
         MachineError: A file cannot be written.
         UsageError: There is nothing to merge.
     """
     parser = Parser(prog="hvkeras trace", allow_abbrev=False, usage="hvkeras trace [FOLDER | FILE]",
-                    description="Merges the ranks' traces of a folder (trace.rank.0.json, trace.rank.1.json, ...) into"
-                    " one (trace.json), also while the job runs or after a crash. Traces of other hosts are to be"
+                    description="Merge the ranks' traces in a folder (trace.rank.0.json, trace.rank.1.json, ...) into"
+                    " one (trace.json), also during the job or after a crash. Traces of other hosts must be"
                     " copied there first.")
-    parser.add_argument("place", nargs="?", default=".", type=Path, metavar="FOLDER | FILE", help="Where they are, or"
-                        " the merged file's name; the current folder by default.")
-    for merged in merge_all(parser.parse_args(list(arguments)).place):
+    parser.add_argument("path", nargs="?", default=".", type=Path, metavar="FOLDER | FILE", help="Folder of the"
+                        " traces, or name of the merged file; the current folder by default.")
+    for merged in merge_all(parser.parse_args(list(arguments)).path):
         print(f"hvkeras trace: {merged.sentence()}")
     return 0

@@ -30,18 +30,19 @@ from hvkeras.launcher.restarts import run as run_job
 from hvkeras.launcher.run_arguments import ELASTIC_RESETS, ELASTIC_TIMEOUT, parse
 from hvkeras.settings import Settings
 
-_FOLDER, _REMOVES = "HVKERAS_ELASTIC_DIR", "HVKERAS_RUN_COMMITS"  # of commits; whether `hvkeras run` removes them
+# The folder of commits, and whether `hvkeras run` removes them.
+_FOLDER, _REMOVES = "HVKERAS_ELASTIC_DIR", "HVKERAS_RUN_COMMITS"
 
 
 def run(arguments: Sequence[str], prog: str = "hvkeras run") -> int:
-    """Runs `hvkeras run`.
+    """Run `hvkeras run`.
 
     Args:
-        arguments: What follows it on the command line.
-        prog: What the command is called in help and errors.
+        arguments: Arguments of the command.
+        prog: Name of the command in help and errors.
 
     Returns:
-        The exit code: that of the rank that failed first, 2 for a wrong command line.
+        Exit code: that of the rank that failed first, 2 for an invalid command line.
     """
     return guarded(prog, lambda: _run(arguments, prog))
 
@@ -72,7 +73,7 @@ def _run(arguments: Sequence[str], prog: str) -> int:
 
 
 def _run_in_pod(flags: argparse.Namespace, pod: Launch) -> int:
-    """Runs an elastic job in the pods of an Indexed Job: the first one launches it, and the others report to that."""
+    """Run an elastic job in the pods of an Indexed Job: the first pod launches it, and the others report to it."""
     slots = flags.slots_per_host or 1
     if pod.rank:
         return host_reporter.report_from_pod(pod, slots)
@@ -100,24 +101,24 @@ def _run_in_pod(flags: argparse.Namespace, pod: Launch) -> int:
 
 def pool_of(flags: argparse.Namespace, hosts: str | None,
             reported: Callable[[], dict[str, int]] | None = None) -> HostPool | None:
-    """Returns what chooses the hosts of an elastic job at each start; None for other jobs.
+    """Return the host pool of an elastic job; None for other jobs.
 
     Args:
         flags: The command line.
-        hosts: Hosts and slots, as for -H.
-        reported: Finds hosts that report by themselves, instead of all others.
+        hosts: Hosts and slots, in the format of -H.
+        reported: Returns the slots of hosts that report to this one, and replaces all other sources of hosts.
 
     Raises:
         UsageError: The flags contradict each other.
     """
     script, least, most = flags.host_discovery_script, flags.min_np, flags.max_np
     if script is None and least is None and most is None:
-        alone = next((name for name in ("slots_per_host", "elastic_timeout", "blacklist_cooldown_range",
-                                     "failures_per_host")
-                      if getattr(flags, name) is not None), "")
-        if alone:
-            raise UsageError(explain(f"--{alone.replace('_', '-')} is for elastic jobs", "add --min-np or"
-                                     " --host-discovery-script", **{alone: getattr(flags, alone)}))
+        elastic = next((name for name in ("slots_per_host", "elastic_timeout", "blacklist_cooldown_range",
+                                          "failures_per_host")
+                        if getattr(flags, name) is not None), "")
+        if elastic:
+            raise UsageError(explain(f"--{elastic.replace('_', '-')} is for elastic jobs", "add --min-np or"
+                                     " --host-discovery-script", **{elastic: getattr(flags, elastic)}))
         return None
     limits_given = {"np": flags.np, "min_np": least, "max_np": most}
     given = {name: value for name, value in limits_given.items() if value is not None}
@@ -125,8 +126,8 @@ def pool_of(flags: argparse.Namespace, hosts: str | None,
     if limits != sorted(limits) or limits[0] < 1:
         raise UsageError(explain("1 <= --min-np <= -np <= --max-np must hold", "-np 4 --min-np 2 --max-np 8", **given))
     if script is not None and (hosts or flags.hostfile):
-        raise UsageError(explain("Hosts must come from one place_ranks",
-                                 "leave out either --host-discovery-script or -H and"
+        raise UsageError(explain("Hosts must come from one source",
+                                 "omit either --host-discovery-script, or -H and"
                                  " -hostfile", host_discovery_script=script, hosts=hosts, hostfile=flags.hostfile))
     if flags.np is None and least is None and not hosts and not flags.hostfile:
         raise UsageError(explain("The number of processes must be given", "-np 4 --min-np 2", **given))
@@ -153,7 +154,7 @@ def _run_with(flags: argparse.Namespace, hosts: Sequence[HostRanks], environment
               pool: HostPool | None, reporting: ReportingHosts | None = None) -> int:
     settings = Settings(environment)
     if flags.trace_file and settings.trace_steps is None:
-        raise UsageError(explain("--trace-file goes with --trace-steps", "--trace-steps 100:120",
+        raise UsageError(explain("--trace-file needs --trace-steps", "--trace-steps 100:120",
                                  trace_file=flags.trace_file))
     folder = Path(flags.output_filename).absolute() if flags.output_filename else None
     live = sys.stdout.isatty()
@@ -185,13 +186,13 @@ def _run_with(flags: argparse.Namespace, hosts: Sequence[HostRanks], environment
 
 @contextlib.contextmanager
 def _commits_folder(reset_limit: int, hosts: Sequence[HostRanks]) -> Iterator[dict[str, str]]:
-    """Provides a folder for the commits of a job that may be restarted, unless the user has chosen one.
+    """Create a folder for the commits of a job that may be restarted, unless the user has chosen one.
 
     Raises:
-        UsageError: Rank 0 is on another host, where nobody would remove the folder.
+        UsageError: Rank 0 is on another host, where the folder would not be removed.
     """
     chosen = os.environ.get(_FOLDER)
-    if chosen:  # absolute, so that all starts use the same one, whatever folder the script changes to
+    if chosen:  # absolute, so that restarts use the same one if the script changes folders
         yield {_FOLDER: os.path.abspath(chosen), **({_REMOVES: "on"} if hosts[0].local else {})}
     elif not reset_limit:
         yield {}
@@ -204,7 +205,7 @@ def _commits_folder(reset_limit: int, hosts: Sequence[HostRanks]) -> Iterator[di
 
 
 def _environment(flags: argparse.Namespace) -> dict[str, str]:
-    """Returns this process's environment, updated by the flags that are settings of hvkeras."""
+    """Return this process's environment, updated by the flags that correspond to settings."""
     chosen = {
         "HVKERAS_BACKEND": flags.backend,
         "HVKERAS_START_TIMEOUT": flags.start_timeout,
@@ -224,12 +225,12 @@ def _environment(flags: argparse.Namespace) -> dict[str, str]:
 
 
 def _report_folder(named: str | None) -> str | None:
-    """Returns the report's folder as an absolute path, since ranks may change to other folders."""
+    # As an absolute path, since ranks may change folders.
     chosen = named or os.environ.get("HVKERAS_REPORT")
     return os.path.abspath(chosen) if chosen else None
 
 
 def _terminal_for_rank_0(timestamps: bool) -> tuple[int, int]:
-    """Returns the size of our terminal, minus the width of the prefix."""
+    # The size of our terminal, minus the width of the prefix.
     columns, rows = shutil.get_terminal_size()
     return max(20, columns - len("[0] ") - (len("2000-01-01 00:00:00 ") if timestamps else 0)), rows

@@ -24,7 +24,7 @@ from hvkeras.control.cause import CauseKind
 from hvkeras.control.circles import Graph, Group, Wait
 from hvkeras.control.meetings import ExchangeMeeting, Meeting, Moment, PlanMeeting
 from hvkeras.control.messages import PlanDescription
-from hvkeras.host.console import in_words, numbers_in_words, some_of
+from hvkeras.host.console import format_numbers, format_ranks, some_of
 
 MAX_PLANS = 256  # number of plans that are stored even if no rank enters them
 MAX_WARNINGS = 8  # number of ranks that report their location at the same time
@@ -292,8 +292,8 @@ class Waits:
             plan.warned_at = now
             have = "have" if len(late) > 1 else "has"
             end = f"; the job ends after {stall_after:.0f} s" if stall_after else ""
-            text = (f"rank {waiter} has waited {waited:.0f} s in {label} for {in_words(late)}, which {have} not entered"
-                    f" it{end}{_hint(plan)}")
+            text = (f"rank {waiter} has waited {waited:.0f} s in {label} for {format_ranks(late)}, which {have} not"
+                    f" entered it{end}{_hint(plan)}")
             findings += [Problem(None, rank, "" if rank > late[0] else text) for rank in late[:MAX_WARNINGS]]
         return findings
 
@@ -308,7 +308,7 @@ class Waits:
             labels = [_label_with_site(meeting, wait.waiter) for wait, meeting in zip(cycle, meetings, strict=True)]
             locations = some_of([f"rank {wait.waiter} in {label} for rank {wait.missing}"
                                  for wait, label in zip(cycle, labels, strict=True)])
-            return f"{in_words([wait.waiter for wait in cycle])} wait for each other: {locations}{''.join(hints[:1])}"
+            return f"{format_ranks([wait.waiter for wait in cycle])} wait for each other: {locations}{''.join(hints[:1])}"
         sites = [f"rank {wait.waiter} at {site}" for wait, meeting in zip(cycle, meetings, strict=True)
                  if (site := meeting.site(wait.waiter))]
         end = "; " + ", ".join(sites) if sites else ""
@@ -330,7 +330,7 @@ class Waits:
         mine, theirs = self.plan(one.key), self.plan(other.key)
         start = f"ranks {one.waiter} and {other.waiter} communicate different things and wait for each other: "
         mine_operation, theirs_operation = (f"{plan['operation']} {plan['how']}".rstrip() for plan in (mine, theirs))
-        mine_ranks, theirs_ranks = (f"ranks [{numbers_in_words(plan['ranks'])}]" for plan in (mine, theirs))
+        mine_ranks, theirs_ranks = (f"ranks [{format_numbers(plan['ranks'])}]" for plan in (mine, theirs))
         overview = (f"rank {one.waiter} is in {mine['label']} ({mine_operation}, {mine_ranks}), rank {other.waiter} in"
                     f" {theirs['label']} ({theirs_operation}, {theirs_ranks})")
         if mine["operation"] != theirs["operation"] or mine["ranks"] != theirs["ranks"]:

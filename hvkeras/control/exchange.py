@@ -20,7 +20,7 @@ from hvkeras.control.cause import Cause
 from hvkeras.control.messages import AllValues, Message, MissingRanks, Value, ValueDigest, ValueWanted
 from hvkeras.control.relayed import as_runs, from_runs
 from hvkeras.errors import PeerError, UsageError, explain
-from hvkeras.host.console import in_words
+from hvkeras.host.console import format_ranks
 from hvkeras.host.forks import detach_in_children
 
 LARGE = 512  # bytes; of larger values, the digest is sent first
@@ -100,7 +100,7 @@ class Exchange:
                 waited = time.monotonic() - start
                 missing = self._missing.get(key, [])
                 if waited >= timeout:
-                    who = (describe or in_words)(missing) if missing else "the server's answer"
+                    who = (describe or format_ranks)(missing) if missing else "the server's answer"
                     raise PeerError(explain(
                         f"All {self._size} ranks must arrive within {timeout:g} s, but {who} did"
                         " not", "start the missing ones, check their output, or raise HVKERAS_START_TIMEOUT"))

@@ -38,7 +38,7 @@ from hvkeras.control.messages import (
 )
 from hvkeras.control.ranks import Ranks, RankState
 from hvkeras.control.relayed import FIRST_RELAY, Relay, from_runs
-from hvkeras.host.console import in_words, some_of, summary
+from hvkeras.host.console import format_ranks, some_of, summary
 from hvkeras.host.network import host_identity
 
 BEAT = 1.0  # seconds between two heartbeats to ranks
@@ -168,7 +168,7 @@ class ControlHandler(Handler):
 
     def _end_with_relay(self, kind: CauseKind, relay: Relay, error: str) -> None:
         host, pid = relay.member.host, relay.member.pid
-        text = f"the relay on {host} (pid {pid}), which connects {in_words(sorted(relay.ranks))}, {error}"
+        text = f"the relay on {host} (pid {pid}), which connects {format_ranks(sorted(relay.ranks))}, {error}"
         self.ranks.end(Cause(kind, None, host, pid, text))
 
     def _handle(self, rank: RankState, message: Message) -> None:

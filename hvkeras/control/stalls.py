@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from hvkeras.control.cause import CauseKind
 from hvkeras.control.deadlocks import MAX_WARNINGS, Problem
 from hvkeras.control.messages import Standstill
-from hvkeras.host.console import in_words, numbers_in_words
+from hvkeras.host.console import format_numbers, format_ranks
 
 listeners: list[Callable[[str], None]] = []
 
@@ -81,11 +81,11 @@ class Stalls:
         # A step function without progress may wait in an uncounted collective for a rank that is elsewhere.
         rank = min(expired, key=lambda rank: (still[rank].phase in ("train", "validation"), rank))
         others = [other for other in still if other != rank]
-        also = f"; {in_words(others)} {'have' if len(others) > 1 else 'has'} made no progress either" if others else ""
+        also = f"; {format_ranks(others)} {'have' if len(others) > 1 else 'has'} made no progress either" if others else ""
         return Problem(CauseKind.STALLED, rank, f"has made no progress for {still[rank].seconds:.0f} s:"
                        f" {still[rank].text}{also} (HVKERAS_STALL_SHUTDOWN sets the limit)")
 
     @staticmethod
     def _more(due: list[int]) -> str:
         more = due[MAX_WARNINGS:]
-        return f"{len(more)} more ranks are not moving either: {numbers_in_words(more)}" if more else ""
+        return f"{len(more)} more ranks are not moving either: {format_numbers(more)}" if more else ""

@@ -17,7 +17,7 @@ from typing import Any
 
 from hvkeras.diagnostics.record import Record
 from hvkeras.errors import MachineError, UsageError, explain
-from hvkeras.host.console import in_words
+from hvkeras.host.console import format_ranks
 
 Event = dict[str, Any]
 
@@ -79,13 +79,13 @@ class Merged:
 
     def sentence(self) -> str:
         """A summary of the trace in one sentence."""
-        text = f"trace of {in_words(self.ranks)} in {self.path}, to be opened at {VIEWER}"
+        text = f"trace of {format_ranks(self.ranks)} in {self.path}, to be opened at {VIEWER}"
         if self.no_steps:
             text += f"; steps cannot be seen: {self.no_steps}"
         elif self.cut_off:
-            text += f"; {in_words(self.cut_off)} ended before the window did"
+            text += f"; {format_ranks(self.cut_off)} ended before the window did"
         if self.missing:
-            text += f"; {in_words(self.missing)} left no file here (hvkeras trace merges again)"
+            text += f"; {format_ranks(self.missing)} left no file here (hvkeras trace merges again)"
         if self.uncertainty is None:
             text += "; not all clocks could be compared"
         elif self.uncertainty:

@@ -14,7 +14,7 @@ from typing import Any
 from hvkeras.data.accounts import Positions
 from hvkeras.elastic.encoding import decode, encode
 from hvkeras.errors import CommitError, HvkerasError, MachineError, PeerError, UsageError, explain
-from hvkeras.host.console import in_words, prints_at, say
+from hvkeras.host.console import format_ranks, prints_at, say
 from hvkeras.host.files import (
     commit_path,
     create_private,
@@ -274,7 +274,8 @@ def _remove_commits(session: Session, folder: Path) -> None:
         nonlocal warned
         if waited > session.settings.stall_warning > 0 and not warned and session.topology.rank == 0:
             warned = True
-            say(f"rank 0 removes the commits of hvd.elastic when all ranks have ended, and waits for {in_words(ranks)}")
+            say("rank 0 removes the commits of hvd.elastic when all ranks have ended, and waits for"
+                f" {format_ranks(ranks)}")
 
     try:
         control.gather("the end of an elastic job", None, session.settings.stall_shutdown or float("inf"), on_missing)

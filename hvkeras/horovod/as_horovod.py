@@ -1,8 +1,8 @@
-"""Makes `import horovod` import hvkeras, so that scripts written for Horovod run unchanged.
+"""Alias of `horovod` to hvkeras, so that scripts written for Horovod run unchanged.
 
 `hvkeras run --as-horovod` and `hvkeras exec --as-horovod script.py` do this for the script and for all Python
-processes that it starts, through hvkeras's own `sitecustomize` on PYTHONPATH. The backend `horovod` still finds Horovod
-itself. On Keras 3, scripts may continue to use Keras 2 features that Keras 3 has dropped (`hvkeras.compat.keras_2`).
+processes that it starts, through a `sitecustomize` on PYTHONPATH. The backend `horovod` still imports Horovod itself.
+On Keras 3, scripts may still use Keras 2 features that Keras 3 has dropped (`hvkeras.compat.keras_2`).
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ SITE = Path(__file__).parent / "site"
 _NAME = "horovod"
 
 _KERAS_2 = "hvkeras.horovod.keras_2"
-# Modules of Keras 3 and tf_keras that get Keras 2 features as soon as they are imported. The list repeats those of the
-# group --as-horovod in `hvkeras.compat.patches`, which cannot be imported here: this process may not need TensorFlow.
-_OF_KERAS = ("keras.src.backend.tensorflow.core", "keras.src.optimizers.base_optimizer",
+# Modules of Keras 3 and tf_keras that are patched with Keras 2 features on import. The list repeats the group
+# --as-horovod of `hvkeras.compat.patches`, which is not imported here, since it would import TensorFlow.
+_PATCHED_MODULES = ("keras.src.backend.tensorflow.core", "keras.src.optimizers.base_optimizer",
              "keras.src.optimizers.loss_scale_optimizer", "keras.src.trainers.trainer",
              "keras.src.backend.tensorflow.trainer", "keras.src.layers.normalization.batch_normalization",
              "keras.src.legacy.backend", "keras.optimizers.legacy", "tf_keras.api._v2.keras", "tensorflow.keras")
 
 
 class _AliasFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Import finder that returns `hvkeras.X` for `horovod.X`: one module under two names."""
+    """Import finder that returns the module `hvkeras.X` for `horovod.X`."""
 
     def __init__(self) -> None:
         self.disabled = False
@@ -47,7 +47,7 @@ class _AliasFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         detach_in_children(self)
 
     def in_child(self) -> None:
-        """Makes a new lock: another thread may have held it at the moment of the fork."""
+        """Replace the lock, which another thread may have held during the fork."""
         self.lock = threading.RLock()
 
     def find_spec(self, name: str, path: Sequence[str] | None = None,  # noqa: ARG002 - Python's parameter
@@ -67,7 +67,7 @@ class _AliasFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Restores the module's own spec, which Python has replaced with the spec of its second name."""
+        """Restore the module's spec, which Python has replaced with that of the alias."""
         assert module.__spec__ is not None
         module.__spec__ = self._specs.pop(module.__spec__.name, module.__spec__)
 
@@ -76,7 +76,7 @@ _finder = _AliasFinder()
 
 
 def install() -> None:
-    """Makes `import horovod` import hvkeras in this process.
+    """Alias `horovod` to hvkeras in this process.
 
     Example:
         import hvkeras.horovod.as_horovod
@@ -86,17 +86,17 @@ def install() -> None:
     if not is_installed():
         _finder.horovod_modules.update(_remove_modules())
         sys.meta_path.insert(0, _finder)
-        for name in _OF_KERAS:
+        for name in _PATCHED_MODULES:
             wrapt.register_post_import_hook(f"{_KERAS_2}:install_hooks", name)
 
 
 def is_installed() -> bool:
-    """Whether `import horovod` imports hvkeras in this process."""
+    """Return whether `import horovod` imports hvkeras in this process."""
     return _finder in sys.meta_path
 
 
 def uninstall() -> None:
-    """Reverts `install`."""
+    """Revert `install`."""
     if is_installed():
         sys.meta_path.remove(_finder)
         if _KERAS_2 in sys.modules:
@@ -108,7 +108,7 @@ def uninstall() -> None:
 
 @contextlib.contextmanager
 def horovod_itself() -> Iterator[None]:
-    """Makes `import horovod` find Horovod itself within the context; imported modules are kept for the next use.
+    """Import Horovod itself within the `with` block; its modules are stored for the next use.
 
     Example:
         with horovod_itself():
@@ -133,7 +133,7 @@ def horovod_itself() -> Iterator[None]:
 
 
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns an environment in which every Python process starts with `install()`.
+    """Return an environment in which every Python process calls `install()` at startup.
 
     Args:
         environ: The environment to extend.

@@ -1,4 +1,4 @@
-"""The build itself: pip and cmake in a child process, with their progress shown and their output logged."""
+"""Build of Horovod: pip and cmake in a child process, with a progress bar and a log of their output."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _PLAIN_STEP = 10
 
 def horovod_variables(found: Prerequisites, stubs: Path, jobs: int, cuda: str | None,
                       environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment variables that tell Horovod's build what to do.
+    """Return the environment variables for Horovod's build.
 
     Args:
-        found: The machine's compiler and MPI.
-        stubs: The folder of stand-in headers.
-        jobs: How many compilers run in parallel.
-        cuda: The CUDA toolkit's folder, "" for its default location, None for no GPU.
-        environ: The environment variables; `CXXFLAGS` from them are appended.
+        found: Compiler and MPI of the machine.
+        stubs: Folder of the header stubs.
+        jobs: Number of parallel compilers.
+        cuda: Folder of the CUDA toolkit, "" for the default, None for no GPU.
+        environ: The current environment, whose `CXXFLAGS` are appended.
 
     Returns:
         Variables to add to the environment.
@@ -57,41 +57,41 @@ def horovod_variables(found: Prerequisites, stubs: Path, jobs: int, cuda: str | 
 
 
 def install_packages(packages: tuple[str, ...], environ: Mapping[str, str], console: Console) -> None:
-    """Installs the packages that the build needs and that pip can provide."""
+    """Install packages that the build needs with pip."""
     if packages:
         console.print(f"Installing what the build needs: {', '.join(packages)}", highlight=False)
         run_shown([*_pip("install"), "--quiet", *packages], environ, console, "Installing")
 
 
 def build(found: Prerequisites, jobs: int, cuda: str | None, environ: Mapping[str, str], console: Console) -> None:
-    """Builds and installs Horovod.
+    """Build and install Horovod.
 
     Raises:
-        MachineError: The build failed; the message ends with the location of the full output.
+        MachineError: The build failed; the message ends with the path of the log.
     """
     with tempfile.TemporaryDirectory(prefix="hvkeras-horovod-") as stubs:
         variables = horovod_variables(found, write_stubs(Path(stubs)), jobs, cuda, environ)
         variables["CXX"] = write_compiler(Path(stubs), found.compiler)
-        # Whether the sources for GPUs can be compiled together was not tried.
+        # A unity build of the sources for GPUs is not tested.
         variables["HOROVOD_CMAKE"] = write_cmake(Path(stubs), environ.get("HOROVOD_CMAKE", "cmake"), cuda is None)
-        # Without the cache, from which pip would take a wheel that was built against another TensorFlow.
+        # Without the cache, which may have a wheel that was built against another TensorFlow.
         options = ["--no-build-isolation", "--no-cache-dir", "--no-binary", "horovod", "--no-deps", "--force-reinstall"]
         command = [*_pip("install"), "--verbose", *options, HOROVOD]
         run_shown(command, {**environ, **variables}, console, "Building Horovod")
 
 
 def verify(with_mpi: bool, environ: Mapping[str, str]) -> dict[str, bool]:
-    """Imports the installed Horovod in a separate process.
+    """Import the installed Horovod in a separate process.
 
     Args:
-        with_mpi: Whether it must have been built with MPI.
-        environ: The environment variables of that process.
+        with_mpi: Whether to require MPI.
+        environ: Environment variables of that process.
 
     Returns:
-        What it was built with: `mpi`, `gloo`, `nccl`.
+        Features of the build: `mpi`, `gloo`, `nccl`.
 
     Raises:
-        MachineError: It cannot be imported, or lacks a required feature.
+        MachineError: Horovod cannot be imported, or lacks a required feature.
     """
     program = ("import json, horovod.tensorflow as hvd; print('built', json.dumps({'mpi': bool(hvd.mpi_built()),"
                " 'gloo': bool(hvd.gloo_built()), 'nccl': bool(hvd.nccl_built())}))")
@@ -113,13 +113,13 @@ def _pip(command: str) -> list[str]:
 
 
 def run_shown(command: list[str], environ: Mapping[str, str], console: Console, title: str) -> None:
-    """Runs a command, showing its progress.
+    """Run a command with a progress bar.
 
     Args:
         command: The command line.
-        environ: Its environment variables.
-        console: Where to show the progress.
-        title: What the command does, in a word or two.
+        environ: Environment variables of the command.
+        console: Console for the progress bar.
+        title: Short description of the command.
 
     Raises:
         MachineError: The command failed; the message contains the end of its output.
@@ -132,14 +132,14 @@ def run_shown(command: list[str], environ: Mapping[str, str], console: Console, 
         assert child.stdout is not None
         lines = _follow(child.stdout, log, console, title)
     if child.returncode:
-        reason = explain(f"{title} must succeed", f"the reason stands above; all of the output is in {log.name}",
+        reason = explain(f"{title} must succeed", f"see the reason above; the complete output is in {log.name}",
                          exit_code=child.returncode)
         raise MachineError("\n".join([*lines[-_LINES_OF_FAILURE:], reason]))
     Path(log.name).unlink()
 
 
 def _follow(output: IO[str], log: IO[str], console: Console, title: str) -> list[str]:
-    """Shows a progress bar on a terminal, or a line every ten percent elsewhere; returns all lines of output."""
+    """Show a progress bar on a terminal, or print a line every ten percent elsewhere; return the output."""
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"),
                TimeElapsedColumn(), TextColumn("{task.fields[what]}", style="dim"))
     lines, shown, began = [], -_PLAIN_STEP, time.monotonic()

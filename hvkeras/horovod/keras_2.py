@@ -1,4 +1,4 @@
-"""Makes Keras 3 accept Keras 2 features that scripts written for Horovod use, and prints a notice once."""
+"""Support for Keras 2 features in scripts written for Horovod, on Keras 3, with a notice on first use."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from hvkeras.settings import Settings
 
 
 def install_hooks(module: Any) -> None:
-    """Adds Keras 2 features to the contents of a Keras 3 module, while `import horovod` imports hvkeras.
+    """Add Keras 2 features to a module of Keras 3, if `horovod` is an alias of hvkeras.
 
     Args:
         module: The module that has just been imported.
     """
     if as_horovod.is_installed():
-        patches.install(patches.KERAS_2, _say_once, {module.__name__: module})
+        patches.install(patches.KERAS_2, _notify_once, {module.__name__: module})
 
 
 def uninstall_hooks() -> None:
-    """Restores Keras 3 to its original state."""
+    """Restore Keras 3 to its original state."""
     patches.uninstall(patches.KERAS_2)
 
 
 @functools.cache
-def _say_once() -> None:
-    """Prints the supported Keras 2 features on rank 0 when a script first uses one of them."""
+def _notify_once() -> None:
+    """Print the supported Keras 2 features on rank 0 when a script first uses one of them."""
     try:
         should_print = detect_launch().rank == 0 and prints_at(Settings(), "WARNING")
     except UsageError:

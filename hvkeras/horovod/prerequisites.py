@@ -1,4 +1,4 @@
-"""Finds what a build of Horovod needs, without side effects; anything missing is an error with its fix."""
+"""Search for prerequisites of a Horovod build, without side effects; a missing one is an error with its fix."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OLDEST_TENSORFLOW = (2, 16)
 NEWEST_TENSORFLOW = (2, 21)
 OLDEST_PYTHON, NEWEST_PYTHON = (3, 10), (3, 13)
 
-# Distributions and the versions of them that work. pip installs what is missing.
+# Distributions and their supported versions. pip installs missing ones.
 PYTHON_PACKAGES = {
     "cloudpickle": "cloudpickle",
     "packaging": "packaging",
@@ -32,14 +32,14 @@ CMAKE = "cmake>=3.13,<4"  # cmake 4 rejects the old policies of the libraries bu
 
 @dataclass(frozen=True)
 class Prerequisites:
-    """What was found on this machine.
+    """Prerequisites that were found on this machine.
 
     Attributes:
-        tensorflow: The installed TensorFlow's version.
-        compiler: The C++ compiler.
-        mpi: The MPI compiler wrapper `mpicxx`, or "" for a build without MPI.
-        missing_packages: What pip must install first.
-        notices: Messages to the user before the build.
+        tensorflow: Version of the installed TensorFlow.
+        compiler: Path of the C++ compiler.
+        mpi: Path of the MPI compiler wrapper `mpicxx`, or "" for a build without MPI.
+        missing_packages: Packages that pip must install first.
+        notices: Messages for the user before the build.
     """
 
     tensorflow: str
@@ -50,19 +50,16 @@ class Prerequisites:
 
 
 def find_prerequisites(with_mpi: bool | None, cuda: str | None, environ: Mapping[str, str]) -> Prerequisites:
-    """Looks for everything that the build needs.
+    """Find all prerequisites of the build.
 
     Args:
         with_mpi: True to require MPI, False to build without it, None to use it if it is available.
-        cuda: The folder of the CUDA toolkit for a build with NCCL, "" to look for it, None for no GPU.
-        environ: The environment variables of the build; `PATH` and `CXX` are read.
-
-    Returns:
-        What was found.
+        cuda: Folder of the CUDA toolkit for a build with NCCL, "" to search for it, None for no GPU.
+        environ: Environment variables of the build; `PATH` and `CXX` are read.
 
     Raises:
-        MachineError: Something is missing that pip cannot install.
-        UsageError: The build is not known to work with this Python or TensorFlow.
+        MachineError: A prerequisite is missing that pip cannot install.
+        UsageError: This version of Python or TensorFlow is not supported.
     """
     check_python(sys.version_info[:2])
     tensorflow = check_tensorflow(installed_tensorflow())
@@ -71,8 +68,9 @@ def find_prerequisites(with_mpi: bool | None, cuda: str | None, environ: Mapping
     find_tool("make", path, "install it (Debian, Ubuntu: apt-get install make)")
     notices = []
     if cuda is not None:
-        find_tool("nvcc", f"{cuda}/bin:{path}" if cuda else path, "install the CUDA toolkit, or name it: --cuda FOLDER")
-        notices.append("Building with NCCL for GPUs; this build was never run by hvkeras's own tests.")
+        find_tool("nvcc", f"{cuda}/bin:{path}" if cuda else path,
+                  "install the CUDA toolkit, or specify it: --cuda FOLDER")
+        notices.append("Building with NCCL for GPUs, which hvkeras's tests do not cover.")
     mpi = "" if with_mpi is False else shutil.which("mpicxx", path=path) or ""
     if not mpi and with_mpi:
         raise MachineError(explain("A build with MPI needs its compiler wrapper mpicxx in the PATH",
@@ -84,14 +82,14 @@ def find_prerequisites(with_mpi: bool | None, cuda: str | None, environ: Mapping
 
 
 def check_python(version: tuple[int, ...]) -> None:
-    """Raises UsageError if the build is not known to work with a Python version."""
+    """Raise UsageError if a Python version is not supported."""
     if not OLDEST_PYTHON <= version <= NEWEST_PYTHON:
         raise UsageError(explain("Horovod builds here with Python 3.10 to 3.13",
-                                 "make a virtual environment with one of these", python=".".join(map(str, version))))
+                                 "create a virtual environment with one of these", python=".".join(map(str, version))))
 
 
 def installed_tensorflow() -> str:
-    """The installed TensorFlow's version, whichever distribution provides it; "" if there is none."""
+    """Return the version of the installed TensorFlow, from any distribution; "" if there is none."""
     for name in TENSORFLOWS:
         try:
             return metadata.version(name)
@@ -101,11 +99,11 @@ def installed_tensorflow() -> str:
 
 
 def check_tensorflow(version: str) -> str:
-    """Returns the version if the build works against it.
+    """Return the TensorFlow version if it is supported.
 
     Raises:
         MachineError: TensorFlow is not installed.
-        UsageError: The build is not known to work against this version.
+        UsageError: This version is not supported.
     """
     if not version:
         raise MachineError(explain("Horovod is built against an installed TensorFlow, and there is none",
@@ -118,7 +116,7 @@ def check_tensorflow(version: str) -> str:
 
 
 def find_compiler(wanted: str, path: str) -> str:
-    """Finds the C++ compiler: the wanted one if given, else g++, c++ or clang++."""
+    """Return the path of the C++ compiler: the requested one, else g++, c++ or clang++."""
     for name in [wanted] if wanted else ["g++", "c++", "clang++"]:
         if found := shutil.which(name, path=path):
             return found
@@ -129,14 +127,14 @@ def find_compiler(wanted: str, path: str) -> str:
 
 
 def find_tool(name: str, path: str, hint: str) -> str:
-    """Finds a program, or raises MachineError with the hint."""
+    """Return the path of a program, or raise MachineError with the hint."""
     if found := shutil.which(name, path=path):
         return found
     raise MachineError(explain(f"Building Horovod needs {name} in the PATH", hint))
 
 
 def missing_packages(path: str) -> tuple[str, ...]:
-    """Lists what pip must install: Python packages, and cmake if the one in the PATH is unsuitable."""
+    """Return the packages that pip must install, including cmake if that in the PATH is unsuitable."""
     missing = [wanted for name, wanted in PYTHON_PACKAGES.items() if not _is_installed(name, wanted)]
     return (*missing, *(() if (3, 13) <= _cmake_version(path) < (4,) else (CMAKE,)))
 
@@ -161,5 +159,5 @@ def _cmake_version(path: str) -> tuple[int, ...]:
 
 
 def build_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment variables of the build: the given ones, with this interpreter's programs first in the PATH."""
+    """Return the environment of the build, with the programs of this Python environment first in the PATH."""
     return {**environ, "PATH": f"{Path(sys.executable).parent}:{environ.get('PATH', '')}"}

@@ -1,4 +1,4 @@
-"""Stand-ins that Horovod's build uses: for TensorFlow's headers, for the compiler, and for CMake.
+"""Stubs of TensorFlow's headers, and wrappers of the compiler and CMake, for Horovod's build.
 
 Horovod 0.28.1 includes headers that TensorFlow 2.16 and later lack.
 """
@@ -8,8 +8,8 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-# Only Horovod's xla_mpi_ops.cc includes any of these, and its whole body depends on HAVE_GPU. So the headers may be
-# empty, provided that the one it includes before that test undefines HAVE_GPU.
+# Only Horovod's xla_mpi_ops.cc includes these headers, and its code depends on HAVE_GPU. So they may be empty, except
+# that the first one must undefine HAVE_GPU.
 HEADERS = {
     "tensorflow/compiler/tf2xla/xla_op_kernel.h": "#undef HAVE_GPU\n",
     "tensorflow/compiler/tf2xla/xla_op_registry.h": "",
@@ -22,14 +22,7 @@ HEADERS = {
 
 
 def write_stubs(folder: Path) -> Path:
-    """Writes the headers into a folder.
-
-    Args:
-        folder: An existing folder.
-
-    Returns:
-        The folder, to be put first in the include path.
-    """
+    """Write the headers into an existing folder, and return it. It must be first in the include path."""
     for name, text in HEADERS.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -38,11 +31,11 @@ def write_stubs(folder: Path) -> Path:
 
 
 def write_compiler(folder: Path, compiler: str) -> str:
-    """Writes a wrapper of the compiler that omits the debug information that Horovod's build requests.
+    """Write a wrapper of the compiler that disables debug information, which Horovod's build enables.
 
     Args:
         folder: An existing folder.
-        compiler: The compiler's path.
+        compiler: Path of the compiler.
 
     Returns:
         The path of the wrapper.
@@ -54,15 +47,15 @@ def write_compiler(folder: Path, compiler: str) -> str:
 
 
 def write_cmake(folder: Path, cmake: str, few_units: bool) -> str:
-    """Writes a wrapper of CMake that has Horovod built for TensorFlow alone, and with less repetition.
+    """Write a wrapper of CMake that builds Horovod only for TensorFlow, as a unity build.
 
-    Horovod's own build compiles Gloo a second time, for other frameworks, and TensorFlow's headers again for each of
-    its 40 source files; in two units they take two thirds of the time.
+    The normal build compiles Gloo twice, for other frameworks, and TensorFlow's headers for each of 40 source files.
+    In two units, these take two thirds of the time.
 
     Args:
         folder: An existing folder.
-        cmake: CMake's path, or its name in the PATH.
-        few_units: Whether to compile many source files at once; Gloo's cannot be.
+        cmake: Path of CMake, or its name in the PATH.
+        few_units: Whether to use a unity build; Gloo does not support it.
 
     Returns:
         The path of the wrapper.

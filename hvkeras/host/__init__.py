@@ -1,1 +1,1 @@
-"""This machine: network, cores, memory, ports, files, and the console."""
+"""This machine: network, cores, memory, GPUs, ports, files, and the console."""

@@ -1,4 +1,4 @@
-"""Console output of a process: hvkeras's own lines, the log levels of the engines, and short texts for messages."""
+"""Console output: messages of hvkeras, log levels of the engines, and formatting of message texts."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from collections.abc import Sequence
 
 from hvkeras.settings import LOG_LEVELS, Settings
 
-# TensorFlow's C++ log takes the lowest severity that it still prints: 0 info, 1 warning, 2 error, 3 fatal.
+# The lowest severity that TensorFlow's C++ log prints: 0 info, 1 warning, 2 error, 3 fatal.
 _TENSORFLOW_LEVELS = {"TRACE": "0", "DEBUG": "0", "INFO": "0", "WARNING": "2", "ERROR": "3", "FATAL": "3"}
 
-_STDERR = 2  # the descriptor that engines write to
-_SHOWN = 8  # how many of many things are listed
-_FEW = 3  # more consecutive numbers than this are a range
+_STDERR = 2  # file descriptor of the engines' messages
+_SHOWN = 8  # maximum number of listed items
+_FEW = 3  # more consecutive numbers than this are shown as a range
 
 
 def say(text: str) -> None:
-    """Prints one line of hvkeras to standard error, at once and in one piece, as long as anybody reads it."""
+    """Print one line to standard error, unbuffered and in one write; ignore a closed stream."""
     with contextlib.suppress(OSError, ValueError, AttributeError):  # a broken pipe, a closed stream, or no stream
         sys.stderr.write(f"hvkeras: {text}\n")
         sys.stderr.flush()
 
 
 def say_last(text: str) -> None:
-    """Prints hvkeras's last line of this process; no message of an engine follows it, not even one under way."""
+    """Print the last line of this process, and suppress all later messages of engines."""
     with contextlib.suppress(OSError, ValueError, AttributeError):  # as in `say`
         sys.stderr.flush()
         is_own = sys.stderr.fileno() == _STDERR
@@ -39,56 +39,56 @@ def say_last(text: str) -> None:
 
 
 def mute_engines() -> None:
-    """Silences engines, so that their messages about collectives that this exit cuts off do not follow its report."""
+    """Redirect the engines' messages to /dev/null: collectives aborted by this exit would print after its report."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, _STDERR)
     os.close(null)
 
 
 def open_closed_streams() -> None:
-    """Opens the standard streams that this process was started without; output to them is lost.
+    """Open /dev/null for the standard streams that this process was started without.
 
-    Otherwise the next files and sockets that it opens would take their descriptor numbers, and receive the output.
+    Otherwise the next files and sockets would get their descriptor numbers, and receive the output.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):  # in the order of their descriptors
         if getattr(sys, name) is None:
-            stream = open(os.devnull, mode)  # noqa: SIM115 - for as long as the process lives
+            stream = open(os.devnull, mode)  # noqa: SIM115 - stays open
             setattr(sys, name, stream)
             setattr(sys, f"__{name}__", stream)
 
 
 def prints_at(settings: Settings, level: str) -> bool:
-    """Returns whether messages of `level` are printed at the log level in force."""
+    """Return whether messages of `level` are printed at the current log level."""
     return LOG_LEVELS.index(level) >= LOG_LEVELS.index(settings.log_level)
 
 
 def quiet_variables(log_level: str) -> dict[str, str]:
-    """Returns the variables that make TensorFlow and Horovod print no more than our log level asks for.
+    """Return the environment variables that apply our log level to TensorFlow and Horovod.
 
-    They take effect only if set before TensorFlow is imported; `import hvkeras` and `hvkeras run` ensure that.
+    They must be set before TensorFlow is imported; `import hvkeras` and `hvkeras run` ensure that.
     """
     return {"TF_CPP_MIN_LOG_LEVEL": _TENSORFLOW_LEVELS[log_level], "HOROVOD_LOG_LEVEL": log_level.lower()}
 
 
 def quiet_engines(log_level: str) -> None:
-    """Sets those of `quiet_variables` that the user has not set."""
+    """Set the variables of `quiet_variables` that the user has not set."""
     for name, value in quiet_variables(log_level).items():
         os.environ.setdefault(name, value)
     logging.getLogger("tensorflow").setLevel(getattr(logging, {"TRACE": "DEBUG"}.get(log_level, log_level)))
 
 
 def in_notebook() -> bool:
-    """Returns whether this process prints to a notebook cell."""
+    """Return whether this process prints to a notebook cell."""
     return type(sys.stdout).__module__.partition(".")[0] == "ipykernel"
 
 
-def in_words(ranks: Sequence[int]) -> str:
-    """Formats rank numbers as text: `rank 1`, `ranks 1, 3`, or `ranks 0, 512 to 1023`."""
-    return f"rank{'s' * (len(ranks) > 1)} {numbers_in_words(ranks)}"
+def format_ranks(ranks: Sequence[int]) -> str:
+    """Format rank numbers as text: `rank 1`, `ranks 1, 3`, or `ranks 0, 512 to 1023`."""
+    return f"rank{'s' * (len(ranks) > 1)} {format_numbers(ranks)}"
 
 
-def numbers_in_words(numbers: Sequence[int]) -> str:
-    """Formats numbers as text that stays short, however many there are: `1, 3`, or `0, 512 to 1023`."""
+def format_numbers(numbers: Sequence[int]) -> str:
+    """Format any number of integers as a short text: `1, 3`, or `0, 512 to 1023`."""
     runs: list[tuple[int, int]] = []
     for number in numbers:
         if runs and number == runs[-1][1] + 1:
@@ -102,7 +102,7 @@ def numbers_in_words(numbers: Sequence[int]) -> str:
 
 
 def some_of(texts: Sequence[str], separator: str = ", ") -> str:
-    """Lists the first few of many texts, and says how many more there are: `node1, node2 and 298 more`."""
+    """Join the first few texts, with the number of omitted ones: `node1, node2 and 298 more`."""
     return _with_rest(texts[:_SHOWN], len(texts[_SHOWN:]), separator)
 
 
@@ -113,12 +113,12 @@ def _with_rest(shown: Sequence[str], more: int, separator: str = ", ") -> str:
     return separator.join([*shown, rest] if more else shown)
 
 
-_GRAPH_ERROR = "Graph execution error:"  # TensorFlow begins with this and the node's origin, then says why
+_GRAPH_ERROR = "Graph execution error:"  # followed by the node's origin, and then the reason
 
 
 def summary(error: BaseException) -> str:
-    """Returns an exception in one line; for TensorFlow's errors in graphs, the line that says what happened."""
+    """Return an exception as one line; for TensorFlow's errors in graphs, the line with the reason."""
     text = "".join(traceback.format_exception_only(type(error), error)).strip()
     first = text.splitlines()[0]
-    what = re.search(r"^(\S.*)\n\s*\[\[\{\{node", text, re.MULTILINE)
-    return f"{first.removesuffix(_GRAPH_ERROR)}{what[1]}" if what and first.endswith(_GRAPH_ERROR) else first
+    reason = re.search(r"^(\S.*)\n\s*\[\[\{\{node", text, re.MULTILINE)
+    return f"{first.removesuffix(_GRAPH_ERROR)}{reason[1]}" if reason and first.endswith(_GRAPH_ERROR) else first

@@ -1,4 +1,4 @@
-"""Files: durable writes that survive a crash or power loss, private files, free disk space, and names of commits."""
+"""Files: durable writes, private files, free disk space, and names of commits."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ _PREFIX = "commit-"
 
 
 def commit_path(folder: Path, number: int) -> Path:
-    """Returns the file of the last commit of the script's `number`-th state."""
+    """Return the path of the last commit of the script's `number`-th state."""
     return folder / f"{_PREFIX}{number}"
 
 
 def remove_commits(folder: Path) -> None:
-    """Removes all commits of a job that has completed.
+    """Remove all commits of a job that has completed.
 
     Args:
-        folder: Where they are; it may be missing.
+        folder: Folder of the commits; may be missing.
     """
     for path in folder.glob(f"{_PREFIX}*"):
         path.unlink(missing_ok=True)
 
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_IN_TEXT = re.compile(r"\berrno = (\d+)")  # HDF5 reports it within a longer text, and not always as an OSError
+_IN_TEXT = re.compile(r"\berrno = (\d+)")  # HDF5 has it within a longer text, and does not always raise an OSError
 
 
 def room_left(path: Path) -> int | None:
-    """Returns the free bytes on the disk of a file or folder; None if they cannot be determined.
+    """Return the free bytes on the disk of a file or folder; None if unknown.
 
     Args:
-        path: The file or folder, which need not exist.
+        path: File or folder; may be missing.
     """
     for index in (path, *path.parents):
         with contextlib.suppress(OSError):
@@ -46,10 +46,10 @@ def room_left(path: Path) -> int | None:
 
 
 def why_full(error: BaseException | None) -> str:
-    """Returns the system's message for a full disk, quota or file; "" if that did not cause the error.
+    """Return the system's message if a full disk, quota or file size limit caused an error, else "".
 
     Args:
-        error: The error, or one that followed from it.
+        error: The error, or one that was raised because of it.
     """
     while error is not None:
         found = _IN_TEXT.search(str(error))
@@ -60,21 +60,21 @@ def why_full(error: BaseException | None) -> str:
     return ""
 
 
-_NO_FLUSH_OF_FOLDERS = (errno.EINVAL, errno.ENOTSUP, errno.EACCES)  # as on some network and user-space file systems
+_NO_FLUSH_OF_FOLDERS = (errno.EINVAL, errno.ENOTSUP, errno.EACCES)  # on some network and user-space file systems
 
 
 def replace_durably(unfinished: Path, path: Path, former: Path | None = None) -> None:
-    """Puts a complete file in place of another, or of none, and returns once both content and name are on the disk.
+    """Rename a complete file, and flush both content and name to the disk.
 
-    A rename alone does not do that: after a power loss, the new name may stand for an empty file.
+    A rename alone is not durable: after a power loss, the new name may refer to an empty file.
 
     Args:
-        unfinished: The complete file, in the same folder or at least on the same file system.
-        path: Its final name.
-        former: The name under which what `path` was before is kept, and is alone for a moment.
+        unfinished: The complete file, on the same file system, preferably in the same folder.
+        path: New name; an existing file is replaced.
+        former: Name for the existing file; None to remove it. For a moment, only `former` exists.
 
     Raises:
-        OSError: It cannot be written to the disk; what `path` was before is intact.
+        OSError: The file cannot be flushed; the existing file is intact.
     """
     _flush(unfinished)
     if former is not None:
@@ -89,15 +89,15 @@ def replace_durably(unfinished: Path, path: Path, former: Path | None = None) ->
 
 
 def write_durably(path: Path, text: str) -> None:
-    """Writes a text file, as `replace_durably` does.
+    """Write a text file durably, see `replace_durably`.
 
     Raises:
-        OSError: It cannot be written; what was there before is intact.
+        OSError: The file cannot be written; an existing file is intact.
     """
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         unfinished.unlink(missing_ok=True)
-        with unfinished.open("x", encoding="utf-8") as file:  # never through a link that somebody else has put there
+        with unfinished.open("x", encoding="utf-8") as file:  # never follows a symbolic link of another user
             file.write(text)
         replace_durably(unfinished, path)
     except BaseException:
@@ -118,14 +118,14 @@ OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def why_not_private(found: os.stat_result, forbidden: int = OTHERS_WRITE) -> str:
-    """Explains why others can change, or otherwise use, a file or folder.
+    """Return the reason why other users can change, or otherwise use, a file or folder.
 
     Args:
-        found: The owner and mode of the file or folder.
-        forbidden: The mode bits that must not be set.
+        found: Result of `os.stat`.
+        forbidden: Mode bits that must not be set.
 
     Returns:
-        The reason, such as `it belongs to user 0`; "" if only this user can.
+        The reason, such as `it belongs to user 0`; "" if only this user has access.
     """
     if found.st_uid != os.geteuid():
         return f"it belongs to user {found.st_uid}, and this is user {os.geteuid()}"
@@ -134,16 +134,16 @@ def why_not_private(found: os.stat_result, forbidden: int = OTHERS_WRITE) -> str
 
 
 def create_private(path: Path) -> BinaryIO:
-    """Opens a new file that only this user may read and write, and replaces an existing one."""
+    """Create a file that only this user may read and write; an existing file is replaced."""
     path.unlink(missing_ok=True)
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb")
 
 
 def read_private(path: Path) -> bytes:
-    """Reads a file that others cannot have written.
+    """Read a file that only this user may write.
 
     Raises:
-        PermissionError: Others can have written it.
+        PermissionError: Other users may have written it.
         OSError: It cannot be read, or is a symbolic link.
     """
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:

@@ -1,7 +1,7 @@
-"""Forked processes, such as those that load data: they have a copy of what belongs to this one, but not its threads.
+"""Forked processes, such as data loaders: they inherit objects of this process, but not its threads.
 
-A lock that another thread held at the moment of the fork stays locked there, a thread that is waited for never ends,
-and what is written to a socket or a file gets into the middle of what this process writes.
+In a forked process, a lock that another thread held stays locked, and a join of a thread never returns. Writes to an
+inherited socket or file are mixed with those of this process.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import Any, Protocol
 
 
 class Inherited(Protocol):
-    """An object that a forked process must not use as it is."""
+    """Object that a forked process must detach from its parent."""
 
     def in_child(self) -> None:
-        """Makes the copy in a forked process harmless; called in the child, whose only thread is the caller's."""
+        """Detach the copy in a forked process; called in the child, which has only the calling thread."""
 
 
 class _Forks:
-    """This process, counted from the first one that has imported this module, and what a child must not use."""
+    """Number of forks since this module was imported, and the objects to detach in children."""
 
     generation = 0
     inherited: weakref.WeakSet[Inherited] = weakref.WeakSet()  # noqa: RUF012 - one per process
@@ -33,7 +33,7 @@ class _Forks:
 
     @classmethod
     def before(cls) -> None:
-        """Blocks signals until the child has removed the hooks."""
+        """Block signals until the child has removed its handlers."""
         cls.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
 
     @classmethod
@@ -45,17 +45,17 @@ class _Forks:
         cls.generation += 1
         try:
             for each in list(cls.inherited):
-                with contextlib.suppress(OSError):  # no descriptor is left for one of them; the others do without
+                with contextlib.suppress(OSError):  # out of descriptors; continue with the others
                     each.in_child()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, cls.mask)
 
 
 class ForkSafeLock:
-    """A reentrant lock that is a new one in forked processes, and in copies of what holds it.
+    """Reentrant lock that is replaced in forked processes, and in copies of the object that holds it.
 
-    Another thread may hold a lock at the moment of a fork; it would stay locked in the child. Signal handlers may run
-    amid a body, so that the lock is reentrant.
+    If another thread holds a lock during a fork, it stays locked in the child. The lock is reentrant because signal
+    handlers may run while it is held.
     """
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class ForkSafeLock:
         detach_in_children(self)
 
     def in_child(self) -> None:
-        """Replaces the lock."""
+        """Replace the lock, which may be locked."""
         self._lock = threading.RLock()
 
     def __enter__(self) -> None:
@@ -77,23 +77,19 @@ class ForkSafeLock:
 
 
 def detach_in_children(inherited: Inherited) -> None:
-    """Makes forked processes call an object's `in_child`, as long as the object lives.
-
-    Args:
-        inherited: The object.
-    """
+    """Register an object whose `in_child` is called in forked processes. The reference is weak."""
     _Forks.inherited.add(inherited)
 
 
 def at_exit(function: Callable[..., None], *arguments: Any) -> Callable[[], None]:
-    """Calls a function when this process exits, as `atexit` does, and not when one exits that was forked from it.
+    """Register a function with `atexit`, for this process but not for processes forked from it.
 
     Args:
         function: The function.
         *arguments: Its arguments.
 
     Returns:
-        A function after which it is no longer called.
+        A function that cancels the registration.
     """
     call = _only_here(function, arguments)
     atexit.register(call)
@@ -101,25 +97,22 @@ def at_exit(function: Callable[..., None], *arguments: Any) -> Callable[[], None
 
 
 def at_script_end(function: Callable[[], None]) -> None:
-    """Calls a function after Python has run the script of this process, and before it waits for non-daemon threads.
+    """Register a function to call when the script has ended, before Python waits for non-daemon threads.
 
-    Functions of `atexit` run only after that.
-
-    Args:
-        function: The function.
+    Functions of `atexit` run only after these threads have ended.
     """
     threading._register_atexit(_only_here(function, ()))  # type: ignore[attr-defined]
 
 
 def end_without_libraries() -> None:
-    """Makes this process, which a rank has forked, end without the cleanup of C++ libraries.
+    """Skip the cleanup of C++ libraries at the exit of this process, which was forked from a rank.
 
-    They would wait for threads that are not in it, and give up sockets and memory that the rank still uses. The cleanup
-    begins when Python is done, with what was registered last. Not all C libraries have the call.
+    The cleanup would wait for threads that do not exist here, and release sockets and memory that the rank still uses.
+    It runs after Python's, in reverse order of registration. Not all C libraries have `on_exit`.
     """
     libc = ctypes.CDLL(None)
     with contextlib.suppress(AttributeError):
-        libc.on_exit(libc._exit, None)  # which is called with the exit code
+        libc.on_exit(libc._exit, None)  # called with the exit code
 
 
 def _only_here(function: Callable[..., None], arguments: tuple[Any, ...]) -> Callable[[], None]:

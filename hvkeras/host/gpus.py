@@ -1,4 +1,4 @@
-"""The GPU of each rank: what a process sees, which rank computes on which, and that it takes no more than it needs."""
+"""GPU placement: visible GPUs of a process, the assignment of GPUs to ranks, and memory growth."""
 
 from __future__ import annotations
 
@@ -12,23 +12,25 @@ from typing import Any
 from hvkeras.host.console import some_of
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-_NCCL_HOST = "NCCL_HOSTID"  # NCCL takes ranks for which it differs for ranks on different hosts
+_NCCL_HOST = "NCCL_HOSTID"  # NCCL treats ranks with different values as ranks on different hosts
 _GROWTH = "TF_FORCE_GPU_ALLOW_GROWTH"
 _UUID_BYTES, _NAME_BYTES = 16, 256
 
 
 def seen_gpus(may_choose: bool = True) -> dict[str, Any]:
-    """What a rank reports to the others about the GPUs that it sees. Takes none of them.
+    """Return the facts about visible GPUs that a rank sends to the other ranks. No GPU is initialised.
 
     Args:
-        may_choose: Whether hvkeras may choose among them; the setting `gpu_placement`.
+        may_choose: Whether hvkeras may assign GPUs; the setting `gpu_placement`.
 
     Returns:
-        For each GPU, in TensorFlow's order, its name for users (`names`) and what no other GPU of any host is called
-        (`ids`); `model`, the product name of the first one; `taken`, the numbers of those that this process computes
-        on, or None if hvkeras is to choose: the script has chosen none, and TensorFlow has not started; `state`,
-        `started` if it has, `open` if the script may still choose; `nccl_host`, its host for NCCL if the user has
-        named one.
+        - `names`: For each GPU, in TensorFlow's order, its name for users.
+        - `ids`: For each GPU, an ID that is unique over all hosts.
+        - `model`: Product name of the first GPU.
+        - `taken`: Indices of the GPUs that this process computes on. None if hvkeras assigns them, because the script
+          has chosen none and TensorFlow has not started.
+        - `state`: `started` if TensorFlow has started, `open` if the script may still choose.
+        - `nccl_host`: NCCL_HOSTID, if the user has set it.
     """
     import tensorflow as tf
     from tensorflow.python.eager import context
@@ -46,15 +48,15 @@ def seen_gpus(may_choose: bool = True) -> dict[str, Any]:
 
 
 def _names(count: int) -> list[str]:
-    """What users call the GPUs that this process sees: as CUDA_VISIBLE_DEVICES does where it is set, else by number."""
+    # As in CUDA_VISIBLE_DEVICES if it is set, else indices.
     entries = [entry.strip() for entry in os.environ.get(VISIBLE, "").split(",") if entry.strip()]
     return [entries[number] if number < len(entries) else str(number) for number in range(count)]
 
 
 def _driver_gpus() -> list[tuple[str, str]]:
-    """The UUID and the product name of each GPU that CUDA shows to this process; none without NVIDIA's driver.
+    """Return UUID and product name of each visible GPU; empty without NVIDIA's driver.
 
-    TensorFlow tells GPUs by their numbers, and in a container or a job step each rank's only GPU may be number 0.
+    TensorFlow's indices do not identify a GPU: in a container or a job step, each rank's only GPU may have index 0.
     """
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
@@ -62,7 +64,7 @@ def _driver_gpus() -> list[tuple[str, str]]:
         return []
     count, device = ctypes.c_int(), ctypes.c_int()
     uuid, name = (ctypes.c_char * _UUID_BYTES)(), ctypes.create_string_buffer(_NAME_BYTES)
-    read_uuid = getattr(cuda, "cuDeviceGetUuid_v2", None) or cuda.cuDeviceGetUuid  # v2: of a MIG part, its own
+    read_uuid = getattr(cuda, "cuDeviceGetUuid_v2", None) or cuda.cuDeviceGetUuid  # v2: also for MIG instances
     if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)):
         return []
     found = []
@@ -75,12 +77,12 @@ def _driver_gpus() -> list[tuple[str, str]]:
 
 
 def take_gpus(numbers: Sequence[int]) -> None:
-    """Makes GPUs the only ones that this process computes on, with memory growth unless the user has decided on that.
+    """Restrict this process to some GPUs, with memory growth unless the user has configured it.
 
-    Must be called before TensorFlow starts. A script that then does the same itself, as Horovod's do, has no error.
+    Must be called before TensorFlow starts. A script may then do the same itself, as Horovod's scripts do.
 
     Args:
-        numbers: Their numbers among those that the process sees; the first becomes TensorFlow's `/GPU:0`.
+        numbers: Indices among the visible GPUs; the first becomes TensorFlow's `/GPU:0`.
     """
     import tensorflow as tf
 
@@ -95,7 +97,7 @@ def take_gpus(numbers: Sequence[int]) -> None:
 
 
 def gpus_in_use() -> str:
-    """The names of the GPUs that this process computes on, as users know them; "" if there are none."""
+    """Return the names for users of the GPUs that this process computes on; "" if there are none."""
     import tensorflow as tf
 
     seen = tf.config.list_physical_devices("GPU")
@@ -105,11 +107,11 @@ def gpus_in_use() -> str:
 
 @dataclass(frozen=True)
 class GpuPlacement:
-    """Which rank computes on which GPU, the same on all ranks.
+    """Assignment of GPUs to ranks, equal on all ranks.
 
     Attributes:
-        facts: What the ranks report about themselves at the start, in rank order, `seen_gpus` among it.
-        numbers: For each rank, the numbers of its GPUs among those that it sees.
+        facts: Facts that the ranks exchange at the start, including `seen_gpus`, in rank order.
+        numbers: For each rank, the indices of its GPUs among its visible ones.
     """
 
     facts: tuple[Mapping[str, Any], ...]
@@ -117,12 +119,12 @@ class GpuPlacement:
 
     @classmethod
     def of(cls, facts: Sequence[Mapping[str, Any]]) -> GpuPlacement:
-        """Gives each rank the GPU that the fewest others use: that of its local rank, where all ranks see the same.
+        """Assign each rank the GPU with the fewest users: that of its local rank, where all ranks see the same GPUs.
 
-        A rank keeps all of its GPUs, for a strategy, if no other rank sees any of them.
+        A rank keeps all visible GPUs, for a strategy, if no other rank sees any of them.
 
         Args:
-            facts: What the ranks report about themselves at the start, in rank order.
+            facts: Facts that the ranks exchange at the start, in rank order.
         """
         users = collections.Counter(_key(fact, fact["gpus"]["taken"][0]) for fact in facts if fact["gpus"]["taken"])
         viewers = collections.Counter(_key(fact, number) for fact in facts for number in range(_count(fact)))
@@ -139,23 +141,23 @@ class GpuPlacement:
         return cls(tuple(facts), tuple(choose(fact) for fact in facts))
 
     def take(self, rank: int) -> None:
-        """Makes this process, which is a rank, use its GPUs alone, if they were not chosen before."""
+        """Restrict this process, as the given rank, to its GPUs, unless the script has chosen some."""
         if self.facts[rank]["gpus"]["taken"] is None:
             take_gpus(self.numbers[rank])
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """What each rank computes on, as NCCL tells GPUs apart; "" for a CPU."""
+        """Device of each rank, in the form that NCCL distinguishes GPUs by; "" for a CPU."""
         return tuple(":".join([fact["gpus"]["nccl_host"] or fact["identity"], fact["gpus"]["ids"][numbers[0]]])
                      if numbers else "" for fact, numbers in zip(self.facts, self.numbers, strict=True))
 
     @property
     def each_has_own(self) -> bool:
-        """Whether every rank computes on a GPU that no other rank uses."""
+        """Return whether every rank computes on a GPU that no other rank uses."""
         return all(self.devices) and len(set(self.devices)) == len(self.devices)
 
     def sentence(self) -> str:
-        """Names the GPU of every rank, by host; "" if none has one, or scripts may still choose."""
+        """Return the GPU of every rank, by host, as text; "" if there are none, or if scripts may still choose."""
         if not any(self.numbers) or any(fact["gpus"]["state"] == "open" for fact in self.facts):
             return ""
         hosts: dict[str, list[str]] = {}

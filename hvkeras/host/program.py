@@ -1,4 +1,4 @@
-"""The program that this process runs, which can be restarted in the same process, and its environment variables."""
+"""Program of this process, which can be restarted in the same process, and environment variables."""
 
 from __future__ import annotations
 
@@ -12,30 +12,25 @@ from typing import NoReturn
 
 @dataclass(frozen=True)
 class Program:
-    """How this process was started.
-
-    Attributes:
-        folder: Its working folder.
-        environment: Its environment variables.
-    """
+    """Working folder and environment variables at the start of this process."""
 
     folder: str
     environment: Mapping[str, str]
 
     @classmethod
     def of_this_process(cls) -> Program:
-        """Returns the program of this process, before anything has changed its environment."""
+        """Capture the current working folder and environment."""
         return cls(os.getcwd(), dict(os.environ))
 
     def restart(self, variables: Mapping[str, str], descriptor: int | None = None) -> NoReturn:
-        """Replaces what this process runs with a new start of the program; its ID and its parent stay the same.
+        """Restart the program in this process by `exec`; its process ID and parent stay the same.
 
-        Any thread may call this. Nothing is cleaned up: all other threads end, and all files are closed except the
+        Any thread may call this. There is no cleanup: all other threads end, and all files are closed except the
         standard streams and one file.
 
         Args:
-            variables: Environment variables that are added.
-            descriptor: A file that the new start finds open, under the same descriptor; None for none.
+            variables: Additional environment variables.
+            descriptor: File descriptor that stays open; None for none.
         """
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError, AttributeError):
@@ -50,7 +45,7 @@ class Program:
 
 @contextlib.contextmanager
 def env(**kwargs: str | None) -> Iterator[None]:
-    """Sets environment variables within the `with` block.
+    """Set environment variables within the `with` block.
 
     Example:
         with env(HVKERAS_LOG_LEVEL="DEBUG"):

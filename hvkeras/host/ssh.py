@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Ssh:
-    """How to reach other hosts: by ssh, with its `-p` and `-i`, or by srun, on the nodes of this Slurm allocation.
+    """Remote shell options: for ssh, or for srun on the nodes of this Slurm allocation.
 
     Attributes:
-        port: The port of ssh.
-        identity_file: The key for ssh.
+        port: Port of ssh (`-p`).
+        identity_file: Private key of ssh (`-i`).
         timeout: Seconds after which a host counts as unreachable.
         by_srun: Whether srun starts the agents.
     """
@@ -23,11 +23,11 @@ class Ssh:
 
     @property
     def program(self) -> str:
-        """The program that starts agents on other hosts."""
+        """Program that starts agents on other hosts."""
         return "srun" if self.by_srun else "ssh"
 
     def command_line(self, host: str, command: str) -> list[str]:
-        """Returns the ssh command line that runs a shell command on a host."""
+        """Return the ssh command line that runs a shell command on a host."""
         options = ["-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={max(1, int(self.timeout))}",
                    "-o", "ServerAliveInterval=15"]
         options += ["-p", str(self.port)] if self.port is not None else []

@@ -1,4 +1,4 @@
-"""Rank topology: which rank runs on which host, and the sizes derived from it."""
+"""Rank topology: the host of each rank, and the ranks and sizes derived from it."""
 
 from __future__ import annotations
 
@@ -8,20 +8,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Topology:
-    """This rank's place in the job.
+    """Ranks and hosts of the job, as seen by one rank.
 
     Attributes:
-        rank: This process's number, from 0 to `size - 1`.
-        size: The number of processes that train together.
-        local_rank: This process's number among those of its host.
-        local_size: The number of processes on this host.
-        cross_rank: This host's number among the hosts that have a process of this local rank.
-        cross_size: The number of hosts that have a process of this local rank.
-        hosts: The host name of each rank, in rank order; two machines may have the same name.
-        local_sizes: The number of processes on each rank's host, in rank order.
-        host_numbers: The number of each rank's host, in rank order; hosts are numbered in the order of their first
-            ranks.
-        local_cores: The number of cores that the ranks of this host have together; 0 if unknown.
+        rank: Rank of this process, from 0 to `size - 1`.
+        size: Number of ranks.
+        local_rank: Index of this process among those on its host.
+        local_size: Number of processes on this host.
+        cross_rank: Index of this host among the hosts that have a process with this local rank.
+        cross_size: Number of hosts that have a process with this local rank.
+        hosts: Host name of each rank, in rank order; two machines may have the same name.
+        local_sizes: Number of processes on each rank's host, in rank order.
+        host_numbers: Index of each rank's host, in rank order; hosts are numbered in the order of their first ranks.
+        local_cores: Number of cores that the ranks on this host may use together; 0 if unknown.
     """
 
     rank: int
@@ -37,36 +36,33 @@ class Topology:
 
     @property
     def host(self) -> str:
-        """The name of the host this rank runs on."""
+        """Name of this rank's host."""
         return self.hosts[self.rank]
 
     @property
     def is_homogeneous(self) -> bool:
-        """Whether every host runs the same number of ranks."""
+        """Return whether every host runs the same number of ranks."""
         return len(set(self.local_sizes)) == 1
 
     @property
     def is_one_host(self) -> bool:
-        """Whether all ranks run on this host."""
+        """Return whether all ranks run on this host."""
         return self.local_size == self.size
 
 
 def topology_from_hosts(rank: int, hosts: Sequence[str], identities: Sequence[str] | None = None,
                         cores: Sequence[Sequence[int]] | None = None) -> Topology:
-    """Derives all ranks and sizes from the list of hosts.
+    """Derive all ranks and sizes from the list of hosts.
 
-    Ranks of one host are numbered in rank order. Cross ranks number the hosts that have at least
-    `local_rank + 1` processes, in the order of their first rank (Horovod's definition).
+    Local ranks are in rank order. Cross ranks number the hosts that have at least `local_rank + 1` processes, in the
+    order of their first rank (Horovod's definition).
 
     Args:
-        rank: This process's rank.
-        hosts: The host name of each rank, in rank order.
-        identities: What distinguishes hosts, in rank order, when names alone do not (several
-            machines may all be called `localhost`); the names by default.
-        cores: The cores that each rank may use, in rank order.
-
-    Returns:
-        The topology as this rank sees it.
+        rank: Rank of this process.
+        hosts: Host name of each rank, in rank order.
+        identities: Unique host identities, in rank order, since several machines may have the name `localhost`; the
+            names by default.
+        cores: Cores that each rank may use, in rank order.
     """
     keys = list(identities if identities is not None else hosts)
     local_ranks = [keys[:index].count(key) for index, key in enumerate(keys)]

@@ -1,4 +1,4 @@
-"""The versions of what ranks must have in common."""
+"""Versions that ranks compare at the start."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _DISTRIBUTIONS = {"TensorFlow": ("tensorflow", "tensorflow-cpu", "tensorflow-int
 
 
 def own_versions() -> dict[str, str]:
-    """Returns the versions of Python, hvkeras, TensorFlow and Keras here, without importing anything."""
+    """Return the installed versions of Python, hvkeras, TensorFlow and Keras, without importing them."""
     found = {"Python": sys.version.split()[0], "hvkeras": __version__}
     for title, names in _DISTRIBUTIONS.items():
         for name in names:
@@ -24,5 +24,5 @@ def own_versions() -> dict[str, str]:
 
 
 def must_agree(versions: dict[str, str]) -> dict[str, str]:
-    """Returns those versions in which ranks must not differ: of hvkeras, and of Python up to the minor number."""
+    """Return the versions that must be equal on all ranks: hvkeras, and Python up to the minor number."""
     return {"Python": ".".join(versions.get("Python", "").split(".")[:2]), "hvkeras": versions.get("hvkeras", "")}

@@ -1,1 +1,1 @@
-"""The job that this process belongs to: its state, its process sets, and its failures."""
+"""The job of this process: its session, process sets, and failure handling."""

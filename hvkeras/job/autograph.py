@@ -1,4 +1,4 @@
-"""Excludes functions of hvkeras from AutoGraph's conversion, without the need to import TensorFlow first."""
+"""Exclude functions of hvkeras from AutoGraph's conversion, without importing TensorFlow."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from types import FunctionType
 
 
 def exclude_from_autograph(module: str) -> None:
-    """Exempts the functions and methods that a module defines from AutoGraph's conversion.
+    """Exclude the functions and methods of a module from AutoGraph's conversion.
 
-    Converting a function takes tenths of a second in a user's first step. The mark is the attribute that
-    `tf.autograph.experimental.do_not_convert` sets.
+    Converting a function takes tenths of a second in a user's first step. It sets the same attribute as
+    `tf.autograph.experimental.do_not_convert`.
 
     Args:
-        module: The module's name; its last line calls this.
+        module: The module's name. Call this in its last line.
     """
     for entity in list(vars(sys.modules[module]).values()):
         if getattr(entity, "__module__", None) != module:

@@ -1,6 +1,6 @@
-"""Selects a job's backend: the requested one, or the first in order of preference that serves all ranks.
+"""Backend selection: the requested backend, or the first one in order of preference that all ranks support.
 
-A job of one process takes `local`, unless a plug-in was requested (`hvkeras.job.session_start`).
+A job of one process uses `local`, unless a plug-in was requested (`hvkeras.job.session_start`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from hvkeras.errors import MachineError, UsageError, explain
 
 
 def facts_of_rank(requested: str, launch: Launch) -> dict[str, Any]:
-    """What a rank reports to the others about the backends that it can use.
+    """Return the facts about available backends that a rank sends to the other ranks.
 
     Args:
         requested: The backend that this rank requests, or `auto`.
@@ -30,21 +30,21 @@ def facts_of_rank(requested: str, launch: Launch) -> dict[str, Any]:
 
 
 def agree_on_backend(launch: Launch, facts: list[dict[str, Any]], has_gpu: bool = False) -> str:
-    """Picks the first preferred backend that works on all ranks.
+    """Return the first preferred backend that all ranks support.
 
     Args:
         launch: How this process was launched.
-        facts: What the ranks report, in rank order.
+        facts: The result of `facts_of_rank` on each rank, in rank order.
         has_gpu: Whether every rank has a GPU that no other rank uses.
 
     Raises:
-        UsageError: Ranks request different backends.
-        MachineError: No backend that may be used can serve all ranks.
+        UsageError: Ranks requested different backends.
+        MachineError: No candidate is supported by all ranks.
     """
     requested = [fact["requested"] for fact in facts]
     if len(set(requested)) > 1:
         other = next(rank for rank, name in enumerate(requested) if name != requested[0])
-        raise UsageError(explain("All ranks must ask for the same backend", "set it once, on the launcher's command"
+        raise UsageError(explain("All ranks must request the same backend", "set it once, on the launcher's command"
                                  " line or in the script", rank_0=requested[0], **{f"rank_{other}": requested[other]}))
     problems = {}
     one_host = len({fact["identity"] for fact in facts}) == 1
@@ -61,14 +61,13 @@ def agree_on_backend(launch: Launch, facts: list[dict[str, Any]], has_gpu: bool 
 
 
 def preference(launch: Launch, has_gpu: bool) -> list[str]:
-    """The order in which `auto` tries the backends, as they declare it (`Backend.preference`)."""
-    # A broken plug-in must not be in the way of those who did not ask for it.
+    """Return the order in which `auto` tries the backends (`Backend.preference`)."""
+    # A broken plug-in must not affect jobs that did not request it.
     indices = {name: backend.preference(launch, has_gpu) for name, backend in importable_backends().items()}
     return sorted((name for name, index in indices.items() if index is not None), key=lambda name: indices[name] or 0)
 
 
 def _objection(name: str, launch: Launch, several_hosts: bool) -> str:
-    """Why a backend cannot serve here, or "" if it can."""
     try:
         chosen = backend_class(name)
     except MachineError as error:

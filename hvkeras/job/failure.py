@@ -1,11 +1,11 @@
-"""Failure handling: when a rank fails, every rank learns of it, and ends with an exit report, or goes on.
+"""Failure handling: when a rank fails, every rank is notified, and terminates with an exit report or continues.
 
-A rank goes on if its `FailurePolicy` says so, as in an elastic function (`FailureHooks.outlives`). Otherwise:
+A rank continues if its `FailurePolicy` allows it, as in an elastic function (`FailureHooks.outlives`). Otherwise:
 
-The failing rank prints its traceback and notifies the control server. On the surviving ranks, pending collectives are
-aborted so that the main thread unwinds. Each survivor then prints its exit report, one line that names the failed
-rank, its host and its exception. No rank exits before all have printed theirs (launchers end the other ranks as soon
-as one exits), and none outlives the grace period.
+The failing rank prints its traceback and notifies the control server. On the surviving ranks, outstanding collectives
+are aborted so that the main thread unwinds. Each survivor then prints its exit report, one line that names the failed
+rank, its host and its exception. No rank exits before all ranks have printed their reports, because launchers terminate
+the other ranks as soon as one exits. All ranks exit within the grace period.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ from hvkeras.host.console import say_last, summary
 from hvkeras.host.forks import detach_in_children
 from hvkeras.job.signals import SignalWatch
 
-INTERRUPT_GRACE = 1.0  # seconds that Python has to notice Ctrl-C before the collective in flight is aborted
-ROOT_FIRST = 0.3  # seconds by which survivors let the failed rank exit first: launchers report the first exit code
+INTERRUPT_GRACE = 1.0  # seconds for Python to handle Ctrl-C before the outstanding collective is aborted
+ROOT_FIRST = 0.3  # seconds that survivors wait for the failed rank to exit: launchers report the first exit code
 LOG_GRACE = 0.2  # seconds for the engine's own messages about an aborted collective to appear
-STUCK_AFTER = 3.0  # seconds after an abort in which a collective ends, if it ever does
+STUCK_AFTER = 3.0  # seconds after an abort until a collective that has not ended counts as stuck
 RECORD_GRACE = 4.0  # seconds to write a rank's last record, and rank 0's report
-PREEMPTION_GRACE = 10.0  # seconds that preempted ranks have to confirm after checkpointing
-CAUSE_GRACE = 0.5  # seconds to learn why a launcher ends this rank, before its signal is reported as the cause
+PREEMPTION_GRACE = 10.0  # seconds for preempted ranks to confirm after checkpointing
+CAUSE_GRACE = 0.5  # seconds to receive the launcher's reason for SIGTERM, before the signal itself is reported
 
 
 @dataclass(frozen=True)
 class FailurePolicy:
-    """What a rank does when another one fails, or when it is to end.
+    """Reaction of a rank to the failure of another rank, and to SIGTERM.
 
     Attributes:
-        survives: Whether it outlives the failure of another rank, as inside an elastic function.
-        on_terminate: What SIGTERM does instead of ending the rank; None to end it.
-        restart: Starts the rank's program again once another rank has failed; None to let the main thread go on.
-        when_stuck: Called if the main thread does not notice the failure; None for nothing.
+        survives: Whether this rank continues after the failure of another rank, as inside an elastic function.
+        on_terminate: Handler for SIGTERM; None to terminate the rank.
+        restart: Restarts the rank's program after another rank has failed; None to let the main thread continue.
+        when_stuck: Called if the main thread does not return from a collective after the failure; None for nothing.
     """
 
     survives: bool = False
@@ -58,26 +58,26 @@ class FailurePolicy:
     when_stuck: Callable[[Cause], None] | None = None
 
 
-END_ALWAYS = FailurePolicy()  # what a rank does outside of elastic functions
+END_ALWAYS = FailurePolicy()  # outside of elastic functions
 
 
 class FailureHooks:
-    """The hooks of one initialised job for exceptions, exits, signals, and failures of other ranks.
+    """Hooks of one initialised job for exceptions, exits, signals, and failures of other ranks.
 
     Args:
-        client: This rank's end of the control channel.
+        client: This rank's control client.
         host: This rank's host name.
-        exit_grace: Seconds that the main thread has to unwind after a failure elsewhere.
+        exit_grace: Seconds for the main thread to unwind after another rank failed.
         show_secondary: Whether a survivor also prints the traceback of its aborted collective.
-        cause_file: The file that the cause of the job's end is written to, for a launcher; "" for none.
-        policy: What this rank does when another one fails.
+        cause_file: File to write the cause of the job's end to, for a launcher; "" for none.
+        policy: Reaction to the failure of another rank.
 
     Attributes:
-        policy: The policy in force.
-        backends: The engines that are aborted when another rank fails.
-        before_last_line: Called with how this rank ends, before it prints its last line.
-        grace: Seconds that the main thread has to unwind.
-        aborted: Set once the engines are aborted, after another rank's failure.
+        policy: The current policy.
+        backends: Engines to abort when another rank fails.
+        before_last_line: Called with the cause of this rank's end, before the exit report is printed.
+        grace: Seconds for the main thread to unwind.
+        aborted: Set after the engines were aborted because of another rank's failure.
     """
 
     def __init__(self, client: ControlClient, host: str, exit_grace: float, show_secondary: bool,
@@ -93,19 +93,19 @@ class FailureHooks:
         self._cause_file = cause_file
         self.aborted: threading.Event = threading.Event()
         self._unwinding = threading.Event()
-        self._preempted = threading.Event()  # set once an elastic function knows of the failure
+        self._handled = threading.Event()  # set when an elastic function handles the failure
         self._last_line_lock = threading.Lock()
-        self._told: Cause | None = None  # why the launcher has told this rank to end
+        self._termination: Cause | None = None  # why the launcher requested that this rank terminates
         self._exit_code: Any = None
         self._previous_hook = sys.excepthook
         self._previous_thread_hook = threading.excepthook
         self._previous_exit = sys.exit
         self._signals: SignalWatch | None = None
-        self._is_copy = False  # in a forked process
+        self._in_forked_process = False
         detach_in_children(self)
 
     def install(self) -> None:
-        """Installs the hooks; those for signals only when called from the main thread."""
+        """Install the hooks; signal handlers only when called from the main thread."""
         self._previous_hook, sys.excepthook = sys.excepthook, self._on_exception
         self._previous_thread_hook, threading.excepthook = threading.excepthook, self._on_thread_exception
         self._previous_exit, sys.exit = sys.exit, self._on_exit  # type: ignore[assignment]
@@ -115,13 +115,13 @@ class FailureHooks:
         self._client.on_terminate = self._termination_requested
 
     def in_child(self) -> None:
-        """Removes all hooks in a forked process, such as one that loads data: it is not a rank."""
-        self._is_copy = True
-        self._signals = None  # which has removed itself
+        """Remove all hooks in a forked process, such as a data loader: it is not a rank."""
+        self._in_forked_process = True
+        self._signals = None  # has removed itself
         self.uninstall()
 
     def uninstall(self) -> None:
-        """Restores the previous hooks wherever ours are still in place."""
+        """Restore the previous hooks where they were not replaced by others since."""
         if sys.excepthook == self._on_exception:
             sys.excepthook = self._previous_hook
         if threading.excepthook == self._on_thread_exception:
@@ -134,37 +134,33 @@ class FailureHooks:
             self._signals = None
 
     def release(self) -> None:
-        """Restores the previous hooks, and lets the engines go, which have stopped."""
+        """Restore the previous hooks and drop the references to stopped engines."""
         self.uninstall()
         self.backends = []
 
     def reinstall_signals(self) -> None:
-        """Reinstalls the signal handling after an engine has started, as that may have replaced it."""
+        """Reinstall the signal handlers, which the start of an engine may have replaced."""
         if self._signals is not None:
             self._signals.uninstall()
             self._signals.install()
 
     def report(self, error: BaseException) -> None:
-        """Reports to all ranks an exception that `init()` is about to raise on this rank."""
+        """Report an exception that `init()` is about to raise on this rank to all ranks."""
         if self._client.cause is None:
             self._client.fail(self._cause_of(error), secondary=self._is_secondary_failure(error))
 
     def job_ended(self, cause: Cause) -> None:
-        """Ends this rank when the job ends early; called in the control channel's thread."""
+        """Terminate this rank because the job has failed; called in the control channel's thread."""
         threading.Thread(target=self._reap, args=(cause,), name="hvkeras-reaper", daemon=True).start()
 
     def outlives(self, cause: Cause) -> bool:
-        """Whether this rank goes on without the rank that has failed; its launcher ends it if it does not."""
+        """Return whether this rank continues without the failed rank."""
         return (self.policy.survives and cause.kind.leaves_others_intact
                 and cause.rank is not None and cause.rank != self._rank)
 
     def is_consequence(self, error: BaseException) -> Cause | None:
-        """Returns the failure of another rank that an exception in an elastic function follows from; None if none.
-
-        Args:
-            error: The exception.
-        """
-        self._preempted.set()
+        """Return the failure of another rank that caused an exception in an elastic function; None if there is none."""
+        self._handled.set()
         cause = self._client.cause
         if cause is None and self._is_secondary_failure(error):
             cause = self._client.wait_for_cause(SECONDARY_GRACE + ANSWER_GRACE + 2.0)
@@ -172,14 +168,14 @@ class FailureHooks:
 
     @property
     def exits_with_failure(self) -> bool:
-        """Whether the script has requested an exit code other than 0."""
+        """Return whether the script requested a nonzero exit code."""
         return self._exit_code not in (None, 0)
 
     def exiting(self) -> None:
-        """Called at interpreter exit: reports an exit code other than 0 as a failure, otherwise leaves the job.
+        """Report a nonzero exit code as a failure, otherwise leave the job; called at interpreter exit.
 
-        A rank whose job has failed prints its exit report even if its main thread ends normally: its other threads may
-        have been in the aborted collectives.
+        If the job has failed, print the exit report even if the main thread ends normally: other threads may have been
+        in the aborted collectives.
         """
         code = self._exit_code
         if self._client.cause is not None and not self._client.detached:
@@ -194,14 +190,14 @@ class FailureHooks:
         else:
             self._client.leave()
 
-    # The end of this rank, in the main thread.
+    # Termination from the main thread.
 
     def _on_exit(self, code: Any = None, /) -> None:
         self._exit_code = code
         self._previous_exit(code)
 
     def _on_exception(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if self._is_copy:  # the program's own hook has called this one
+        if self._in_forked_process:  # the program's own hook called this one
             self._previous_hook(kind, error, trace)
             return
         self._unwinding.set()
@@ -209,7 +205,7 @@ class FailureHooks:
         if cause is None and self._is_secondary_failure(error):
             self._client.fail(self._cause_of(error), secondary=True)
             cause = self._client.wait_for_cause(SECONDARY_GRACE + ANSWER_GRACE + 2.0)
-        # Once the cause of failure is known, an aborted collective or an interrupt is only its consequence.
+        # If the cause of failure is known, an aborted collective or an interrupt is only its consequence.
         is_reported = cause is not None and (cause.rank != self._rank or cause.kind is CauseKind.SIGNAL or
                                              (self._is_secondary_failure(error)
                                               and cause.kind is not CauseKind.TIMEOUT))
@@ -226,30 +222,31 @@ class FailureHooks:
             self.policy.restart()
 
     def _on_thread_exception(self, arguments: threading.ExceptHookArgs) -> None:
-        """Suppresses tracebacks of threads whose collectives the job's end aborted; the exit report says why."""
+        """Suppress tracebacks of threads whose collectives were aborted; the exit report names the cause."""
         error = arguments.exc_value
-        shows = self._is_copy or self._show_secondary
+        shows = self._in_forked_process or self._show_secondary
         if error is None or shows or not self._is_secondary_failure(error) or self._client.cause is None:
             self._previous_thread_hook(arguments)
 
-    def end_after_preemption(self, is_told: bool, saved: str) -> None:
-        """Ends this rank after SIGTERM, or after the same notice to another rank, with the exit code of SIGTERM.
+    def end_after_preemption(self, received_signal: bool, saved: str) -> None:
+        """Terminate this rank after SIGTERM on this or another rank.
 
         Args:
-            is_told: Whether this rank has received it; otherwise it leaves the cause to those that have.
-            saved: What was saved, as a clause; "" if the time was over before.
+            received_signal: Whether this rank received SIGTERM. If so, it reports the cause, and its exit code is that
+                of SIGTERM.
+            saved: Description of what was saved, as a clause; "" if the deadline passed before.
         """
         self._unwinding.set()
-        if is_told and self._client.cause is None:
+        if received_signal and self._client.cause is None:
             text = f"; {saved or 'nothing was saved in time'}"
-            told = self._told or self._signal_cause(signal.SIGTERM)
-            self._client.fail(replace(told, error=told.error + text))
+            termination = self._termination or self._signal_cause(signal.SIGTERM)
+            self._client.fail(replace(termination, error=termination.error + text))
         cause = self._client.wait_for_cause(PREEMPTION_GRACE) or self._signal_cause(signal.SIGTERM)
-        self._end_process(cause, 128 + signal.SIGTERM if is_told else None)
+        self._end_process(cause, 128 + signal.SIGTERM if received_signal else None)
 
     def _end_process(self, cause: Cause, code: int | None = None) -> None:
         with self._last_line_lock:
-            with contextlib.suppress(OSError, ValueError, AttributeError):  # nobody reads standard output any more
+            with contextlib.suppress(OSError, ValueError, AttributeError):  # standard output is closed
                 sys.stdout.flush()
             self._close_record(cause)
             self._last_line(cause)
@@ -270,7 +267,7 @@ class FailureHooks:
             say_last(f"rank {self._rank} on {self._host} ends because {cause.sentence()}")
 
     def _close_record(self, cause: Cause) -> None:
-        """Writes to this rank's record, if any, how the rank ended; with a time limit, as TensorFlow may be stuck."""
+        """Write the cause to this rank's record, if there is one. The timeout guards against a stuck TensorFlow."""
         text = cause.error if cause.rank == self._rank else cause.sentence()
         for finish in self.before_last_line:
             closing = threading.Thread(target=finish, args=(text,), name="hvkeras-last-record", daemon=True)
@@ -289,7 +286,7 @@ class FailureHooks:
         return isinstance(error, PeerError) or _timed_out(error) or any(
             backend.is_peer_failure(error) for backend in self.backends)
 
-    # The end of the job, in other threads.
+    # Termination from other threads.
 
     def _reap(self, cause: Cause) -> None:
         if cause.rank == self._rank and self._unwinding.is_set():
@@ -299,7 +296,7 @@ class FailureHooks:
             backend.abort(cause.sentence())
         self.aborted.set()
         if self.outlives(cause):
-            if self.policy.when_stuck is not None and not self._preempted.wait(STUCK_AFTER):
+            if self.policy.when_stuck is not None and not self._handled.wait(STUCK_AFTER):
                 self.policy.when_stuck(cause)
             return
         deadline = time.monotonic() + self.grace
@@ -307,7 +304,7 @@ class FailureHooks:
             if self._unwinding.wait(0.05):
                 deadline += self.grace
                 self._unwinding.clear()
-        # The main thread is busy in Python or stuck in a call that cannot be aborted.
+        # The main thread is busy in Python or blocked in a call that cannot be aborted.
         self._end_process(cause)
 
     def _on_signal(self, number: int) -> None:
@@ -330,14 +327,13 @@ class FailureHooks:
             self._client.wait_to_exit(CAUSE_GRACE)
             os._exit(128 + number)
 
-
     def _signal_cause(self, number: int) -> Cause:
         name = signal.Signals(number).name
         return Cause(CauseKind.SIGNAL, self._rank, self._host, os.getpid(), f"received {name}", "", 128 + number)
 
     def _termination_requested(self, cause: Cause) -> None:
-        """The launcher was told to end the job: what trains saves first; called in the control channel's thread."""
-        self._told = cause
+        """Handle a launcher's request to terminate: training saves first. Called in the control channel's thread."""
+        self._termination = cause
         if self.policy.on_terminate is not None:
             self.policy.on_terminate()
         else:
@@ -345,5 +341,4 @@ class FailureHooks:
 
 
 def _timed_out(error: BaseException) -> bool:
-    """Whether a TensorFlow collective gave up waiting for another rank."""
     return type(error).__name__ == "DeadlineExceededError" and "ollective" in str(error)

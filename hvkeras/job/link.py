@@ -1,4 +1,4 @@
-"""This process's link to the ranks of a job: it outlives `shutdown()`, as ranks may call `init()` again."""
+"""Connection of this process to the other ranks. It persists after `shutdown()`, as ranks may call `init()` again."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ from hvkeras.host.mpi import finalize_mpi, running_mpi
 from hvkeras.job.failure import FailureHooks, FailurePolicy
 from hvkeras.settings import Settings
 
-CAUSE_TIMEOUT = 2.0  # seconds to wait for a message from the server in the same process
-ABORT_WITHIN = 2.0  # seconds for engines to be aborted, once another rank has failed
+CAUSE_TIMEOUT = 2.0  # seconds to wait for a message from the control server in the same process
+ABORT_WITHIN = 2.0  # seconds to wait until engines are aborted after another rank failed
 
 
 class JobLink:
-    """The control channel of this process, and what happens here when the job fails or this process exits.
+    """Control channel of this process, with its failure hooks and exit handling.
 
     Args:
         launch: How this process was launched.
-        settings: The settings in force.
-        policy: What this rank does when another one fails.
+        settings: The current settings.
+        policy: Reaction to the failure of another rank.
 
     Attributes:
         launch: How this process was launched.
-        client: This rank's end of the control channel.
-        hooks: The hooks for exceptions, exits, signals, and failures of other ranks.
-        starts: How many engines have started on this link.
+        client: This rank's control client.
+        hooks: Hooks for exceptions, exits, signals, and failures of other ranks.
+        starts: Number of engines that were started on this link.
 
     Raises:
-        MachineError: A port or the launcher does not meet the job's needs.
+        MachineError: A port is not available, or the launcher is not supported.
         PeerError: A rank is missing or failed.
     """
 
     def __init__(self, launch: Launch, settings: Settings, policy: FailurePolicy) -> None:
         self.launch = launch
         self.starts: int = 0
-        self._on_end: Callable[[Cause], None] = lambda _: None  # until there are hooks
+        self._on_end: Callable[[Cause], None] = lambda _: None  # until the hooks exist
         if launch.rank == 0 and launch.cluster and prints_at(settings, "WARNING"):
             say(describe_cluster(launch))
         connected = connect(launch, settings, self._job_ended)
@@ -61,7 +61,7 @@ class JobLink:
             self.hooks.job_ended(self.client.cause)
 
     def set_deadlines(self, settings: Settings) -> None:
-        """Sets how long this rank waits, and whoever serves the channel, who may have other settings."""
+        """Set the timeouts of this rank, and on rank 0 those of the control server."""
         client = self.client
         client.watch_progress(settings.stall_warning, settings.stall_shutdown)
         client.liveness = settings.liveness_timeout
@@ -77,17 +77,17 @@ class JobLink:
 
     @property
     def outlived_failure(self) -> bool:
-        """Whether another rank's failure has ended the job, and this process goes on."""
+        """Return whether another rank has failed and this process continues."""
         return self.client.cause is not None and self.hooks.outlives(self.client.cause)
 
     def await_abort(self) -> None:
-        """Waits until engines are aborted, if a rank has failed: later, that would hit the engine of the next ranks."""
+        """Wait until engines are aborted if a rank has failed; a late abort would hit the next generation's engine."""
         if self.client.cause is not None:
             self.hooks.aborted.wait(ABORT_WITHIN)
 
     def close(self) -> None:
-        """Leaves these ranks for good, which go on without this one or have failed."""
-        for backend in self.hooks.backends:  # the ranks did not come together
+        """Disconnect permanently from these ranks, which continue without this one or have failed."""
+        for backend in self.hooks.backends:  # the rendezvous did not complete
             backend.stop()
         self.hooks.release()
         self.release_port()
@@ -96,16 +96,16 @@ class JobLink:
         self.client.close()
 
     def release_port(self) -> None:
-        """Releases the port from TF_CONFIG for the engine; called once all ranks are connected."""
+        """Release the port from TF_CONFIG for the engine; called when all ranks are connected."""
         if self._claim is not None:
             self._claim.close()
 
     def script_ended(self) -> None:
-        """Reports that Python has run the script; it may still wait for non-daemon threads."""
+        """Report that the script has ended; Python may still wait for non-daemon threads."""
         self.client.script_ended()
 
     def exit(self) -> None:
-        """Leaves the job at the end of this process, and reports an exit code other than 0."""
+        """Leave the job at the exit of this process, and report a nonzero exit code."""
         self.hooks.exiting()
         finalize_mpi()
         self._wait_for_exits()
@@ -115,33 +115,33 @@ class JobLink:
         self.release_port()
         if self._server is not None:
             self._server.stop()
-        self.client.stop_reading()  # its connection stays open until the process is gone
+        self.client.stop_reading()  # the connection stays open until the process ends
         self._exit_watch.arm_last_resort()
 
     def _wait_for_exits(self) -> None:
-        """Waits, if this process serves, until ranks with finished scripts have exited or the job has ended."""
+        """On the control server, wait until ranks with completed scripts have exited or the job has failed."""
         if self._server is None or self.client.detached:
             return
         self.client.excuse_ending()
-        # MPI's exit holds this process until the others end.
+        # MPI_Finalize blocks this process until the others end.
         self._server.wait_for_exits(self.client.introduction.rank, held=running_mpi() is not None)
         if self._server.cause is not None:
             self.client.wait_for_cause(CAUSE_TIMEOUT)
 
 
-# One variable of each launcher, of which a step of Slurm's may start the others. `hvkeras run` and horovodrun are left
-# out: they look after their ranks themselves.
+# One variable of each launcher. Slurm comes last, because a job step may start the other launchers. `hvkeras run` and
+# horovodrun are omitted: they monitor their ranks themselves.
 _LAUNCHER_VARIABLES = (open_mpi.PROCESS_ID, hydra.PROCESS_ID, torchrun.RUN, slurm.STEP)
 
 
 def open_launcher(environ: Mapping[str, str] | None = None) -> int | None:
-    """Opens the nearest ancestor process that lacks a rank's variables: the launcher, which sets them for others.
+    """Open a pidfd of the launcher: the nearest ancestor process that lacks the variables of a rank.
 
     Args:
         environ: The environment to read; this process's by default.
 
     Returns:
-        A descriptor that becomes readable when the launcher ends; None if there is none to watch.
+        A descriptor that becomes readable when the launcher ends; None if there is no launcher to watch.
     """
     environ = os.environ if environ is None else environ
     own = next((name for name in _LAUNCHER_VARIABLES if environ.get(name)), None)
@@ -158,7 +158,7 @@ def open_launcher(environ: Mapping[str, str] | None = None) -> int | None:
 
 
 def _was_started_with(pid: int, variable: str) -> bool:
-    """Returns whether a process was started with a variable; False for another user's process."""
+    """Return whether a process was started with a variable; False for another user's process."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             return any(entry.startswith(variable.encode()) for entry in file.read().split(b"\0"))

@@ -1,10 +1,10 @@
-"""Plans describe what ranks are about to communicate, so that a difference is an error and never a hang.
+"""Plans describe what ranks are about to communicate, so that a mismatch is an error and never a hang.
 
-A `Plan` describes what one collective (or one step's gradients) consists of. Its key is a hash of that content, so data
-of different plans can never mix. `EntryCounts` counts how often this rank has entered each plan, just before the
-collective runs. The counts travel with the heartbeats of the control channel, so that the server sees which rank waits
-for which other rank, and in which plan. It names ranks that run different plans, ranks that are late, and ranks that
-have left (`hvkeras.control.deadlocks`).
+A `Plan` describes the tensors of one collective (or of one step's gradients). Its key is a hash of that description, so
+data of different plans can never mix. `EntryCounts` counts how often this rank has entered each plan, just before the
+collective runs. Heartbeats of the control channel carry the counts, so the server detects which rank waits for which
+other rank, and in which plan. It reports ranks with different plans, stragglers, and ranks that have left
+(`hvkeras.control.deadlocks`).
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from hvkeras.compat.tensorflow_errors import DuplicateNameError
 from hvkeras.control.location import call_site, innermost
 from hvkeras.errors import UsageError, explain
 
-OUTSTANDING_WITHIN = 20.0  # maximum seconds until a refused plan ends (hvkeras.control.join)
+OUTSTANDING_WITHIN = 20.0  # maximum seconds until a rejected plan ends (hvkeras.control.join)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The content of one collective.
+    """Description of one collective.
 
     Attributes:
-        operation: What it does: `allreduce`, `allgather`, `broadcast`, `gradients`, ...
-        names: The tensors' names, in the order in which they are fused; only for messages, since Keras numbers the
-            names of equal models differently (`dense`, `dense_1`).
-        dtypes: The names of their dtypes.
-        shapes: Their static shapes; an unknown dimension is None, and so is an unknown shape.
-        ranks: The global ranks that participate, ascending.
-        label: Its name in messages: `gradients of Adam`, `allreduce "loss"`.
-        identity: Distinguishes it from collectives with the same content: the name that the user gave it, or its
-            number among the equal collectives of a graph.
-        how: Qualifiers of the operation, on which ranks must agree as well: `sum`, `from 0`.
-        hint: What to write instead if one rank makes it alone by mistake; "" for nothing.
-        is_of_model: Whether its tensors are those of a whole model: if they differ, so do the models.
+        operation: `allreduce`, `allgather`, `broadcast`, `gradients`, ...
+        names: Names of the tensors, in the order of fusion; only for messages, since Keras numbers the names of equal
+            models differently (`dense`, `dense_1`).
+        dtypes: Names of the tensors' dtypes.
+        shapes: Static shapes of the tensors; an unknown dimension is None, and so is an unknown shape.
+        ranks: Global ranks that participate, ascending.
+        label: Name in messages: `gradients of Adam`, `allreduce "loss"`.
+        identity: Distinguishes collectives with equal descriptions: the name from the user, or an index among the equal
+            collectives of a graph.
+        how: Qualifiers of the operation, which must also match on all ranks: `sum`, `from 0`.
+        hint: Fix for a collective that only one rank calls by mistake; "" for none.
+        is_of_model: Whether the tensors are those of a complete model: if they differ, so do the models.
     """
 
     operation: str
@@ -68,18 +68,18 @@ class Plan:
         names: Sequence[str] | None = None, identity: str = "", how: str = "", hint: str = "",
         is_of_model: bool = False,
     ) -> Plan:
-        """Describes tensors that are about to be communicated.
+        """Create the plan for tensors that are about to be communicated.
 
         Args:
-            operation: What it does.
+            operation: Name of the operation.
             tensors: `tf.Tensor`s, eager or symbolic.
-            ranks: The global ranks that participate.
-            label: Its name in messages.
-            names: The tensors' names; `label` alone for a single unnamed tensor.
-            identity: Distinguishes it from collectives with the same content.
+            ranks: Global ranks that participate.
+            label: Name in messages.
+            names: Names of the tensors; `label` by default.
+            identity: Distinguishes collectives with equal descriptions.
             how: Qualifiers of the operation.
-            hint: What to write instead if one rank makes it alone by mistake.
-            is_of_model: Whether its tensors are those of a whole model.
+            hint: Fix for a collective that only one rank calls by mistake.
+            is_of_model: Whether the tensors are those of a complete model.
         """
         return cls(
             operation,
@@ -92,68 +92,56 @@ class Plan:
 
     @property
     def text(self) -> str:
-        """The operation with its qualifiers: `allreduce sum`."""
+        """Operation with its qualifiers: `allreduce sum`."""
         return f"{self.operation} {self.how}".rstrip()
 
     @functools.cached_property
     def key(self) -> str:
-        """A hash of the content: equal on all ranks exactly when their plans are."""
+        """Hash of the description: equal on all ranks if and only if their plans are equal."""
         content = json.dumps([self.text, self.identity, self.dtypes, self.shapes, self.ranks])
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
     def describe(self) -> dict[str, Any]:
-        """The plan as plain data for the control channel; `kinds` holds what must be equal about the tensors."""
+        """Return the plan as JSON-compatible data for the control channel; `kinds` are the dtypes and shapes."""
         kinds = [f"{dtype}{'[?]' if shape is None else list(shape)}"
                  for dtype, shape in zip(self.dtypes, self.shapes, strict=True)]
         return {**dataclasses.asdict(self), "ranks": list(self.ranks), "kinds": kinds}
 
     @classmethod
     def described(cls, text: Mapping[str, Any]) -> Plan:
-        """Creates a plan from another rank's description.
-
-        Args:
-            text: What `describe` returned there.
-        """
+        """Create a plan from the result of `describe` on another rank."""
         shapes = tuple(None if shape is None else tuple(shape) for shape in text["shapes"])
         lists = {name: tuple(text[name]) for name in ("names", "dtypes", "ranks")}
         return cls(**{**{one.name: text[one.name] for one in dataclasses.fields(cls)}, **lists, "shapes": shapes})
 
 
 class Call:
-    """One of the backend calls that a plan consists of; it can be described to another rank.
+    """One backend call of a plan, which can be sent to another rank.
 
     Args:
-        operation: The name of a method of `hvkeras.backends.interface.Backend`.
-        data: Its first argument: a tensor, or a list of them.
-        *arguments: Its other arguments.
+        operation: Name of a method of `hvkeras.backends.interface.Backend`.
+        data: First argument of the method: a tensor, or a list of tensors.
+        *arguments: Remaining arguments of the method.
     """
 
     def __init__(self, operation: str, data: Any, *arguments: Any) -> None:
         self.operation, self.data, self.arguments = operation, data, arguments
 
     def run(self, engine: Any) -> Any:
-        """Makes the call.
-
-        Args:
-            engine: The backend.
-        """
+        """Call the method on a backend."""
         return getattr(engine, self.operation)(self.data, *self.arguments)
 
     @property
     def tensors(self) -> list[Any]:
-        """The tensors that are communicated."""
+        """Tensors that are communicated."""
         return self.data if isinstance(self.data, list) else [self.data]
 
     def on(self, tensors: list[Any]) -> Call:
-        """The same call on other tensors.
-
-        Args:
-            tensors: The same number of tensors.
-        """
+        """Return the same call on other tensors, as many as before."""
         return Call(self.operation, tensors if isinstance(self.data, list) else tensors[0], *self.arguments)
 
     def describe(self) -> dict[str, Any]:
-        """The call as plain data; a tensor is represented by its dtype and static shape."""
+        """Return the call as JSON-compatible data; a tensor is represented by its dtype and static shape."""
         return {"operation": self.operation, "eager": tf.executing_eagerly(),
                 "arguments": [_plain(argument) for argument in self.arguments],
                 "data": [_plain(tensor) for tensor in self.data] if isinstance(self.data, list) else _plain(self.data)}
@@ -169,14 +157,14 @@ def _plain(argument: Any) -> Any:
 
 
 class EntryCounts:
-    """Counts how often this rank has entered each plan.
+    """Counts of how often this rank has entered each plan.
 
-    A variable counts in graphs, a Python integer in eager mode and in sessions of TensorFlow 1, and the engine in code
-    compiled by XLA.
+    The counter is a variable in graphs, and a Python integer in eager mode and in sessions of TensorFlow 1. In code
+    compiled by XLA, the engine counts.
 
     Attributes:
         backend: The engine, which counts in code compiled by XLA.
-        is_over: Whether the ranks that these counts belong to have changed.
+        is_stale: Whether these counts belong to a former generation of ranks.
     """
 
     def __init__(self) -> None:
@@ -185,9 +173,9 @@ class EntryCounts:
         self._plans: dict[str, Plan] = {}
         self._eager: dict[str, int] = {}
         self._graph: dict[str, graphs.FunctionCounter] = {}
-        self._compiled: dict[str, tuple[CompiledByXla, int]] = {}  # with the count of earlier jobs of this process
+        self._compiled: dict[str, tuple[CompiledByXla, int]] = {}  # with the count at registration
         self._in_sessions: set[str] = set()
-        self._refusable: set[str] = set()
+        self._raises_in_graphs: set[str] = set()
         self._cannot_raise: set[str] = set()
         self._in_flight_keys: set[str] = set()
         self._outstanding: set[str] = set()
@@ -195,12 +183,12 @@ class EntryCounts:
         self._left = threading.Condition(self._lock)
         self._calls: dict[str, list[dict[str, Any]]] = {}
         self._sites: dict[str, str] = {}
-        self.is_over = False
+        self.is_stale = False
 
     @contextlib.contextmanager
     def entering(self, plan: Plan, calls: Sequence[Call] | None = None, can_raise: bool = True,
                  after: Sequence[Any] | None = None) -> Iterator[None]:
-        """Counts one entry to `plan` before the body's ops, now or whenever the graph under construction runs.
+        """Count one entry to `plan` before the ops of the body, now or in every run of the graph under construction.
 
         Example:
             call = Call("allgather", tensor, plan.key, plan.ranks)
@@ -208,16 +196,16 @@ class EntryCounts:
                 gathered = call.run(backend)
 
         Args:
-            plan: The plan to which the collectives belong.
-            calls: All calls that the body makes; joined ranks make them as well. An empty list if the calls have plans
-                of their own. None if this rank participates on behalf of others, who have described the calls.
-            can_raise: Whether the body completes if other ranks make these calls on its behalf; otherwise, the job ends
+            plan: Plan of the collectives.
+            calls: All backend calls of the body; joined ranks make the same calls. An empty list if the calls have
+                their own plans. None if this rank participates for another rank, which has described the calls.
+            can_raise: Whether the body can raise after other ranks took part in a rejected plan. Otherwise the job ends
                 if ranks enter different plans.
-            after: The tensors without which the body cannot begin; those of the first call by default. A graph counts
-                the entry after them: it may run out of data, or wait in another plan, before they are computed.
+            after: Tensors that the body depends on; those of the first call by default. A graph counts the entry after
+                they are computed, since it may run out of data or wait in another plan before.
 
         Raises:
-            DuplicateNameError: Another thread is in the same plan, in eager mode.
+            DuplicateNameError: Another thread is in the same plan (in eager mode).
         """
         if not can_raise:
             self._cannot_raise.add(plan.key)
@@ -228,7 +216,7 @@ class EntryCounts:
             return
         if graphs.compiled_by_xla():
             backend = self.backend
-            assert isinstance(backend, CompiledByXla), "others are refused before (operations.require_kernels)"
+            assert isinstance(backend, CompiledByXla), "operations.require_kernels rejects other backends"
             with self._lock:
                 self._register(plan, calls)
                 if plan.key not in self._compiled:
@@ -249,7 +237,7 @@ class EntryCounts:
             yield
 
     def _register(self, plan: Plan, calls: Sequence[Call] | None) -> None:
-        """Stores what a plan consists of, and where this rank enters it; called with the lock held."""
+        """Store a plan, its calls, and the call site; called with the lock held."""
         if plan.key not in self._plans:
             self._plans[plan.key] = plan
         if calls is None:
@@ -260,28 +248,28 @@ class EntryCounts:
         self._sites[plan.key] = call_site() if traced is None else innermost(traced)
 
     def forget(self, counts: Mapping[str, int]) -> list[str]:
-        """Forgets plans that this rank has entered exactly as often as given, and that no graph enters.
+        """Remove plans that this rank has entered exactly as often as given, and that no graph contains.
 
         Args:
-            counts: The numbers of entries, by plan key.
+            counts: Numbers of entries, by plan key.
 
         Returns:
-            The keys of the forgotten plans; the next entry to one describes it again and counts from zero.
+            Keys of the removed plans. The next entry to such a plan registers it again and counts from zero.
         """
         with self._lock:
             busy = {*self._graph, *self._compiled, *self._in_sessions, *self._in_flight_keys, *self._outstanding,
                     *(+self._for_others)}
             removed = [key for key, count in counts.items() if key not in busy and self._eager.get(key, 0) == count]
             for key in removed:
-                for kept in (self._plans, self._eager, self._calls, self._sites, self._for_others):
-                    kept.pop(key, None)
+                for table in (self._plans, self._eager, self._calls, self._sites, self._for_others):
+                    table.pop(key, None)
             return removed
 
     @contextlib.contextmanager
     def _in_flight(self, plan: Plan, calls: Sequence[Call] | None) -> Iterator[None]:
-        """Keeps other threads out of the plan in the meantime: other ranks could not tell the two entries apart.
+        """Keep other threads out of the plan meanwhile, since other ranks could not distinguish the two entries.
 
-        It waits for a thread that participates on behalf of other ranks, since that does not take long.
+        Wait for a thread that participates for other ranks, which does not take long.
         """
         for_others = calls is None
         with self._left:
@@ -313,7 +301,7 @@ class EntryCounts:
             self._eager[key] = self._eager.get(key, 0) + 1
 
     def _count_in_session(self, key: str) -> None:
-        if self.is_over:
+        if self.is_stale:
             raise UsageError(explain(
                 "A graph of a TensorFlow 1 session has the ranks for which it was built, and they have changed",
                 "pass the session to hvd.elastic.TensorFlowState, or use tf.function"))
@@ -327,50 +315,49 @@ class EntryCounts:
             return self._graph[plan.key].count_one()
 
     def _close_counts(self) -> None:
-        """Releases counters whose functions are all gone, and keeps their counts; called with the lock held."""
+        """Release the counters of functions that no longer exist, and keep their counts; called with the lock held."""
         for key in [key for key, counter in self._graph.items() if not counter.is_captured]:
             self._eager[key] = self._eager.get(key, 0) + self._graph.pop(key).read()
 
     def site(self, key: str) -> str:
-        """Where the user's code last entered a plan, or was traced to do so; "" if it did not.
-
-        Args:
-            key: The plan's key.
-        """
+        """Return the call site where the user's code last entered or traced a plan; "" if there is none."""
         return self._sites.get(key, "")
 
     def set_refusable(self, key: str) -> None:
-        """Records that graphs raise if a plan is refused (`hvkeras.collectives.mismatch`)."""
-        self._refusable.add(key)
+        """Record that graphs raise if a plan is rejected (`hvkeras.collectives.mismatch`)."""
+        self._raises_in_graphs.add(key)
 
     def set_outstanding(self, keys: Sequence[str]) -> None:
-        """Records the keys of plans in which this rank participates for others before it may enter them itself."""
+        """Record plans in which this rank must participate for other ranks before it enters them itself."""
         with self._lock:
             self._outstanding.update(keys)
 
     def settled(self, timeout: float) -> bool:
-        """Waits until this rank has participated in all plans that it owes to others; returns False at the timeout.
+        """Wait until this rank has participated in all outstanding plans of other ranks.
 
         Args:
             timeout: Seconds to wait.
+
+        Returns:
+            False after a timeout.
         """
         with self._left:
             return self._left.wait_for(lambda: not self._outstanding and not any(self._for_others.values()), timeout)
 
     def can_raise(self, key: str) -> bool:
-        """Whether this rank raises everywhere it enters a plan if that plan is refused."""
+        """Return whether every entry of this rank to a plan raises if that plan is rejected."""
         with self._lock:
             in_graphs = key in self._graph or key in self._in_sessions
             may_raise = key not in self._compiled and key not in self._cannot_raise
-            return may_raise and (not in_graphs or key in self._refusable)
+            return may_raise and (not in_graphs or key in self._raises_in_graphs)
 
     def calls(self) -> dict[str, list[dict[str, Any]]]:
-        """The calls that this rank's plans consist of, by plan key; see `Call.describe`."""
+        """Return the calls of this rank's plans, by plan key; see `Call.describe`."""
         with self._lock:
             return dict(self._calls)
 
     def snapshot(self) -> dict[str, tuple[int, Plan]]:
-        """Reads every count; called from the heartbeat thread."""
+        """Return all counts with their plans, by plan key; called from the heartbeat thread."""
         with self._lock:
             self._close_counts()
             plans, eager = dict(self._plans), dict(self._eager)

@@ -1,7 +1,7 @@
-"""Preemption by SIGTERM: training saves its state after the same step on all ranks, and then the job ends.
+"""Preemption by SIGTERM: all ranks save a checkpoint after the same step, and then the job ends.
 
-Schedulers, spot machines and launchers send SIGTERM some time before they kill. Code that can save listens for it with
-a `PreemptionSignal`. Without a listener, a rank that receives SIGTERM ends at once.
+Schedulers, spot machines and launchers send SIGTERM some time before SIGKILL. Code that can checkpoint listens for it
+with a `PreemptionSignal`. Without a listener, a rank that receives SIGTERM terminates immediately.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from hvkeras.settings import Settings
 
 
 class PreemptionSignal:
-    """The agreement of all ranks that train together to save and end, once one of them is told to.
+    """Agreement of all training ranks on the step after which they save and terminate.
 
     Args:
-        name: Identifies the training; the same on all ranks, and another one for each training of a job.
-        ranks: The ranks that train together; none if this process trains by itself.
-        is_pending: Whether this rank is told to, where something else than SIGTERM tells it.
+        name: Name of the training; equal on all ranks, and unique within the job.
+        ranks: The ranks that train together; empty for a single process.
+        is_pending: Returns whether this rank should terminate, where the request is not SIGTERM.
     """
 
     def __init__(self, name: str, ranks: Sequence[int] = (), is_pending: Callable[[], bool] | None = None) -> None:
@@ -38,7 +38,7 @@ class PreemptionSignal:
         self._previous: Any = None
 
     def listen(self) -> None:
-        """Makes SIGTERM a notice from now on, unless something else handles it already."""
+        """Handle SIGTERM as a preemption request, unless another handler exists."""
         hooks = current_session().hooks if is_initialized() else None
         if hooks is not None:
             if hooks.policy.on_terminate is None:
@@ -49,13 +49,13 @@ class PreemptionSignal:
             detach_in_children(self)
 
     def in_child(self) -> None:
-        """Lets SIGTERM end a forked process, such as one that loads data."""
+        """Let SIGTERM terminate a forked process, such as a data loader."""
         if self._listens and self._previous is not None:
             signal.signal(signal.SIGTERM, self._previous)
         self._listens = False
 
     def forget(self) -> None:
-        """Ends listening; a notice that came too late to save ends this process when its time is over."""
+        """Stop listening. A request that arrived too late to save terminates this process now, or at its deadline."""
         if not self._listens:
             return
         self._listens = False
@@ -69,31 +69,31 @@ class PreemptionSignal:
 
     @property
     def is_pending(self) -> bool:
-        """Whether this rank knows that all save soon, or now."""
+        """Return whether a request to save and terminate is pending on this rank."""
         return self._due or self._requests_save()
 
     def is_due(self) -> bool:
-        """Whether all ranks save now, and end; called by all of them after the same steps.
+        """Return whether all ranks save and terminate now; all ranks must call this after the same steps.
 
         Raises:
-            PeerError: The job has ended, or a rank does not answer.
+            PeerError: The job has failed, or a rank does not respond.
         """
-        wish = self._requests_save()
+        requested = self._requests_save()
         control = current_session().control if is_initialized() else None
         if control is None or len(self._ranks) < 2:
-            self._due = wish
-            return wish
+            self._due = requested
+            return requested
         stop, limit = control.stop_of(self._name), current_session().settings.stall_shutdown
         stop.begin()
-        self._due = stop.now(wish, lambda: control.ask_to_stop(self._name, self._ranks), control.raise_if_ended,
+        self._due = stop.now(requested, lambda: control.ask_to_stop(self._name, self._ranks), control.raise_if_ended,
                              limit or float("inf"))
         return self._due
 
     def end(self, saved: str) -> NoReturn:
-        """Ends this process, once all ranks have saved.
+        """Terminate this process after all ranks have saved.
 
         Args:
-            saved: What was saved, as a clause, for the last line.
+            saved: Description of what was saved, as a clause, for the exit report.
         """
         hooks = current_session().hooks if is_initialized() else None
         if hooks is not None:

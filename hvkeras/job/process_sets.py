@@ -14,10 +14,10 @@ from hvkeras.job.session import Session, current_session, is_initialized
 
 
 class ProcessSet:
-    """A subset of the job's ranks; pass it as `process_set=` to collectives, optimizers and tapes.
+    """Subset of the job's ranks; pass it as `process_set=` to collectives, optimizers and tapes.
 
-    A set can be used once every rank of the job, member or not, has registered it with `add_process_set` (or passed it
-    to `init(process_sets=...)`).
+    Every rank of the job, member or not, must register the set before it is used, with `add_process_set` or
+    `init(process_sets=...)`.
 
     Example:
         >>> even = hvd.add_process_set(hvd.ProcessSet([0, 2]))
@@ -25,12 +25,12 @@ class ProcessSet:
         ...     total = hvd.allreduce(value, op=hvd.Sum, process_set=even)
 
     Args:
-        ranks_or_comm: The global ranks, in any order; or a communicator of mpi4py, which may be another one on each
-            rank, as `MPI.COMM_WORLD.Split(color)` returns it.
+        ranks_or_comm: Global ranks, in any order; or a communicator of mpi4py, which may differ between ranks, as
+            returned by `MPI.COMM_WORLD.Split(color)`.
 
     Attributes:
-        process_set_id: The set's ID: 0 for the global set; None until the set is registered.
-        mpi_comm: The communicator that the set was made of; None for ranks.
+        process_set_id: ID of the set: 0 for the global set; None until the set is registered.
+        mpi_comm: Communicator that the set was created from; None for ranks.
     """
 
     process_set_id: int | None = None
@@ -53,15 +53,15 @@ class ProcessSet:
 
     @property
     def ranks(self) -> list[int]:
-        """The global ranks, ascending."""
+        """Global ranks, ascending."""
         return list(self._ranks)
 
     def included(self) -> bool:
-        """Whether this rank is a member."""
+        """Return whether this rank is a member."""
         return current_session().topology.rank in self.ranks
 
     def rank(self) -> int | None:
-        """This rank's index within the set; None until the set is registered.
+        """Return this rank's index within the set; None until the set is registered.
 
         Raises:
             UsageError: This rank is not a member.
@@ -75,14 +75,14 @@ class ProcessSet:
         return members.index(rank)
 
     def size(self) -> int | None:
-        """The number of ranks in the set; None until the set is registered."""
+        """Return the number of ranks in the set; None until the set is registered."""
         return len(self._ranks) if self._is_registered() else None
 
     def members(self) -> tuple[int, ...]:
-        """The global ranks, ascending, after a check that the set is registered with the running job.
+        """Return the global ranks, ascending, of a registered set.
 
         Raises:
-            UsageError: The set is not registered.
+            UsageError: The set is not registered with the running job.
         """
         if not self._is_registered():
             raise UsageError(explain("A process set must be registered with the running job before it is used",
@@ -106,7 +106,7 @@ class _GlobalProcessSet(ProcessSet):
     process_set_id = 0
 
     def __init__(self) -> None:
-        """Stores no ranks of its own: they are those of the running job."""
+        """Skip the base class: the ranks are those of the running job."""
 
     @property
     def _ranks(self) -> tuple[int, ...]:  # type: ignore[override]  # other sets set it once
@@ -114,7 +114,7 @@ class _GlobalProcessSet(ProcessSet):
 
     @property
     def ranks(self) -> list[int]:
-        """The global ranks, ascending; none without a job, so that the set can be printed."""
+        """Global ranks, ascending; empty without a job, so that the set can be printed."""
         return list(self._ranks) if is_initialized() else []
 
     def _is_registered(self) -> bool:
@@ -128,12 +128,12 @@ global_process_set: ProcessSet = _GlobalProcessSet()
 
 
 class _ProcessSets:
-    """The process sets of a session, besides the global one."""
+    """Process sets of a session, except the global one."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._sets: dict[int, ProcessSet] = {}
-        self._exchanges = itertools.count(1)  # of sets that are made of communicators
+        self._exchanges = itertools.count(1)  # of sets created from communicators
 
     def by_id(self) -> dict[int, ProcessSet]:
         return dict(self._sets)
@@ -142,13 +142,13 @@ class _ProcessSets:
         return None if number is None else self._sets.get(number)
 
     def of_communicators(self, own: ProcessSet) -> list[list[int]]:
-        """Returns the ranks of the sets that all ranks have made of their communicators, each set once."""
+        """Return the ranks of the sets from all ranks' communicators, without duplicates."""
         session, mpi = self._session, running_mpi()
-        whole = session.launch.rendezvous.communicator or (mpi and mpi.COMM_WORLD)
-        if whole is None or whole.Get_size() != session.topology.size:
-            raise UsageError(explain("A process set of a communicator needs the MPI that has started the job",
+        world = session.launch.rendezvous.communicator or (mpi and mpi.COMM_WORLD)
+        if world is None or world.Get_size() != session.topology.size:
+            raise UsageError(explain("A process set from a communicator needs the MPI that started the job",
                                      "launch with mpirun, or pass a list of ranks", launcher=session.launch.launcher))
-        own._ranks = tuple(sorted(ranks_within(own.mpi_comm, whole)))
+        own._ranks = tuple(sorted(ranks_within(own.mpi_comm, world)))
         if session.control is None:
             return [own.ranks]
         name = f"process sets {next(self._exchanges)} of job {session.number}"
@@ -191,7 +191,7 @@ def _registered() -> _ProcessSets:
 
 
 def process_set_of(number: int) -> ProcessSet:
-    """The process set with this ID; 0 is the global set.
+    """Return the process set with this ID; 0 is the global set.
 
     Raises:
         UsageError: No set with this ID is registered.
@@ -206,7 +206,7 @@ def process_set_of(number: int) -> ProcessSet:
 
 
 def registered_process_sets() -> dict[int, ProcessSet]:
-    """The process sets of the running job by ID, including the global set."""
+    """Return the process sets of the running job by ID, including the global set."""
     return {0: global_process_set, **(_registered().by_id() if is_initialized() else {})}
 
 
@@ -216,9 +216,9 @@ def _same_or_new(number: int | None, ranks: tuple[int, ...]) -> ProcessSet:
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
-    """Registers a process set; every rank of the job must call this, in the same order.
+    """Register a process set; every rank of the job must call this, in the same order.
 
-    The parts of an MPI communicator are registered in one call, to which each rank passes its own.
+    The parts of a split MPI communicator are registered in one call; each rank passes its part.
 
     Example:
         >>> first_half = hvd.add_process_set(range(hvd.size() // 2))
@@ -232,7 +232,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
     Raises:
         NotInitializedError: `init()` was not called.
-        UsageError: A rank does not exist, or the same ranks are already registered, as the set of all ranks always is.
+        UsageError: A rank does not exist, or the same ranks are already registered. The global set always is.
     """
     added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     registered = _registered()
@@ -245,13 +245,13 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Unregisters a process set; every rank of the job must call this.
+    """Unregister a process set; every rank of the job must call this.
 
     Args:
         process_set: The set to unregister.
 
     Returns:
-        Whether the set was unregistered: False if it was not registered, or is the global set.
+        False if the set was not registered, or is the global set.
     """
     return _registered().remove(process_set)
 

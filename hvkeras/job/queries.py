@@ -1,4 +1,4 @@
-"""Horovod's query functions: ranks and sizes of the running job, and what its engine was built with."""
+"""Horovod's query functions: ranks and sizes of the running job, and build features of its engine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def _topology() -> Topology:
 
 
 def rank() -> int:
-    """Returns this process's rank, from 0 to `size() - 1`.
+    """Return this process's rank, from 0 to `size() - 1`.
 
     Raises:
         NotInitializedError: `init()` has not been called.
@@ -22,7 +22,7 @@ def rank() -> int:
 
 
 def size() -> int:
-    """Returns the number of processes that train together.
+    """Return the number of processes that train together.
 
     Raises:
         NotInitializedError: `init()` has not been called.
@@ -31,7 +31,7 @@ def size() -> int:
 
 
 def local_rank() -> int:
-    """Returns this process's rank among the processes on its host, for example to choose a GPU.
+    """Return this process's rank among the processes on its host, for example to choose a GPU.
 
     Raises:
         NotInitializedError: `init()` has not been called.
@@ -40,7 +40,7 @@ def local_rank() -> int:
 
 
 def local_size() -> int:
-    """Returns the number of processes on this host.
+    """Return the number of processes on this host.
 
     Raises:
         NotInitializedError: `init()` has not been called.
@@ -49,7 +49,7 @@ def local_size() -> int:
 
 
 def cross_rank() -> int:
-    """Returns this host's index among the hosts that have a process with this local rank.
+    """Return this host's index among the hosts that have a process with this local rank.
 
     Raises:
         NotInitializedError: `init()` has not been called.
@@ -58,7 +58,7 @@ def cross_rank() -> int:
 
 
 def cross_size() -> int:
-    """Returns the number of hosts that have a process with this local rank.
+    """Return the number of hosts that have a process with this local rank.
 
     Raises:
         NotInitializedError: `init()` has not been called.
@@ -67,7 +67,7 @@ def cross_size() -> int:
 
 
 def is_homogeneous() -> bool:
-    """Returns whether every host runs the same number of ranks.
+    """Return whether every host runs the same number of ranks.
 
     Raises:
         NotInitializedError: `init()` has not been called.
@@ -76,17 +76,17 @@ def is_homogeneous() -> bool:
 
 
 def mpi_built() -> bool:
-    """Returns whether the engine of an installed backend, such as Horovod, was built with MPI."""
+    """Return whether the engine of an installed backend, such as Horovod, was built with MPI."""
     return _is_built_with("MPI")
 
 
 def gloo_built() -> bool:
-    """Returns whether the engine of an installed backend, such as Horovod, was built with Gloo."""
+    """Return whether the engine of an installed backend, such as Horovod, was built with Gloo."""
     return _is_built_with("Gloo")
 
 
 def mpi_enabled() -> bool:
-    """Returns whether the running engine is Horovod over MPI.
+    """Return whether the running engine is Horovod over MPI.
 
     Raises:
         NotInitializedError: `init()` has not been called.
@@ -95,7 +95,7 @@ def mpi_enabled() -> bool:
 
 
 def gloo_enabled() -> bool:
-    """Returns whether the running engine is Horovod over Gloo.
+    """Return whether the running engine is Horovod over Gloo.
 
     Raises:
         NotInitializedError: `init()` has not been called.
@@ -104,7 +104,7 @@ def gloo_enabled() -> bool:
 
 
 def mpi_threads_supported() -> bool:
-    """Returns whether MPI is running and may be called from several threads at once.
+    """Return whether MPI is running and may be called from several threads at once.
 
     Raises:
         NotInitializedError: `init()` has not been called.
@@ -117,36 +117,36 @@ def mpi_threads_supported() -> bool:
 
 
 def nccl_built() -> int:
-    """Returns 1 if the engine of an installed backend, such as Horovod, was built with NCCL, else 0."""
+    """Return 1 if the engine of an installed backend, such as Horovod, was built with NCCL, else 0."""
     return int(_is_built_with("NCCL"))
 
 
 def cuda_built() -> bool:
-    """Returns whether the installed TensorFlow was built with CUDA."""
+    """Return whether the installed TensorFlow was built with CUDA."""
     import tensorflow as tf
 
     return bool(tf.test.is_built_with_cuda())
 
 
 def rocm_built() -> bool:
-    """Returns whether the installed TensorFlow was built with ROCm."""
+    """Return whether the installed TensorFlow was built with ROCm."""
     import tensorflow as tf
 
     return bool(tf.test.is_built_with_rocm())
 
 
 def ccl_built() -> bool:
-    """Returns whether oneCCL can be used: always False, since no backend of hvkeras includes it."""
+    """Return whether oneCCL can be used: always False, since no backend of hvkeras includes it."""
     return False
 
 
 def ddl_built() -> bool:
-    """Returns whether IBM's DDL can be used: always False, since no backend of hvkeras includes it."""
+    """Return whether IBM's DDL can be used: always False, since no backend of hvkeras includes it."""
     return False
 
 
 def sycl_built() -> bool:
-    """Returns whether SYCL can be used: always False, since no backend of hvkeras includes it."""
+    """Return whether SYCL can be used: always False, since no backend of hvkeras includes it."""
     return False
 
 
@@ -155,7 +155,7 @@ def _is_built_with(library: str) -> bool:
 
 
 def gpu_available(*args: object, **kwargs: object) -> bool:  # noqa: ARG001 - Horovod's parameters
-    """Returns whether TensorFlow sees a GPU.
+    """Return whether TensorFlow sees a GPU.
 
     Args:
         *args: Accepted for compatibility with Horovod, which takes the name of its extension.

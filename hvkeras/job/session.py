@@ -1,4 +1,4 @@
-"""This process's part in a job: the `Session`, and the `Process` that has one session after another."""
+"""State of this process in a job: the current `Session`, and the `Process`, which may have several in succession."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Change:
-    """A change of the ranks of an elastic job.
+    """Membership change of an elastic job.
 
     Attributes:
-        size: The number of ranks since then.
-        commit: The commit that training went on from.
-        repeated: How many steps after that commit were lost, and are repeated; None if that is not known.
-        seconds: Seconds from the moment when the change was noticed until training went on.
-        why: Who was lost and why; "" if workers have joined or left.
+        size: Number of ranks after the change.
+        commit: Commit that training resumed from.
+        repeated: Number of steps after that commit that are repeated; None if unknown.
+        seconds: Seconds from the detection of the change until training resumed.
+        why: The failure that caused the change; "" if workers have joined or left.
     """
 
     size: int
@@ -46,23 +46,23 @@ class Change:
     why: str = ""
 
     def sentence(self) -> str:
-        """Describes the change, without a subject: `goes on with 3 ranks from commit 12, 0.1 s after ...`."""
+        """Return a description without a subject: `resumes with 3 ranks from commit 12, 0.1 s after ...`."""
         repeats = "" if not self.repeated else f", and repeats {self.repeated} step{'s' * (self.repeated > 1)}"
-        return (f"goes on with {self.size} rank{'s' * (self.size > 1)} from commit {self.commit}, {self.seconds:.1f} s"
+        return (f"resumes with {self.size} rank{'s' * (self.size > 1)} from commit {self.commit}, {self.seconds:.1f} s"
                 f" after {self.why or 'new hosts were found or others removed'}{repeats}")
 
     def to_message(self) -> dict[str, Any]:
-        """Returns the attributes by name."""
+        """Return the attributes as a dictionary."""
         return dataclasses.asdict(self)
 
 
 def changes() -> list[Change]:
-    """Returns the changes that this process has gone through, the latest last; whoever goes through one appends it."""
+    """Return the membership changes of this process, oldest first; a resuming generation appends its own."""
     return this_process().part(_Changes)
 
 
 class _Changes(list[Change]):
-    """Those of this process."""
+    """Membership changes of this process, a part of `Process`."""
 
 
 Part = TypeVar("Part")
@@ -71,7 +71,7 @@ _numbers = itertools.count(1)
 
 @dataclass(eq=False)
 class Session:
-    """This process's part in a job, from `init()` to `shutdown()`, or in one generation of an elastic job.
+    """State of this process in a job from `init()` to `shutdown()`, or in one generation of an elastic job.
 
     Example:
         session = Session(FakeBackend(), EntryCounts(), topology_from_hosts(0, ["a", "a"]))
@@ -80,15 +80,15 @@ class Session:
 
     Attributes:
         backend: The started engine.
-        entries: The counts of entered collectives.
+        entries: Counts of entered collectives.
         topology: Ranks and hosts.
         launch: How this process was launched.
-        settings: The settings in force.
-        control: The control client; None for a single process.
-        hooks: The hooks that end the job when a rank fails; None for a single process.
-        gpus: What each rank computes on, see `hvkeras.backends.interface.Start`; empty for a single process.
-        requested: The backend that was asked for; None for the one that the settings say.
-        number: The number of this session among those of this process; each generation of an elastic job has another.
+        settings: The current settings.
+        control: Control client; None for a single process.
+        hooks: Failure hooks; None for a single process.
+        gpus: Device of each rank, see `hvkeras.backends.interface.Start`; empty for a single process.
+        requested: Requested backend; None for that of the settings.
+        number: Sequence number of this session in this process; each generation of an elastic job has a new one.
     """
 
     backend: Backend
@@ -104,10 +104,10 @@ class Session:
     _parts: dict[Any, Any] = field(default_factory=dict)
 
     def part(self, kind: Callable[[Session], Part]) -> Part:
-        """Returns what a class keeps for this session: its one object, which is made when it is first asked for.
+        """Return the session's instance of a class, created on first use.
 
         Args:
-            kind: The class. If it has a method `close()`, that is called when the session ends.
+            kind: The class. If it has a method `close()`, this is called when the session ends.
         """
         if kind not in self._parts:
             self._parts.setdefault(kind, kind(self))
@@ -116,12 +116,12 @@ class Session:
 
     @property
     def is_standby(self) -> bool:
-        """Whether this process waits to join a running elastic job: its rank and sizes are expected ones."""
+        """Return whether this process waits to join a running elastic job; its rank and sizes are then provisional."""
         return self.launch.rendezvous.kind == "standby"
 
     @contextlib.contextmanager
     def made_current(self) -> Iterator[None]:
-        """Makes this the session of the process for the body, after which it is closed."""
+        """Make this the current session within the `with` block, then close it."""
         before, _process.session = _process.session, self
         try:
             yield
@@ -130,13 +130,13 @@ class Session:
             _process.session = before
 
     def close(self) -> None:
-        """Ends what is kept for this session, the last made first; then stops the engine, and leaves the ranks.
+        """Close the session's parts in reverse order of creation, stop the engine, and leave the job.
 
-        `startup.shutdown` first stops what accompanies the session.
+        `startup.shutdown` first stops the session's background tasks.
         """
-        for kept in reversed(list(self._parts.values())):
-            if hasattr(kept, "close"):
-                kept.close()
+        for instance in reversed(list(self._parts.values())):
+            if hasattr(instance, "close"):
+                instance.close()
         self._parts.clear()
         if _process.session is self:
             _process.session = None
@@ -148,11 +148,11 @@ class Session:
 
 
 class Process:
-    """What this process has one of, whatever sessions it has one after the other.
+    """State that exists once per process, across sessions.
 
     Attributes:
-        session: The present session; None before `init()` and after `shutdown()`.
-        link: The link to the ranks, which outlives `shutdown()`; None for a single process.
+        session: Current session; None before `init()` and after `shutdown()`.
+        link: Connection to the other ranks, which persists after `shutdown()`; None for a single process.
     """
 
     def __init__(self) -> None:
@@ -163,11 +163,11 @@ class Process:
         self._entries: EntryCounts | None = None
         self._parts: dict[Any, Any] = {}
         self._has_exit_functions = False
-        self._inherited: Any = None  # in a process forked from a rank: what must not be freed
+        self._inherited: Any = None  # in a process forked from a rank: objects that must not be freed
         detach_in_children(self)
 
     def part(self, kind: Callable[[], Part]) -> Part:
-        """Returns what a class keeps for this process: its one object, which is made when it is first asked for."""
+        """Return the process's instance of a class, created on first use."""
         if kind not in self._parts:
             self._parts.setdefault(kind, kind())
         found: Part = self._parts[kind]
@@ -175,33 +175,33 @@ class Process:
 
     @property
     def program(self) -> Program:
-        """What this process runs, as it was before the first `init()`."""
+        """Program and environment of this process before the first `init()`."""
         assert self._program is not None
         return self._program
 
     @property
     def entries(self) -> EntryCounts:
-        """The counts of entered collectives, of all sessions that have the same link."""
+        """Counts of entered collectives, shared by all sessions of the same link."""
         from hvkeras.job.plans import EntryCounts  # noqa: PLC0415 - imports TensorFlow; settings come first
 
         self._entries = self._entries or EntryCounts()
         return self._entries
 
     def engine(self, name: str) -> Backend:
-        """Returns the engine of this name, which is made when it is first asked for."""
+        """Return the engine with this name, created on first use."""
         if name not in self._engines:
             self._engines[name] = backend_class(name)()
         return self._engines[name]
 
     def remember_program(self) -> None:
-        """Remembers what this process runs, before anything changes its environment."""
+        """Store the program of this process before its environment changes."""
         self._program = self._program or Program.of_this_process()
 
     def connect(self, launch: Launch, settings: Settings, policy: FailurePolicy) -> JobLink:
-        """Returns the link to the ranks, and makes one if there is none.
+        """Return the connection to the other ranks, created on first use.
 
         Raises:
-            UsageError: The launch is not that of the present link.
+            UsageError: The launch differs from that of the existing link.
             HvkerasError: As for `JobLink`.
         """
         if self.link is not None:
@@ -218,7 +218,7 @@ class Process:
         return self.link
 
     def disconnect(self) -> None:
-        """Leaves the present ranks of an elastic job for good; unlike `shutdown()`, it gives up the link as well."""
+        """Leave the current generation of an elastic job; unlike `shutdown()`, this closes the link as well."""
         link = self.link
         if link is not None:
             link.await_abort()
@@ -227,21 +227,21 @@ class Process:
         if link is not None:
             link.close()
         if self._entries is not None:
-            self._entries.is_over = True
+            self._entries.is_stale = True
         self.link = self._entries = None
 
     def require_rank(self) -> None:
-        """Ensures that this process was not forked from a rank.
+        """Check that this process was not forked from a rank.
 
         Raises:
-            UsageError: It was.
+            UsageError: It was forked from a rank.
         """
         if self._inherited is not None:
-            raise UsageError(explain("Only a rank's own process can join a job, not one that it has forked",
-                                     "call init() and what communicates in the rank's own process"))
+            raise UsageError(explain("Only the process of a rank can join a job, not one forked from it",
+                                     "call init() and collectives in the rank's process"))
 
     def in_child(self) -> None:
-        """Makes a process that was forked from a rank none: it knows its rank, and takes no part in the job."""
+        """Detach a forked process from the job: it can query its rank, but does not participate."""
         session = self.session
         waits_to_join = session is not None and session.is_standby
         if self._inherited is not None or (self.link is None and not waits_to_join):
@@ -272,15 +272,15 @@ _process = Process()
 
 
 def this_process() -> Process:
-    """Returns what this process has one of."""
+    """Return the state of this process."""
     return _process
 
 
 def current_session() -> Session:
-    """Returns the present session, for public functions, which take none.
+    """Return the current session.
 
     Raises:
-        NotInitializedError: `init()` has not been called, or `shutdown()` has.
+        NotInitializedError: `init()` has not been called, or `shutdown()` has been called.
     """
     if _process.session is None:
         raise NotInitializedError(explain("hvkeras must be initialised first", "call hvd.init() before this"))
@@ -288,7 +288,7 @@ def current_session() -> Session:
 
 
 def is_initialized() -> bool:
-    """Returns whether `init()` has been called and `shutdown()` has not."""
+    """Return whether `init()` has been called, and no `shutdown()` since."""
     return _process.session is not None
 
 

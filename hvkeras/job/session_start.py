@@ -1,4 +1,4 @@
-"""Opens a session: connects the ranks, agrees with them on a backend, and starts its engine."""
+"""Start of a session: connect the ranks, agree on a backend, and start its engine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hvkeras.control.client import ControlClient
 from hvkeras.control.launch_environments import Launch
 from hvkeras.control.rendezvous import REPORT_EVERY
 from hvkeras.errors import MachineError, explain
-from hvkeras.host.console import in_words, prints_at, say, some_of
+from hvkeras.host.console import format_ranks, prints_at, say, some_of
 from hvkeras.host.gpus import GpuPlacement, seen_gpus
 from hvkeras.host.machine import fair_share, limit_threads, usable_cores
 from hvkeras.host.mpi import crashes_at_exit, world_size
@@ -29,23 +29,23 @@ from hvkeras.settings import Settings
 
 def open_session(launch: Launch, settings: Settings, requested: str | None = None,
                  policy: FailurePolicy = END_ALWAYS, without_engine: bool = False) -> Session:
-    """Opens the session of this process, and makes it current.
+    """Open the session of this process, and make it current.
 
     Args:
         launch: How this process was launched.
-        settings: The settings in force.
-        requested: The backend that is asked for; None for the one that the settings say.
-        policy: What this rank does when another one fails, unless it is connected already.
-        without_engine: Whether several ranks are connected, but no engine is started, so that nothing communicates.
+        settings: The current settings.
+        requested: Requested backend; None for that of the settings.
+        policy: Reaction to the failure of another rank; ignored if this rank is already connected.
+        without_engine: Whether to connect the ranks without starting an engine, so that collectives are unavailable.
 
     Raises:
-        UsageError: The backend cannot serve this launch.
-        MachineError: A package, port or launcher does not meet the job's needs.
+        UsageError: The backend does not support this launch.
+        MachineError: A package, port or launcher does not meet the requirements.
         PeerError: A rank is missing or failed.
     """
     # An elastic job may shrink to one rank, and grow again.
-    is_served = launch.size > 1 or bool(settings.run_membership)
-    if is_served or without_engine:
+    has_server = launch.size > 1 or bool(settings.run_membership)
+    if has_server or without_engine:
         session = _session_of_ranks(launch, settings, requested, policy, without_engine)
     else:
         session = _session_of_one(launch, settings, requested)
@@ -54,40 +54,38 @@ def open_session(launch: Launch, settings: Settings, requested: str | None = Non
 
 
 def restart_session(session: Session) -> Session:
-    """Closes a session, and opens another one of the same ranks with the same backend."""
+    """Close a session, and open a new one with the same ranks and backend."""
     session.close()
     return open_session(session.launch, session.settings, session.backend.name)
 
 
 def _session_of_one(launch: Launch, settings: Settings, requested: str | None) -> Session:
-    """Opens a session of one process with the local backend, unless a plug-in was requested."""
     wanted = requested or settings.backend
-    # A plug-in may handle single-process jobs in its own way.
+    # A plug-in may implement single-process jobs itself.
     name = ONE_PROCESS if wanted == "auto" or wanted in BUILT_IN else wanted
     topology = topology_from_hosts(0, [socket.gethostname()])
     engine, entries = backend_class(name)(), this_process().entries
     engine.start(Start(topology, None, launch, settings))
     entries.backend = engine
     if prints_at(settings, "WARNING"):
-        asked = f" ({wanted} was asked for; one process needs no engine)" if wanted not in ("auto", name) else ""
-        say(f"backend {engine.name} ({engine.engine}), 1 rank, launched by {launch.launcher}{asked}")
+        note = f" (requested {wanted}; one process needs no engine)" if wanted not in ("auto", name) else ""
+        say(f"backend {engine.name} ({engine.engine}), 1 rank, launched by {launch.launcher}{note}")
     return Session(engine, entries, topology, launch, settings, requested=requested)
 
 
 def _session_of_ranks(launch: Launch, settings: Settings, requested: str | None, policy: FailurePolicy,
                       without_engine: bool) -> Session:
-    """Opens a session of several ranks: connects, agrees on a backend, and starts the engine."""
     process = this_process()
     link = process.connect(launch, settings, policy)
     link.hooks.install()
     try:
-        return _meet(link, settings, requested, without_engine)
+        return _agree_and_start(link, settings, requested, without_engine)
     except BaseException as error:
         link.hooks.report(error)
         raise
 
 
-def _meet(link: JobLink, settings: Settings, requested: str | None, without_engine: bool) -> Session:
+def _agree_and_start(link: JobLink, settings: Settings, requested: str | None, without_engine: bool) -> Session:
     process, launch, client = this_process(), link.launch, link.client
     entries, wanted = process.entries, requested or settings.backend
     client.join(entries)
@@ -117,12 +115,12 @@ def _meet(link: JobLink, settings: Settings, requested: str | None, without_engi
 
 
 def start_engine(session: Session, engine: Backend, check: Callable[[int], None] = lambda _: None) -> None:
-    """Starts an engine on all ranks of a session.
+    """Start an engine on all ranks of a session.
 
     Args:
-        session: The session, of several ranks.
-        engine: Its backend, or a further one.
-        check: Called with the number of ranks that the engine counts.
+        session: A session with several ranks.
+        engine: The backend of the session, or another one.
+        check: Called with the number of ranks that the engine reports.
     """
     link = this_process().link
     assert link is not None
@@ -149,25 +147,24 @@ def _describe(session: Session, gpus: GpuPlacement, is_auto: bool) -> None:
         say(f"this job has {session.launch.size} ranks, but MPI.COMM_WORLD has {world}: launch with mpirun where the"
             " script communicates over MPI as well")
     if crashes_at_exit():
-        say("mpi4py.MPI was imported before TensorFlow, with whose hwloc Open MPI may crash at the end: import"
+        say("mpi4py.MPI was imported before TensorFlow, whose hwloc may crash Open MPI at exit: import"
             " tensorflow first, or set LD_BIND_NOW=1")
     if gpus.sentence():
-        say(gpus.sentence() + _way_of_gpu_tensors(engine, gpus, is_auto))
+        say(gpus.sentence() + _gpu_transport(engine, gpus, is_auto))
 
 
-def _way_of_gpu_tensors(engine: Backend, gpus: GpuPlacement, is_auto: bool) -> str:
-    """Says how an engine moves the tensors of GPUs, and why `auto` has chosen that."""
+def _gpu_transport(engine: Backend, gpus: GpuPlacement, is_auto: bool) -> str:
     over_nccl = engine.transport == "NCCL"
-    why = ("each rank has a GPU of its own" if over_nccl else "no backend here has NCCL" if gpus.each_has_own
+    why = ("each rank has its own GPU" if over_nccl else "no backend here has NCCL" if gpus.each_has_own
            else "NCCL needs a GPU for each rank")
     return f"; tensors go {'over NCCL' if over_nccl else 'through host memory'}" + (f", as {why}" if is_auto else "")
 
 
-# What ranks tell each other at the start, and what must hold before and after the engine starts.
+# Facts that ranks exchange at the start, and checks before and after the engine starts.
 
 
 def own_facts(requested: str, launch: Launch, settings: Settings) -> dict[str, Any]:
-    """What this rank reports to the others about itself before the engine starts."""
+    """Return the facts that this rank sends to the other ranks before the engine starts."""
     return {"host": socket.gethostname(), "identity": host_identity(), "cores": usable_cores(),
             "versions": own_versions(), "settings": settings.shared(), "gpus": seen_gpus(settings.gpu_placement),
             **facts_of_rank(requested, launch)}
@@ -175,20 +172,20 @@ def own_facts(requested: str, launch: Launch, settings: Settings) -> dict[str, A
 
 def exchange_facts(client: ControlClient, launch: Launch, settings: Settings, session: int,
                    facts: dict[str, Any]) -> list[dict[str, Any]]:
-    """Waits for all ranks, reporting every few seconds which are missing, and returns the facts of each rank.
+    """Gather the facts of all ranks, in rank order, and print every few seconds which ranks are missing.
 
     Raises:
-        PeerError: A rank did not come in time.
+        PeerError: A rank did not arrive in time.
         MachineError: Ranks run different versions.
     """
-    reported = [0.0]
+    last_report = [0.0]
 
     def names(ranks: list[int]) -> str:
-        return some_of([launch.task_name(rank) for rank in ranks]) if launch.tasks else in_words(ranks)
+        return some_of([launch.task_name(rank) for rank in ranks]) if launch.tasks else format_ranks(ranks)
 
     def on_missing(ranks: list[int], waited: float) -> None:
-        if waited - reported[0] >= REPORT_EVERY and (launch.rank == 0 or launch.cluster):
-            reported[0] = waited
+        if waited - last_report[0] >= REPORT_EVERY and (launch.rank == 0 or launch.cluster):
+            last_report[0] = waited
             say(f"waiting for {names(ranks)}, {waited:.0f} s of {settings.start_timeout:g} s")
 
     found = client.gather(f"facts {session}", facts, settings.start_timeout, on_missing, describe=names)
@@ -197,12 +194,12 @@ def exchange_facts(client: ControlClient, launch: Launch, settings: Settings, se
 
 
 def settings_of_rank_0(launch: Launch, settings: Settings, facts: list[dict[str, Any]]) -> Settings:
-    """Returns this rank's settings, with those that concern the job as rank 0 has them, which says where others differ.
+    """Return this rank's settings, with the job-wide ones of rank 0. Rank 0 prints which ranks differ.
 
     Args:
         launch: How this process was launched.
-        settings: The settings of this rank.
-        facts: The facts of each rank.
+        settings: Settings of this rank.
+        facts: Facts of each rank.
     """
     first = facts[0]["settings"]
     if launch.rank == 0 and prints_at(settings, "WARNING"):
@@ -210,21 +207,21 @@ def settings_of_rank_0(launch: Launch, settings: Settings, facts: list[dict[str,
             others: dict[str, list[int]] = {}
             for rank, fact in enumerate(facts):
                 if (other := fact["settings"][name]) != value:
-                    others.setdefault(_in_words(other), []).append(rank)
+                    others.setdefault(_value_text(other), []).append(rank)
             if others:
-                values = some_of([f"{other} on {in_words(ranks)}" for other, ranks in others.items()])
-                say(f"HVKERAS_{name.upper()} is {_in_words(value)} on rank 0, {values}; that of rank 0 counts on"
-                    " all ranks")
+                values = some_of([f"{other} on {format_ranks(ranks)}" for other, ranks in others.items()])
+                say(f"HVKERAS_{name.upper()} is {_value_text(value)} on rank 0, {values}; all ranks use"
+                    " the value of rank 0")
     return settings.with_shared(first)
 
 
-def _in_words(value: Any) -> str:
+def _value_text(value: Any) -> str:
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else f"{value:g}" if isinstance(
         value, float) else str(value)
 
 
 def check_versions(launch: Launch, settings: Settings, facts: list[dict[str, Any]]) -> None:
-    """Checks that all ranks have the same versions; those of TensorFlow and Keras may differ, but rank 0 says so.
+    """Check that all ranks have the same versions; rank 0 prints differences of TensorFlow and Keras, which may differ.
 
     Raises:
         MachineError: The versions of hvkeras or of Python differ.
@@ -234,8 +231,8 @@ def check_versions(launch: Launch, settings: Settings, facts: list[dict[str, Any
         own = fact["versions"]
         if must_agree(own) != must_agree(first):
             raise MachineError(explain(
-                "All ranks must run the same versions of Python and hvkeras", "install the same on every host, or use"
-                " one image for all", **{f"rank_0_on_{facts[0]['host']}": must_agree(first),
+                "All ranks must run the same versions of Python and hvkeras", "install the same versions on every host,"
+                " or use the same image", **{f"rank_0_on_{facts[0]['host']}": must_agree(first),
                                          f"rank_{rank}_on_{fact['host']}": must_agree(own)}))
         if own != first and launch.rank == 0 and prints_at(settings, "WARNING"):
             differ = ", ".join(f"{name} {first.get(name, 'none')} and {own.get(name, 'none')}"
@@ -245,26 +242,26 @@ def check_versions(launch: Launch, settings: Settings, facts: list[dict[str, Any
 
 
 def check_local_ranks(launch: Launch, topology: Topology) -> None:
-    """Compares the announced local size with the one derived from the hosts' identities."""
+    """Compare the announced local size with the one derived from the hosts' identities."""
     if launch.local_size is not None and launch.local_size != topology.local_size:
         raise MachineError(explain(
             f"{launch.launcher} and the ranks' hosts must agree on which ranks share a host",
-            "give each machine a host name of its own, and run ranks of one host in one container",
+            "give each machine a unique host name, and run ranks of one host in one container",
             announced_local_size=launch.local_size, counted=topology.local_size, hosts=topology.hosts))
 
 
 def share_cores(settings: Settings, facts: list[dict[str, Any]], topology: Topology) -> None:
-    """Limits TensorFlow to this rank's share of the host's cores, unless that is disabled."""
+    """Limit TensorFlow to this rank's share of the host's cores, unless that is disabled."""
     if not settings.threads:
         return
     own = facts[topology.rank]
     share = fair_share(own["cores"], [fact["cores"] for fact in facts if fact["identity"] == own["identity"]])
     if not limit_threads(share) and prints_at(settings, "INFO"):
-        say("TensorFlow had started before init(), so its threads stay as they are; call hvd.init() first")
+        say("TensorFlow started before init(), so its threads cannot be changed; call hvd.init() first")
 
 
 def check_size(launch: Launch, engine: Backend, counted: int) -> None:
-    """Rejects an engine whose number of ranks differs from what the launcher announced.
+    """Check that the engine counts as many ranks as the launcher announced.
 
     Raises:
         MachineError: The sizes differ.

@@ -1,4 +1,4 @@
-"""Signals that a rank must notice while it waits inside an engine; `job.failure.FailureHooks` decides what they do."""
+"""Signals that a rank must handle while it is blocked in an engine. `job.failure.FailureHooks` has the handlers."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from hvkeras.host.forks import detach_in_children
 
 
 class SignalWatch:
-    """Notices SIGINT and SIGTERM even while the main thread is blocked inside an engine.
+    """Watcher thread for SIGINT and SIGTERM, even while the main thread is blocked in an engine.
 
-    Python runs signal handlers in the main thread, between two bytecodes, so nothing happens while that thread waits in
-    a collective. However, Python's C-level handler immediately writes the signal's number to a socket, which a thread
-    of this class reads. SIGTERM is watched only if the program has no handler of its own; Python's KeyboardInterrupt
-    is unchanged.
+    Python runs signal handlers in the main thread, between two bytecodes, so they do not run while that thread waits in
+    a collective. However, Python's C-level handler immediately writes the signal's number to a socket, which the thread
+    of this class reads. SIGTERM is watched only if the program has no handler; KeyboardInterrupt is unchanged.
     """
 
     def __init__(self, on_signal: Any) -> None:
@@ -28,7 +27,7 @@ class SignalWatch:
         detach_in_children(self)
 
     def install(self) -> None:
-        """Starts watching, unless the program already has its own wake-up file descriptor."""
+        """Start watching, unless the program has set a wake-up file descriptor."""
         receiving, sending = socket.socketpair()
         sending.setblocking(False)
         previous = signal.set_wakeup_fd(sending.fileno(), warn_on_full_buffer=False)
@@ -48,7 +47,7 @@ class SignalWatch:
         self._thread.start()
 
     def uninstall(self) -> None:
-        """Stops watching and restores the default handlers."""
+        """Stop watching and restore the default handlers."""
         if self._ends is None:
             return
         receiving, sending = self._restore()
@@ -59,7 +58,7 @@ class SignalWatch:
         sending.close()
 
     def in_child(self) -> None:
-        """Stops watching in a forked process, whose signals would otherwise be taken for its parent's."""
+        """Stop watching in a forked process, whose signals would otherwise be handled as its parent's."""
         if self._ends is not None:
             for end in self._restore():
                 end.close()
@@ -82,4 +81,4 @@ class SignalWatch:
 
 
 def _do_nothing(number: int, frame: Any) -> None:
-    """Python's handler for SIGTERM: does nothing, since the watching thread ends the process."""
+    """Python's handler for SIGTERM: the watcher thread terminates the process."""

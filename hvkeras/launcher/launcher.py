@@ -16,7 +16,7 @@ from typing import Any
 from hvkeras.control.cause import Cause, CauseKind
 from hvkeras.diagnostics.outcome import Outcome
 from hvkeras.errors import HvkerasError, MachineError
-from hvkeras.host.console import in_words, some_of, summary
+from hvkeras.host.console import format_ranks, some_of, summary
 from hvkeras.host.network import LOOPBACK, address_towards, split_address
 from hvkeras.launcher import exit_report as reports
 from hvkeras.launcher.host_agents import AgentProcess, AgentTransport, Event, HostAgent, UnreachableError
@@ -460,7 +460,7 @@ class Launcher:
         connected = self.membership.server.connected
         if silent := [rank for rank, worker in enumerate(self.membership.ranks)
                       if rank not in connected and worker not in self._codes]:
-            self.say(f"hvkeras run: not connected to the job: {in_words(silent)}")
+            self.say(f"hvkeras run: not connected to the job: {format_ranks(silent)}")
         self.membership.server.ask_locations()
 
     async def _clean_up(self) -> None:

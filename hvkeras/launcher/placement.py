@@ -56,7 +56,7 @@ def place_ranks(count: int | None, hosts: str | None, hostfile: str | None) -> l
         UsageError: The arguments are malformed, contradict each other, or request too many ranks.
     """
     if hosts and hostfile:
-        raise UsageError(explain("Hosts must come from one place", "leave out either -H or -hostfile", hosts=hosts,
+        raise UsageError(explain("Hosts must come from one source", "leave out either -H or -hostfile", hosts=hosts,
                                  hostfile=hostfile))
     if count is not None and count < 1:
         raise UsageError(explain("The number of processes must be at least 1", "-np 2", np=count))

@@ -18,7 +18,7 @@ from hvkeras.errors import UsageError, explain
 from hvkeras.gradients.optimizer import gather_optimizer
 from hvkeras.gradients.optimizer_classes import distributed_part, state_of
 from hvkeras.gradients.weighting import joining
-from hvkeras.host.console import in_words, prints_at, say
+from hvkeras.host.console import format_ranks, prints_at, say
 from hvkeras.job.process_sets import ProcessSet, global_process_set
 from hvkeras.job.session import current_session, is_initialized
 from hvkeras.training import metrics, model_description, moving_statistics
@@ -307,7 +307,7 @@ class FitRun:
         session, all_ranks = current_session(), self.process_set.ranks
         is_first = session.topology.rank == all_ranks[0]
         if is_first and len(ranks) < len(all_ranks) and prints_at(session.settings, "WARNING"):
-            say(f"stop_training was set on {in_words(ranks)} alone: all ranks stop after {steps} steps")
+            say(f"stop_training was set on {format_ranks(ranks)} alone: all ranks stop after {steps} steps")
 
     def _use_common_end(self) -> None:
         if self.process_set.ranks != global_process_set.ranks:

@@ -89,14 +89,14 @@ def test_an_elastic_job_goes_on_while_pods_come_and_go(tmp_path):
             wait_for("3 ranks on 3 hosts")
             wait_for("first step")
             job.kill(2, others[1])
-            wait_for("goes on with 2 ranks")
+            wait_for("resumes with 2 ranks")
             others[1] = job.start(2, command, tmp_path, **settings)
-            wait_for("goes on with 3 ranks")
+            wait_for("resumes with 3 ranks")
             others[0].send_signal(signal.SIGTERM)  # its node is drained
             assert others[0].wait(timeout=30) == 143
-            wait_for("goes on with 2 ranks", 2)
+            wait_for("resumes with 2 ranks", 2)
             others[0] = job.start(1, command, tmp_path, **settings)
-            wait_for("goes on with 3 ranks", 2)
+            wait_for("resumes with 3 ranks", 2)
             (tmp_path / "finish").touch()
             assert [pod.wait(timeout=60) for pod in (first, *others)] == [0, 0, 0], "".join(lines)
         finally:

@@ -309,8 +309,8 @@ def test_survivors_of_elastic_executors_go_on_as_nodes_come_and_go(nodes, tmp_pa
     first = [int(pid) for pid in (tmp_path / "killed").read_text().split()]
     assert first[0] in [pid for _, _, pid in found]  # its process has gone through all of it
     said = capfd.readouterr().err
-    assert re.search(r"goes on with 1 rank from commit \d+, \d\.\d s after rank 1 on ", said), said
-    assert re.search(r"goes on with 3 ranks from commit \d+, \d\.\d s after new hosts were found", said), said
+    assert re.search(r"resumes with 1 rank from commit \d+, \d\.\d s after rank 1 on ", said), said
+    assert re.search(r"resumes with 3 ranks from commit \d+, \d\.\d s after new hosts were found", said), said
     assert not list(Path(tempfile.gettempdir()).glob("hvkeras-ray-*"))
     while os.waitpid(-1, os.WNOHANG)[0]:  # what Ray leaves behind of the node
         pass

@@ -101,8 +101,8 @@ def test_ranks_must_ask_for_one_backend(tmp_path):
     outcome = failing(tmp_path, backend="", rank_env={0: {"HVKERAS_BACKEND": "tfdist"},
                                                       1: {"HVKERAS_BACKEND": "horovod"}})
     for rank in (0, 1):
-        assert "All ranks must ask for the same backend" in outcome.stderr(rank) or \
-            "All ranks must ask for the same backend" in outcome.stderr(1 - rank)
+        assert "All ranks must request the same backend" in outcome.stderr(rank) or \
+            "All ranks must request the same backend" in outcome.stderr(1 - rank)
         assert re.search("rank_0='tfdist', rank_1='horovod'", outcome.stderr(rank))
 
 

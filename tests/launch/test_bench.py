@@ -89,9 +89,9 @@ def test_allreduces_are_verified_and_failures_are_rows(tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(("arguments", "names"), [
-    (["--backends", "tfdist", "--jit"], ["one process", "one process, XLA", "apart", "apart, XLA", "tfdist"]),
+    (["--backends", "tfdist", "--jit"], ["one process", "one process, XLA", "local only", "local only, XLA", "tfdist"]),
     (["--backends", "horovod,tfdist", "--peers"],
-     ["one process", "apart", "horovod", "tfdist", "horovod alone", "tf.distribute alone"]),
+     ["one process", "local only", "horovod", "tfdist", "horovod alone", "tf.distribute alone"]),
 ], ids=["XLA", "peers"])
 def test_steps_train_as_one_process_does(arguments: list[str], names: list[str], tmp_path: Path) -> None:
     done = bench(["step", "--models", "mlp", *arguments, "--rounds", "1"], tmp_path)

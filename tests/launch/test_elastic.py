@@ -87,8 +87,8 @@ def test_survivors_keep_their_processes_and_count_each_sample_once(events: str, 
                                                                    tmp_path: Path) -> None:
     done = survivors(tmp_path, events, np, data, HVKERAS_LIVENESS_TIMEOUT="2", GPUS=str(np))
     for reason in lost:
-        assert re.search(rf"goes on with \d ranks? from commit \d+, \d+\.\d s after {reason}", done.stderr), done.stderr
-    assert re.search(rf"goes on with {np} ranks from commit \d+, \d+\.\d s after new hosts were found", done.stderr)
+        assert re.search(rf"resumes with \d ranks? from commit \d+, \d+\.\d s after {reason}", done.stderr), done.stderr
+    assert re.search(rf"resumes with {np} ranks from commit \d+, \d+\.\d s after new hosts were found", done.stderr)
     gpus = re.findall(r"GPU of each rank: ([\d, ]+);", done.stderr)
     assert all(len(set(of_ranks.split(", "))) == len(of_ranks.split(", ")) for of_ranks in gpus)  # newcomers' as well
     assert len(gpus[0].split(", ")) == len(gpus[-1].split(", ")) == np
@@ -103,14 +103,14 @@ def test_a_worker_that_is_stopped_while_it_starts_is_replaced(tmp_path: Path) ->
     assert done.returncode == 0, done.stderr
     assert re.search(r"worker 2 on \S+, which was to join, gave no sign of life for 2 s \(stopped\)", done.stderr)
     assert done.stderr.count("which was to join") == 1
-    assert re.search(r"goes on with 2 ranks from commit \d+", done.stderr)
+    assert re.search(r"resumes with 2 ranks from commit \d+", done.stderr)
     assert sum("every sample once in each" in line for line in done.stdout.splitlines()) == 2
 
 
 @pytest.mark.slow
 def test_survivors_keep_their_processes_on_horovods_engine(tmp_path: Path) -> None:
     done = survivors(tmp_path, "1:kill:7", backend="horovod")
-    assert re.search(r"goes on with 2 ranks from commit \d+, \d+\.\d s after rank 1 on", done.stderr), done.stderr
+    assert re.search(r"resumes with 2 ranks from commit \d+, \d+\.\d s after rank 1 on", done.stderr), done.stderr
 
 
 @pytest.mark.nightly
@@ -128,7 +128,7 @@ def test_process_sets_of_an_elastic_job_on_horovod_must_be_asked_for(tmp_path: P
 @pytest.mark.slow
 def test_the_script_restarts_in_each_survivor_where_the_engine_cannot(tmp_path: Path) -> None:
     done = survivors(tmp_path, "1:kill:7", backend="tfdist")
-    assert re.search(r"goes on with 2 ranks from commit 1, \d+\.\d s after rank 1 on", done.stderr), done.stderr
+    assert re.search(r"resumes with 2 ranks from commit 1, \d+\.\d s after rank 1 on", done.stderr), done.stderr
     pids = re.findall(r"^\[2\] pid (\d+)$", done.stdout, re.MULTILINE)
     assert len(pids) > 1
     assert len(set(pids)) == 1
@@ -140,8 +140,8 @@ def test_one_callback_makes_fit_elastic(tmp_path: Path) -> None:
     command = warm_ranks([sys.executable, str(SURVIVES), "callback", "1:kill:12"], env)
     done = run(["-np", "3", "--min-np", "2", *command], tmp_path, env)
     assert done.returncode == 0, done.stderr
-    assert "goes on with 2 ranks" in done.stderr
-    assert "goes on with 3 ranks" in done.stderr
+    assert "resumes with 2 ranks" in done.stderr
+    assert "resumes with 3 ranks" in done.stderr
     lines = [line[4:] for line in done.stdout.splitlines() if "waves" not in line]
     assert sorted(lines) == ["history [0, 1, 2, 3, 4, 5] 6"] * 3 + ["trained 6 epochs, every sample once in each"] * 3
 
@@ -156,7 +156,7 @@ def test_a_loss_gives_the_weights_of_a_run_that_was_told_to_shrink_at_that_commi
         command = warm_ranks([sys.executable, str(SURVIVES), "callback", event], {})
         done = run(["-np", "3", "--min-np", "2", "--host-discovery-script", "cat hosts", *command], folder)
         assert done.returncode == 0, done.stderr
-        assert re.findall(r"goes on with (\d) ranks from commit (\d+)", done.stderr) == [("2", "1")], done.stderr
+        assert re.findall(r"resumes with (\d) ranks from commit (\d+)", done.stderr) == [("2", "1")], done.stderr
         assert sum("every sample once in each" in line for line in done.stdout.splitlines()) == 2
         found.append({line[4:] for line in done.stdout.splitlines() if "waves" in line})
     assert len(found[0]) == 1
@@ -164,15 +164,15 @@ def test_a_loss_gives_the_weights_of_a_run_that_was_told_to_shrink_at_that_commi
 
 
 @pytest.mark.parametrize(("backend", "np", "most", "optimizer", "ends", "events", "said"), [
-    ("native", 3, 3, "Adam", 3, "1:kill:7", "goes on with 2 ranks from commit 2"),
+    ("native", 3, 3, "Adam", 3, "1:kill:7", "resumes with 2 ranks from commit 2"),
     *[pytest.param(*case, marks=pytest.mark.nightly) for case in [
         ("native", 4, 4, "Lamb", 4, "2:kill:7 0:raise:13", "failed with ArithmeticError"),
-        ("native", 4, 4, "AdamW+clipnorm", 1, "0:slots=1:8", "goes on with 1 rank from commit"),
-        ("native", 1, 3, "Adafactor", 3, "0:slots=3:4", "goes on with 3 ranks from commit"),
-        ("native", 3, 3, "fit:Adam", 0, "1:kill:7", "goes on with 2 ranks from commit"),
+        ("native", 4, 4, "AdamW+clipnorm", 1, "0:slots=1:8", "resumes with 1 rank from commit"),
+        ("native", 1, 3, "Adafactor", 3, "0:slots=3:4", "resumes with 3 ranks from commit"),
+        ("native", 3, 3, "fit:Adam", 0, "1:kill:7", "resumes with 2 ranks from commit"),
         ("native", 4, 4, "Adam", 4, "0:kill:16 1:kill:16 2:kill:16", "goes back to the last commit on disk"),
-        ("horovod", 3, 3, "Adam+global_clipnorm", 3, "1:kill:7", "goes on with 2 ranks from commit 2"),
-        ("tfdist", 3, 3, "Adam", 3, "0:kill:7", "goes on with 2 ranks from commit 2"),
+        ("horovod", 3, 3, "Adam+global_clipnorm", 3, "1:kill:7", "resumes with 2 ranks from commit 2"),
+        ("tfdist", 3, 3, "Adam", 3, "0:kill:7", "resumes with 2 ranks from commit 2"),
     ]],
 ])
 @pytest.mark.parametrize("legacy", ["0", pytest.param("1", marks=pytest.mark.nightly)])
@@ -205,7 +205,7 @@ def test_what_was_traced_before_a_change_works_after_it(backend: str, legacy: st
     done = run(["-np", "2", "--min-np", "1", "--max-np", "3", "--backend", backend, "--host-discovery-script",
                 "cat hosts", *command], tmp_path, env)
     assert done.returncode == 0, done.stderr
-    assert re.findall(r"goes on with (\d) rank", done.stderr) == ["3", "1", "2"]
+    assert re.findall(r"resumes with (\d) rank", done.stderr) == ["3", "1", "2"]
     assert list(dict.fromkeys(re.findall(r"^\[0\] right with (\d)", done.stdout, re.MULTILINE))) == ["2", "3", "1"]
     assert done.stdout.count("done") == 2
 
@@ -218,7 +218,7 @@ def test_sessions_outlive_changes_as_their_programs_restart(backend: str, tmp_pa
     done = run(["-np", "2", "--min-np", "1", "--backend", backend, "--host-discovery-script", "cat hosts", *command],
                tmp_path)
     assert done.returncode == 0, done.stderr
-    assert re.findall(r"goes on with (\d) rank", done.stderr) == ["3", "1"]
+    assert re.findall(r"resumes with (\d) rank", done.stderr) == ["3", "1"]
     assert re.findall(r"^\[\d\] (trained on \d)$", done.stdout, re.MULTILINE) == ["trained on 1"]
 
 
@@ -281,7 +281,7 @@ def test_hosts_come_and_go_while_a_job_trains(tmp_path: Path) -> None:
     flags = ["-np", "2", "--min-np", "1", "--max-np", "4", "--host-discovery-script", "cat hosts"]
     done = run([*flags, *command], tmp_path)
     assert done.returncode == 0, done.stderr
-    sizes = re.findall(r"goes on with (\d) rank", done.stderr)
+    sizes = re.findall(r"resumes with (\d) rank", done.stderr)
     assert (sizes[-1], "4" in sizes) == ("1", True), done.stderr
     assert [line for line in done.stdout.splitlines() if "trained" in line] == [
         line for line in done.stdout.splitlines() if line.startswith("[0] trained") and "every sample once" in line]
@@ -293,7 +293,7 @@ def test_a_rank_that_is_told_to_end_leaves_at_the_next_commit(tmp_path: Path) ->
     done = run(["-np", "3", "--min-np", "2", *command], tmp_path)
     assert done.returncode == 0, done.stderr
     assert re.search(r"worker 1 on \S+ received SIGTERM, and leaves at the next commit, within 25 s", done.stderr)
-    assert re.findall(r"goes on with (\d) ranks from commit \d+, \d\.\d s after new hosts", done.stderr) == ["2"]
+    assert re.findall(r"resumes with (\d) ranks from commit \d+, \d\.\d s after new hosts", done.stderr) == ["2"]
     assert sum("every sample once in each" in line for line in done.stdout.splitlines()) == 2
 
 

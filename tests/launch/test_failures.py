@@ -209,7 +209,7 @@ def test_processes_that_a_rank_forks_end_by_themselves_and_leave_its_job_alone(t
         assert f"ends {ends} after [2.]" in said
         assert "collective Collectives must be called in a rank's own process, not in one that it has forked" in said
         assert backend != "native" or "operation {{function_node" in said
-        assert "again Only a rank's own process can join a job, not one that it has forked" in said
+        assert "again Only the process of a rank can join a job, not one forked from it" in said
         assert "again [2.]" in said
         assert outcome.stderr(rank).count("ValueError: only in a child") == 1
         assert "ends because" not in outcome.stderr(rank)
@@ -254,6 +254,6 @@ def test_settings_of_rank_0_count_whoever_serves_the_control_channel(tmp_path, l
     with start_job(launcher, WORKER.with_name("own_settings.py"), np=2, folder=tmp_path, backend="native",
                    expect_failure=True, deadline=60.0) as job:
         outcome = job.wait()
-    assert "HVKERAS_STALL_SHUTDOWN is 3 on rank 0, 40 on rank 1; that of rank 0 counts" in outcome.stderr(0)
+    assert "HVKERAS_STALL_SHUTDOWN is 3 on rank 0, 40 on rank 1; all ranks use the value of rank 0" in outcome.stderr(0)
     assert re.search(r"rank 1 on \S+ \(pid \d+\) has not entered an unnamed allreduce .*, in which rank 0 has waited"
                      r" \d+ s for it \(HVKERAS_STALL_SHUTDOWN", last_line(outcome.stderr(0)))

@@ -49,7 +49,7 @@ def test_each_rank_takes_its_gpu_and_leaves_to_the_script_what_it_has_chosen(
 
 
 @pytest.mark.parametrize(("arguments", "backend", "why"), [
-    (("2",), "tfdist", "over NCCL, as each rank has a GPU of its own"),
+    (("2",), "tfdist", "over NCCL, as each rank has its own GPU"),
     (("1",), "native", "through host memory, as NCCL needs a GPU for each rank")])
 def test_auto_says_what_it_has_chosen_for_the_gpus(
     arguments: tuple[str, ...], backend: str, why: str, launch: Callable[..., Outcome]

@@ -22,7 +22,7 @@ class Environment:
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
         self.folder = folder
         self.packages = next((folder / "lib").glob("python*/site-packages"))
-        for name in ("hvkeras", "psutil", "rich", "wrapt"):
+        for name in ("hvkeras", "lazy_loader", "packaging", "psutil", "rich", "wrapt"):
             spec = importlib.util.find_spec(name)
             assert spec is not None
             assert spec.origin is not None

@@ -197,7 +197,7 @@ def test_ranks_get_an_empty_standard_input(tmp_path: Path) -> None:
     (["-np", "2", "--min-np", "3", "true"], "1 <= --min-np <= -np <= --max-np must hold. Received: np=2, min_np=3"),
     (["-np", "2", "--elastic-timeout", "9", "true"], "is for elastic jobs. Received: elastic_timeout=9.0"),
     (["--max-np", "2", "true"], "The number of processes must be given. Received: max_np=2"),
-    (["-np", "2", "-H", "a:2", "--host-discovery-script", "cat hosts", "true"], "Hosts must come from one place"),
+    (["-np", "2", "-H", "a:2", "--host-discovery-script", "cat hosts", "true"], "Hosts must come from one source"),
     (["-np", "2", "--host-discovery-script", "cat hosts", "true"], "or a host with its slots. Received: line='# mine'"),
     (["-np", "2", "--min-np", "1", "--blacklist-cooldown-range", "9", "3", "true"], "must not exceed the longest"),
     (["-np", "2", "--mpi-args=--tag-output", "true"], "horovodrun's --mpi-args. HINT: start with mpirun"),

@@ -1,4 +1,4 @@
-"""Python imports this module at startup if PYTHONPATH includes it: `import horovod` then imports hvkeras."""
+"""Startup hook, imported by Python if it is on PYTHONPATH: alias `horovod` to hvkeras."""
 
 import contextlib
 import importlib.machinery
@@ -13,7 +13,7 @@ with contextlib.suppress(ImportError):  # without hvkeras, Python stays unchange
 
     install()
 
-# Run the sitecustomize that this one replaced: that of the environment or the system.
+# Run the sitecustomize of the environment or the system, which this one shadows.
 _spec = importlib.machinery.PathFinder.find_spec(
     "sitecustomize", [path for path in sys.path if path and Path(path) != Path(_HERE)])
 if _spec is not None and _spec.loader is not None:

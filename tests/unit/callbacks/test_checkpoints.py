@@ -238,7 +238,7 @@ def test_data_that_end_where_the_backup_was_made(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
-    (("",), "needs a folder.*pass backup_dir="), ((None,), "needs a folder"),
+    (("",), "needs a local folder.*pass backup_dir="), ((None,), "needs a local folder"),
     (("gs://bucket/backup",), "needs a local folder"),
     (("backup", "batch"), 'save_freq must be "epoch" or a positive number'), (("backup", 0), "save_freq must be"),
     (("backup", False), "save_freq must be"),

@@ -119,6 +119,6 @@ def test_windows_are_python_s_slices(capsys: pytest.CaptureFixture[str]) -> None
     assert window_of_steps("100:120") == (100, 120)
     assert window_of_steps(" :3 ") == (0, 3)
     assert main(["run", "-np", "2", "--trace-file", "t.json", "true"]) == 2
-    assert "--trace-file goes with --trace-steps" in capsys.readouterr().err
+    assert "--trace-file needs --trace-steps" in capsys.readouterr().err
     assert main(["run", "-np", "2", "--trace-steps", "1:2", "--trace-file", "no/t.json", "true"]) == 2
     assert "The trace's folder must exist" in capsys.readouterr().err

@@ -65,7 +65,7 @@ def test_cmake_builds_for_tensorflow_alone_in_few_units(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("version", [(3, 9), (3, 14)])
 def test_other_pythons_are_refused(version: tuple[int, int]) -> None:
-    with pytest.raises(UsageError, match=r"Python 3.10 to 3.13\..*HINT: make a virtual environment"):
+    with pytest.raises(UsageError, match=r"Python 3.10 to 3.13\..*HINT: create a virtual environment"):
         needs.check_python(version)
 
 
@@ -146,7 +146,7 @@ def test_a_failing_step_shows_its_output_and_keeps_it() -> None:
     with pytest.raises(MachineError, match=r"(?s)the reason\n.*exit_code=3") as raised:
         building.run_shown([sys.executable, "-c", program], os.environ, Console(file=screen), "Building")
     assert [line.split(" %")[0] for line in screen.getvalue().splitlines()] == ["Building: 5", "Building: 40"]
-    log = Path(str(raised.value).split("all of the output is in ")[1].rstrip("."))
+    log = Path(str(raised.value).split("the complete output is in ")[1].rstrip("."))
     assert log.read_text().endswith("the reason\n")
     log.unlink()
 

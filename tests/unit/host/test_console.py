@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hvkeras.host.console import in_words, some_of
+from hvkeras.host.console import format_ranks, some_of
 
 
 @pytest.mark.parametrize(("ranks", "text"), [
@@ -14,7 +14,7 @@ from hvkeras.host.console import in_words, some_of
     ([*range(0, 1024, 2)], "ranks 0, 2, 4, 6, 8, 10, 12, 14 and 504 more"),
     ([*range(5), *range(10, 30, 2), *range(100, 200)], "ranks 0 to 4, 10, 12, 14, 16, 18, 20, 22 and 103 more")])
 def test_ranks_in_words_stay_short_and_few_are_all_named(ranks: list[int], text: str) -> None:
-    assert in_words(ranks) == text
+    assert format_ranks(ranks) == text
 
 
 def test_some_of_many_texts_are_listed() -> None:

@@ -45,8 +45,8 @@ def test_settings_of_the_job_are_those_of_rank_0(capsys: pytest.CaptureFixture[s
     facts = [{"settings": settings.shared()} for settings in mine]
     found = [settings_of_rank_0(Launch("none", rank, 2), settings, facts) for rank, settings in enumerate(mine)]
     assert [(settings.guard, settings.log_level) for settings in found] == [(True, "WARNING"), (True, "ERROR")]
-    assert capsys.readouterr().err == ("hvkeras: HVKERAS_GUARD is on on rank 0, off on rank 1; that of rank 0 counts"
-                                       " on all ranks\n")
+    assert capsys.readouterr().err == ("hvkeras: HVKERAS_GUARD is on on rank 0, off on rank 1; all ranks use"
+                                       " the value of rank 0\n")
 
 
 def test_missing_ranks_are_told_in_one_short_line(capsys: pytest.CaptureFixture[str],
