@@ -308,7 +308,8 @@ class Waits:
             labels = [_label_with_site(meeting, wait.waiter) for wait, meeting in zip(cycle, meetings, strict=True)]
             locations = some_of([f"rank {wait.waiter} in {label} for rank {wait.missing}"
                                  for wait, label in zip(cycle, labels, strict=True)])
-            return f"{format_ranks([wait.waiter for wait in cycle])} wait for each other: {locations}{''.join(hints[:1])}"
+            waiters = format_ranks([wait.waiter for wait in cycle])
+            return f"{waiters} wait for each other: {locations}{''.join(hints[:1])}"
         sites = [f"rank {wait.waiter} at {site}" for wait, meeting in zip(cycle, meetings, strict=True)
                  if (site := meeting.site(wait.waiter))]
         end = "; " + ", ".join(sites) if sites else ""

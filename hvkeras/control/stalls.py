@@ -81,7 +81,8 @@ class Stalls:
         # A step function without progress may wait in an uncounted collective for a rank that is elsewhere.
         rank = min(expired, key=lambda rank: (still[rank].phase in ("train", "validation"), rank))
         others = [other for other in still if other != rank]
-        also = f"; {format_ranks(others)} {'have' if len(others) > 1 else 'has'} made no progress either" if others else ""
+        have = "have" if len(others) > 1 else "has"
+        also = f"; {format_ranks(others)} {have} made no progress either" if others else ""
         return Problem(CauseKind.STALLED, rank, f"has made no progress for {still[rank].seconds:.0f} s:"
                        f" {still[rank].text}{also} (HVKERAS_STALL_SHUTDOWN sets the limit)")
 
