@@ -13,11 +13,13 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hvkeras.diagnostics.record import Record
 from hvkeras.errors import MachineError, UsageError, explain
 from hvkeras.host.console import format_ranks
+
+if TYPE_CHECKING:
+    from hvkeras.diagnostics.record import Record  # imports NumPy, which the launcher does without
 
 Event = dict[str, Any]
 
