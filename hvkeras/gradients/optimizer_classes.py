@@ -162,7 +162,7 @@ class Sharded(Distributed):
 
     @property
     def variables(self) -> Any:
-        """The optimizer's variables; sharded ones are `WholeVariable`s."""
+        """The optimizer's variables; sharded ones are `ShardedStateVariable`s."""
         found: Any = super().variables  # type: ignore[misc]  # the optimizer's
         state = part_of(self).sharded_state
         return found if state is None else type(found)(state.variables(found))
@@ -193,8 +193,8 @@ class Sharded(Distributed):
         """Return Keras's result for the variable of a part, because users exclude variables by name."""
         shards = _sharding_of(self).shards
         if shards is not None:
-            whole = shards.variable_of(variable)
-            variable = compat.as_tf_variable(whole) if compat.as_tf_variable(variable) is variable else whole
+            complete = shards.variable_of(variable)
+            variable = compat.as_tf_variable(complete) if compat.as_tf_variable(variable) is variable else complete
         return bool(super()._use_weight_decay(variable))  # type: ignore[misc]  # the optimizer's
 
     def _clip_gradients(self, grads: Any) -> Any:
@@ -270,7 +270,7 @@ def state_of(optimizer: Any) -> ShardedState | None:
     return None if part is None else part.sharded_state
 
 
-def apply_alone(optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+def apply_locally(optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
     """Apply gradients like a step, without reducing them or gathering the updates of other ranks.
 
     `hvkeras bench` times this part of a step.
@@ -286,7 +286,7 @@ def apply_alone(optimizer: Any, gradients: Sequence[Any], variables: Sequence[An
         plain: Any = part.options.plain
         return plain.apply_gradients(optimizer, list(zip(reduced, over, strict=True)))
 
-    GradientStep(part, optimizer, list(gradients), list(variables), finish, is_alone=True).run()
+    GradientStep(part, optimizer, list(gradients), list(variables), finish, is_local=True).run()
 
 
 # Hooks into Keras beyond the optimizer itself.

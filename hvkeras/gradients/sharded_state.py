@@ -39,7 +39,7 @@ class SharedSlot:
     bounds: Bounds
 
 
-class WholeVariable:
+class ShardedStateVariable:
     """A sharded variable of an optimizer's state, with the interface of the complete variable.
 
     Args:
@@ -124,7 +124,7 @@ class ShardedState:
         self._optimizer, self._options, self._shards = optimizer, options, shards
         self._process_set = options.exchange.process_set
         self._numbers = self._numbers_of_slots()
-        self._whole_variables: dict[Any, WholeVariable] = {}
+        self._sharded_variables: dict[Any, ShardedStateVariable] = {}
         self._shapes: dict[Any, tuple[int, ...]] = {}  # of slots whose shape differs from their variable's
         # For each slot, the step at which it was gathered or assigned, and the other ranks' elements if it was
         # gathered, or the complete value if it was assigned.
@@ -147,7 +147,7 @@ class ShardedState:
         return found
 
     def variables(self, own: Sequence[Any]) -> list[Any]:
-        """Return the optimizer's variables as without sharding: with `WholeVariable`s, and without the placeholder's.
+        """Return the optimizer's variables, with `ShardedStateVariable`s and without slots of the placeholder.
 
         Args:
             own: The optimizer's variables on this rank.
@@ -159,21 +159,21 @@ class ShardedState:
                 found.append(variable)
             elif number != PLACEHOLDER:
                 key = compat.variable_key(variable)
-                found.append(self._whole_variables.setdefault(key, WholeVariable(self, variable, number)))
+                found.append(self._sharded_variables.setdefault(key, ShardedStateVariable(self, variable, number)))
         return found
 
     def shared_slots(self, variables: Sequence[Any]) -> list[SharedSlot]:
         """Return the sharded slots. Called by all ranks of the process set at the same time.
 
         Args:
-            variables: The optimizer's variables, with `WholeVariable`s for sharded slots.
+            variables: The optimizer's variables, with `ShardedStateVariable`s for sharded slots.
         """
         with graphs.eagerly():
             self._send_shapes(self._shared())
         found = []
-        for index, whole in enumerate(variables):
-            if isinstance(whole, WholeVariable):
-                slot, number = whole.slot, whole.number
+        for index, variable in enumerate(variables):
+            if isinstance(variable, ShardedStateVariable):
+                slot, number = variable.slot, variable.number
                 shape = tuple(self.shape_of(slot, number))
                 bounds = self._shards.bounds[number] or ()
                 if not self._is_like_variable(slot, number):
@@ -202,7 +202,7 @@ class ShardedState:
 
     def knows_shape(self, slot: Any, number: int) -> bool:
         """Return whether this rank knows the shape of a complete slot."""
-        return (self._is_like_variable(slot, number) or self._shards.is_all_mine(number)
+        return (self._is_like_variable(slot, number) or self._shards.has_all(number)
                 or compat.variable_key(slot) in self._shapes)
 
     def value_of(self, slot: Any, number: int) -> Any:
@@ -213,7 +213,7 @@ class ShardedState:
         """
         key = compat.variable_key(slot)
         steps, value = self._values.get(key, (None, None))
-        if self._shards.is_all_mine(number):
+        if self._shards.has_all(number):
             return compat.as_tf_variable(slot).numpy()
         if value is not None and steps == self._steps():
             return value if key in self._assigned else self._completed(slot, number, value)
@@ -226,7 +226,7 @@ class ShardedState:
     def _completed(self, slot: Any, number: int, others: Any) -> Any:
         """Insert this rank's part into the elements of the other ranks."""
         shape = tuple(self.shape_of(slot, number))
-        if not self._is_like_variable(slot, number) or not self._shards.is_mine(number):
+        if not self._is_like_variable(slot, number) or not self._shards.has_part(number):
             return others.reshape(shape)
         start, _ = self._shards.range_of(number)
         own = compat.as_tf_variable(slot).numpy().reshape(-1)
@@ -256,9 +256,9 @@ class ShardedState:
         with graphs.eagerly():
             if is_like:
                 part = self._shards.cut(number, tf.convert_to_tensor(array))
-                if self._shards.is_mine(number):
+                if self._shards.has_part(number):
                     slot.assign(tf.cast(part, compat.as_tf_variable(slot).dtype))
-            elif self._shards.is_all_mine(number):
+            elif self._shards.has_all(number):
                 slot.assign(array)
         key = compat.variable_key(slot)
         self._shapes[key] = array.shape
@@ -293,13 +293,13 @@ class ShardedState:
             self._send_shapes(shared)
             receivers = np.array([rank in to and rank != me for rank in shards.ranks], np.int64)
             for index, (slot, number) in enumerate(shared):
-                is_mine = shards.is_mine(number) if self._is_like_variable(slot, number) else shards.is_all_mine(number)
+                sends = shards.has_part(number) if self._is_like_variable(slot, number) else shards.has_all(number)
                 flat = tf.reshape(compat.as_tf_variable(slot).read_value(), [-1])
-                count = int(flat.shape[0]) if is_mine else 0
+                count = int(flat.shape[0]) if sends else 0
                 sent = tf.tile(flat[:count], [int(receivers.sum())])
                 received, _ = alltoall(sent, splits=receivers * count, name=f"optimizer state {index}",
                                        process_set=self._process_set)
-                if me in to and not shards.is_all_mine(number):
+                if me in to and not shards.has_all(number):
                     self._values[compat.variable_key(slot)] = (steps, received.numpy())
 
     def is_gathered(self, to: Collection[int]) -> bool:
@@ -313,7 +313,7 @@ class ShardedState:
                   if not self._is_like_variable(slot, number)}
         if self._options.shard_kind != "variables":
             return
-        own = {index: shape for index, shape in others.items() if self._shards.is_all_mine(shared[index][1])}
+        own = {index: shape for index, shape in others.items() if self._shards.has_all(shared[index][1])}
         for received in allgather_object(own, name="shapes of the optimizer's state", process_set=self._process_set):
             for index, shape in received.items():
                 self._shapes[compat.variable_key(shared[index][0])] = shape

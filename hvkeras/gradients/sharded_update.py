@@ -80,7 +80,7 @@ class StepShares:
         self.reduced.append(number)
         if gradient is not None:
             self.memory[number] = tensor if tensor.dtype == gradient.dtype else gradient
-        return self._shards.cut(number, tensor) if self._shards.is_mine(number) else None
+        return self._shards.cut(number, tensor) if self._shards.has_part(number) else None
 
 
 class ShardedUpdate:
@@ -104,7 +104,7 @@ class ShardedUpdate:
         self._plain, self._shards, self._compiler = plain, shards, compiler
         self._gradients, self._gathers = list(gradients), gathers
         self._numbers = _require_numbers(shards, plain.variables)
-        shards.follow(self._numbers)
+        shards.refresh_parts(self._numbers)
         self.shares: StepShares = StepShares(shards, self._numbers)
 
     def take(self, gradients: Sequence[Any]) -> list[Any]:
@@ -243,13 +243,13 @@ def gather(exchange: ReductionOptions, shards: Shards, numbers: Sequence[int], m
         for call, results in calls:
             for number, value in results(call.run(engine)):
                 variables[number].assign(shaped(value, variables[number]), read_value=False)
-                if shards.is_mine(number):
+                if shards.has_part(number):
                     compat.as_tf_variable(shards.parts[number]).assign(shards.cut(number, value), read_value=False)
 
 
 def _gather_without_copies(shards: Shards, bucket: Sequence[int], variables: dict[int, Any], memory: dict[int, Any],
                            key: str) -> tuple[Call, Gathered]:
-    incomplete = [number for number in bucket if not shards.is_all_mine(number)]
+    incomplete = [number for number in bucket if not shards.has_all(number)]
     buffers = [memory[number] if number in memory and memory[number].dtype == variables[number].dtype
                else variables[number].read_value() for number in incomplete]
     own = [compat.as_tf_variable(shards.parts[number]).read_value() for number in bucket if _has_elements(shards,
@@ -278,7 +278,7 @@ def _gather_packed(shards: Shards, bucket: Sequence[int], variables: dict[int, A
                 start += count
         return [(number, tf.reshape(parts[number][0] if len(parts[number]) == 1 else tf.concat(parts[number], 0),
                                     variables[number].shape))
-                for number in bucket if parts[number] and not shards.is_all_mine(number)]
+                for number in bucket if parts[number] and not shards.has_all(number)]
 
     return Call("allgather", packed, key, shards.ranks), unpack
 

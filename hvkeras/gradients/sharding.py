@@ -165,7 +165,7 @@ class Sharding:
         if shards is None:
             return given, averages
         numbers: Sequence[int | None] = shards.numbers_of(given) or [shards.number_of(part) for part in given]
-        mine = [number for number in numbers if number is not None and shards.is_mine(number)]
+        mine = [number for number in numbers if number is not None and shards.has_part(number)]
         return [shards.parts[number] for number in mine], [averages[number] for number in mine]
 
     def gather_weights(self) -> None:

@@ -159,12 +159,12 @@ class Shards:
         bounds = self.bounds[number]
         return (0, _count(self.variables[number])) if bounds is None else (bounds[self._index], bounds[self._index + 1])
 
-    def is_mine(self, number: int) -> bool:
+    def has_part(self, number: int) -> bool:
         """Return whether this rank updates at least one element of a variable."""
         start, stop = self.range_of(number)
         return start < stop or self.bounds[number] is None
 
-    def is_all_mine(self, number: int) -> bool:
+    def has_all(self, number: int) -> bool:
         """Return whether this rank updates all elements of a variable."""
         return self.parts[number] is self.variables[number]
 
@@ -185,7 +185,7 @@ class Shards:
 
     def cut(self, number: int, tensor: Any) -> Any:
         """Return this rank's part of a tensor of the variable's shape, or of `tf.IndexedSlices`, without a copy."""
-        if self.is_all_mine(number):
+        if self.has_all(number):
             return tensor
         rows = self.rows_of(number)
         if isinstance(tensor, tf.IndexedSlices):
@@ -198,10 +198,10 @@ class Shards:
             tensor = tf.convert_to_tensor(tensor)
         return self._within(number, tensor)
 
-    def follow(self, numbers: Sequence[int]) -> None:
+    def refresh_parts(self, numbers: Sequence[int]) -> None:
         """Update the parts of variables that lie across cuts with the current values of the variables."""
         for number in numbers:
-            if self.is_mine(number) and not self.is_all_mine(number):
+            if self.has_part(number) and not self.has_all(number):
                 value = compat.as_tf_variable(self.variables[number]).read_value()
                 compat.as_tf_variable(self.parts[number]).assign(self.cut(number, value), read_value=False)
 

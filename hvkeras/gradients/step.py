@@ -30,7 +30,7 @@ class GradientStep:
         gradients: This rank's gradients.
         variables: Their variables.
         finish: Applies reduced gradients to the variables, or to those in its second argument.
-        is_alone: True to run only this rank's update, without communication: the gradients are already reduced, and
+        is_local: True to run only this rank's update, without communication: the gradients are already reduced, and
             sharded variables are not gathered. `hvkeras bench` times updates in this way.
     """
 
@@ -39,7 +39,7 @@ class GradientStep:
     gradients: Sequence[Any]
     variables: Sequence[Any]
     finish: Apply
-    is_alone: bool = False
+    is_local: bool = False
 
     def run(self) -> Any:
         """Run the step, eagerly or in the function under construction; return the optimizer's result."""
@@ -62,7 +62,7 @@ class GradientStep:
     def _update(self, gradients: Sequence[Any], within: Any) -> Any:
         """Reduce gradients, also over the replicas of a strategy within this rank, and apply them."""
         update = choose_update(self, gradients, within)
-        if self.is_alone:
+        if self.is_local:
             return update.apply(_already_reduced(update, gradients))
         is_scaled = self.outer is not self.part.optimizer or self.part.options.scales_loss
         reducer = GradientReducer(self.part.exchange, self.part.local_keys(), is_scaled, update=update.text,
@@ -107,7 +107,7 @@ def choose_update(step: GradientStep, gradients: Sequence[Any], within: Any = No
     if shards is not None:
         if within is not None:
             replicas.refuse_shards(within)
-        return ShardedUpdate(plain, shards, part.compiler, gradients, not step.is_alone)
+        return ShardedUpdate(plain, shards, part.compiler, gradients, not step.is_local)
     compiled = part.compiler.compiled(plain, gradients) if may_compile else None
     if within is not None:
         replicas.require_servable(within, part.optimizer, part.options.passes)
