@@ -71,18 +71,18 @@ def bounded_store(address: str, size: int, peers: Collection[str]) -> Any:
 
     class Store(RendezvousHTTPServer):  # type: ignore[misc]  # Horovod ships no types
         daemon_threads = True
-        room = threading.BoundedSemaphore(_REQUESTS + _REQUESTS_OF_A_RANK * size)
+        request_slots = threading.BoundedSemaphore(_REQUESTS + _REQUESTS_OF_A_RANK * size)
 
         def verify_request(self, request: Any, client_address: Any) -> bool:  # noqa: ARG002 - the base's signature
             """Accept only peers, and only a limited number of concurrent requests."""
-            return client_address[0] in peers and self.room.acquire(blocking=False)
+            return client_address[0] in peers and self.request_slots.acquire(blocking=False)
 
         def process_request_thread(self, request: Any, client_address: Any) -> None:
             """Release the request's slot after it was answered, in its own thread."""
             try:
                 super().process_request_thread(request, client_address)
             finally:
-                self.room.release()
+                self.request_slots.release()
 
         def handle_error(self, request: Any, client_address: Any) -> None:
             """Print nothing: the control channel reports missing peers."""
@@ -110,8 +110,8 @@ _ALWAYS = {DYNAMIC_SETS: "1", "HOROVOD_STALL_CHECK_DISABLE": "1"}
 @contextlib.contextmanager
 def horovod_variables(more: Mapping[str, str]) -> Iterator[None]:
     """Set the variables that Horovod's core reads at startup, within the context; hvkeras writes the timeline."""
-    wanted = {**{name: value for name, value in _ALWAYS.items() if name not in os.environ}, **more}
-    with env(**wanted, HOROVOD_TIMELINE=None):
+    variables = {**{name: value for name, value in _ALWAYS.items() if name not in os.environ}, **more}
+    with env(**variables, HOROVOD_TIMELINE=None):
         yield
 
 
@@ -219,8 +219,8 @@ class Connections:
         now = _sockets()
         for descriptor, link in self._found.items():
             if now.get(descriptor) == link:
-                with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as ours:
-                    ours.shutdown(socket.SHUT_RDWR)
+                with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as duplicate:
+                    duplicate.shutdown(socket.SHUT_RDWR)
 
 
 def _sockets() -> dict[int, str]:

@@ -91,8 +91,8 @@ class Network:
         self._start = start
         own = {"networks": own_networks(), "addresses": own_addresses()}
         answers = start.control.gather(f"{label} networks", own, start.settings.start_timeout)
-        self.addresses: list[str] = sorted({address for one in answers for address in one["addresses"]})
-        others = [one["networks"] for one, host in zip(answers, topology.host_numbers, strict=True)
+        self.addresses: list[str] = sorted({address for answer in answers for address in answer["addresses"]})
+        others = [answer["networks"] for answer, host in zip(answers, topology.host_numbers, strict=True)
                   if host != topology.host_numbers[topology.rank]]
         address = shared_address(own["networks"], others) or start.control.local_address
         self.interfaces: list[str] = _chosen(start.settings.network_interfaces) or [interface_of(address)]

@@ -130,9 +130,9 @@ class CompiledOperations:
 
 def _static_shape(tensor: Tensor, does: str, hint: str = "") -> list[int]:
     if not tensor.shape.is_fully_defined():
-        raise UnsupportedError(explain(f"A function that XLA compiles {does} tensors whose shapes are known when it is"
-                                       " traced", f"{hint}give the function's arguments full shapes, or pass"
-                                       " jit_compile=False", shape=str(tensor.shape)))
+        raise UnsupportedError(explain(f"A function that XLA compiles {does} only tensors with static shapes",
+                                       f"{hint}give the function's arguments static shapes, or pass jit_compile=False",
+                                       shape=str(tensor.shape)))
     shape: list[int] = tensor.shape.as_list()
     return shape
 

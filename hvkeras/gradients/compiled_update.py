@@ -120,7 +120,7 @@ class UpdateCompiler:
 
     @graphs.without_autograph
     def compiled(self, plain: PlainUpdate, gradients: Sequence[Any]) -> CompiledUpdate | None:
-        """Compile the update for the step under construction, if this pays or the user wants it.
+        """Compile the update of the step under construction, if the user requests it, or if "auto" expects a speedup.
 
         Args:
             plain: Keras's own update.
@@ -140,7 +140,7 @@ class UpdateCompiler:
         is_built = len(dense) == sum(spec is not None for spec in specs)
         key = tuple(dense.items())  # nothing else: a rank that joins the job later must decide equally
         update_dense = None if is_built else _update_of_dense(plain)
-        if reason := (_objection_to_gradients(wanted, dense, [compat.as_tf_variable(one) for one in variables])
+        if reason := (_objection_to_gradients(wanted, dense, [compat.as_tf_variable(each) for each in variables])
                       or ("" if is_built or update_dense else _SPARSE) or self._rejected.get(key, "")):
             self._log_reason(options, reason, "WARNING" if wanted is True else "DEBUG")
             return None

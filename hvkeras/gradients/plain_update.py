@@ -90,10 +90,10 @@ class PlainUpdate:
 
     @contextlib.contextmanager
     def applying(self, reduced: Sequence[Any]) -> Iterator[None]:
-        """Within the context, let Keras's step use this update's replacements, and not reduce again; record its time.
+        """Enter a context for Keras's step, which uses this update's replacements, is recorded, and does not reduce.
 
         Args:
-            reduced: The gradients.
+            reduced: The reduced gradients.
         """
         name = self.options.exchange.name
         with spans.store().update(name, reduced, self.variables), compat.summed(self.optimizer, self):

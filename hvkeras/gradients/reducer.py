@@ -66,16 +66,16 @@ def pack(order: Sequence[int], dtypes: dict[int, str], sizes: dict[int, int | No
     """
     done: list[list[int]] = []
     filling: dict[str, tuple[list[int], int]] = {}
-    room = min(FIRST_BUCKET, limit)
+    capacity = min(FIRST_BUCKET, limit)
     for index in order:
         size = sizes[index]
         if size is None:
             done.append([index])
             continue
         bucket, used = filling.pop(dtypes[index], ([], 0))
-        if bucket and used + size > room:
+        if bucket and used + size > capacity:
             done.append(bucket)
-            bucket, used, room = [], 0, limit
+            bucket, used, capacity = [], 0, limit
         filling[dtypes[index]] = ([*bucket, index], used + size)
     return done + [bucket for bucket, _ in filling.values()]
 
@@ -233,12 +233,12 @@ class GradientReducer:
                     Call("allgather", gradients[index].indices, f"{plan.key}.{index}.indices", ranks))
                    for index in sparse]
         # Adasum's collectives have their own plans, and Adasum does not support sparse gradients.
-        made = [] if exchange.op == Adasum else [*calls, *itertools.chain(*gathers)]
+        planned = [] if exchange.op == Adasum else [*calls, *itertools.chain(*gathers)]
         order = [names[index] for index in [*itertools.chain(*buckets), *(index for index in sparse for _ in range(2))]]
         first = graphs.first_of(getattr(gradients[index], "values", gradients[index]) for index in sent)
-        with job.entries.entering(plan, made, after=first):
-            if made:
-                checked = iter(compared(job, plan, made, order))
+        with job.entries.entering(plan, planned, after=first):
+            if planned:
+                checked = iter(compared(job, plan, planned, order))
                 calls, gathers = [next(checked) for _ in calls], [(next(checked), next(checked)) for _ in gathers]
             with spans.store().in_step():
                 engine = spans.store().timed(job.backend, plan)
