@@ -61,7 +61,7 @@ class Start:
             may be reused. After `timeout` seconds it raises PeerError, which names the missing ranks.
         launch: How this process was launched; `launch.mpi` is true under an MPI launcher.
         settings: The settings in force; `settings.start_timeout` limits the entire start, in seconds.
-        gpus: Unique name of each rank's GPU, in rank order; "" for a rank that computes on the CPU.
+        gpus: Globally unique name of each rank's GPU, in rank order; equal for ranks that share a GPU, "" for a CPU.
         session: Number of this start on this control channel, the same on all ranks, beginning at 1.
     """
 
