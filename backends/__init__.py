@@ -1,9 +1,9 @@
-"""The collective engines, one folder each, behind the interface `hvkeras.backends.interface.Backend`.
+"""Collective engines, one folder each, behind the interface `hvkeras.backends.interface.Backend`.
 
 This folder is installed as `hvkeras.backends`.
 
-Third parties add backends through the entry-point group `hvkeras.backends`: entry-point names are backend names, and
-the values are `Backend` subclasses.
+Third parties add backends through the entry-point group `hvkeras.backends`. The name of an entry point is the name of
+the backend, and its value is a subclass of `Backend`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hvkeras.errors import MachineError, UsageError, explain
 
 ENTRY_POINTS = "hvkeras.backends"
 
-# The order of this table is the order in which help and errors list the names.
+# In the order in which help and errors list the names.
 BUILT_IN = {
     "native": ("hvkeras.backends.native", "NativeBackend"),
     "horovod": ("hvkeras.backends.horovod", "HorovodBackend"),
@@ -27,27 +27,24 @@ BUILT_IN = {
 }
 
 
-ONE_PROCESS = "local"  # serves jobs of one process, where nothing is communicated
+ONE_PROCESS = "local"  # for jobs of one process, which do not communicate
 
 
 def backend_names() -> list[str]:
-    """Lists the names of all backends, the built-in ones first."""
+    """Return the names of all backends, the built-in ones first."""
     plugged = sorted(point.name for point in metadata.entry_points(group=ENTRY_POINTS) if point.name not in BUILT_IN)
     return [*BUILT_IN, *plugged]
 
 
 def backend_class(name: str) -> type[Backend]:
-    """Finds a backend by name.
+    """Return the class of a backend.
 
     Args:
         name: One of `backend_names()`.
 
-    Returns:
-        The backend class.
-
     Raises:
         UsageError: There is no backend of this name.
-        MachineError: The backend's package cannot be imported, or provides something else.
+        MachineError: The backend's package cannot be imported, or its entry point is not a `Backend` of this name.
     """
     if name in BUILT_IN:
         module, attribute = BUILT_IN[name]
@@ -61,7 +58,6 @@ def backend_class(name: str) -> type[Backend]:
 
 
 def _plugged(point: metadata.EntryPoint) -> type[Backend]:
-    """Imports the backend of a third party."""
     try:
         found: type[Backend] = point.load()
     except Exception as error:
@@ -75,7 +71,7 @@ def _plugged(point: metadata.EntryPoint) -> type[Backend]:
 
 
 def importable_backends() -> dict[str, type[Backend]]:
-    """The classes of all backends by name, without those of third parties that cannot be imported."""
+    """Return the classes of all backends by name, except plug-ins that cannot be imported."""
     found = {}
     for name in backend_names():
         with contextlib.suppress(MachineError):
@@ -84,5 +80,5 @@ def importable_backends() -> dict[str, type[Backend]]:
 
 
 def backend_for_strategies() -> str:
-    """The name of the first built-in backend on whose cluster strategies of `tf.distribute` can span all ranks."""
+    """Return the name of the first built-in backend that inherits from `HostsStrategies`."""
     return next(name for name in BUILT_IN if issubclass(backend_class(name), HostsStrategies))

@@ -1,4 +1,4 @@
-"""What an engine can do beyond the collectives: classes that it inherits together with `Backend`."""
+"""Optional capabilities of an engine: classes that it may inherit from, in addition to `Backend`."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class CompiledByXla(Backend):
     @property
     @abc.abstractmethod
     def objection_to_xla(self) -> str:
-        """Explains why XLA cannot compile the collectives on this machine; "" if it can. Valid after `start()`."""
+        """Reason why XLA cannot compile the collectives on this machine; "" if it can. Valid after `start()`."""
 
     @abc.abstractmethod
     def enter(self, key: str) -> None:
-        """Makes an XLA graph count at run time that this rank enters a plan before the collectives that follow.
+        """Add a counter to an XLA graph, which counts runs of a plan before the collectives that follow.
 
-        The engine counts, because XLA publishes updates of variables only after the whole graph has run. Called while
-        XLA compiles.
+        The engine counts, because variables that an XLA graph updates change only when the entire graph has run. Called
+        while XLA compiles.
 
         Args:
             key: The key of the plan, see `hvkeras.job.plans`.
@@ -35,19 +35,19 @@ class CompiledByXla(Backend):
 
     @abc.abstractmethod
     def entered(self, key: str) -> int:
-        """Returns how often graphs compiled by XLA have entered a plan; called from any thread, and must not block."""
+        """Return how often graphs compiled by XLA have entered a plan. Called from any thread; must not block."""
 
 
 class RecordsTimes(Backend):
-    """An engine that records when its collectives run; for others, graphs take timestamps around each collective."""
+    """An engine that records when its collectives run. For others, graphs take timestamps around each collective."""
 
     @abc.abstractmethod
     def keep_times(self, key: str, capacity: int) -> bool:
-        """Makes the engine record when each run of a collective begins and ends on this rank.
+        """Start recording when each run of a collective begins and ends on this rank.
 
         Args:
             key: The collective's key.
-            capacity: The number of latest runs to keep.
+            capacity: The number of most recent runs to keep.
 
         Returns:
             Whether the engine records this collective. If not, the graph takes timestamps.
@@ -55,58 +55,62 @@ class RecordsTimes(Backend):
 
     @abc.abstractmethod
     def times(self, key: str, capacity: int) -> tuple[NDArray[Any], int]:
-        """Returns when the latest runs of a collective began and ended; called from any thread, and must not block.
+        """Return when the most recent runs of a collective began and ended. Called from any thread; must not block.
 
         Args:
             key: The collective's key.
             capacity: The same value as for `keep_times`.
 
         Returns:
-            A float64 array of shape [runs, 2] in seconds since the epoch, the oldest run first; and the number of the
-            oldest run among all runs since recording began.
+            A float64 array of shape `[runs, 2]` with the begin and end of each run, in seconds since the epoch, oldest
+            first; and the index of the oldest of these runs among all runs since recording began.
         """
 
 
 class ReducesParts(Backend):
-    """An engine that reduces parts of tensors, each for one rank, and gathers parts, without packing them."""
+    """An engine that reduces parts of tensors, one for each rank, and gathers such parts, without packing them.
+
+    These are the collectives of sharded optimizer updates (ZeRO stage 1).
+    """
 
     @abc.abstractmethod
     def reduce_parts(
         self, tensors: Sequence[Any], key: str, ranks: Sequence[int], bounds: Sequence[Sequence[int]],
         before: float = 1.0, after: float = 1.0,
     ) -> list[Any]:
-        """Sums tensors of one dtype, of each of which every rank gets a part.
+        """Sum tensors and scatter a part of each over `ranks`.
 
         Args:
             tensors: One or more tensors of one dtype, the same shapes on every rank.
             key: The collective's name.
             ranks: The participating ranks.
-            bounds: For each tensor, as a flat array: the rank at place r of `ranks` gets elements [bounds[r],
-                bounds[r + 1]). The same on every rank.
-            before: Factor applied to each rank's values before the reduction; 1.0 unless `scales` has the dtype.
-            after: Factor applied to the result; the same.
+            bounds: For each tensor, `len(ranks) + 1` bounds within its flattened elements: `ranks[i]` gets elements
+                `[bounds[i], bounds[i + 1])`. The same on every rank.
+            before: Factor applied to each rank's values before the reduction; 1.0 unless `scales` contains the dtype.
+            after: Factor applied to the result; 1.0 unless `scales` contains the dtype.
 
         Returns:
-            Tensors of the same shapes, which hold the results where this rank's parts are, and anything elsewhere. They
-            may take the memory of `tensors`.
+            Tensors of the same shapes. Only this rank's parts hold the sums; the other elements are undefined. The
+            results may reuse the memory of `tensors`.
         """
 
     @abc.abstractmethod
     def gather_parts(
         self, tensors: Sequence[Any], key: str, ranks: Sequence[int], bounds: Sequence[Sequence[int]], results: int,
     ) -> list[Any]:
-        """Gathers tensors of one dtype, of each of which every rank has a part.
+        """Gather tensors from the parts that the ranks have.
 
         Args:
-            tensors: For each tensor that is not all this rank's, one of its shape, whose memory the result may take;
-                then this rank's parts, of any shape, of those tensors that it has a part of.
+            tensors: Tensors of one dtype. The first `results` are buffers: one for each tensor that this rank does not
+                have entirely, with that tensor's shape; the result may reuse its memory. They are followed by this
+                rank's parts, of any shape, of those tensors of which it has one.
             key: The collective's name.
             ranks: The participating ranks.
             bounds: The bounds of the tensors' parts, as for `reduce_parts`.
-            results: How many of `tensors` are for results.
+            results: The number of buffers in `tensors`.
 
         Returns:
-            The whole tensors, for those that are not all this rank's.
+            The complete tensors, except those that this rank already has entirely.
         """
 
 
@@ -115,7 +119,7 @@ class HostsStrategies(Backend):
 
     @abc.abstractmethod
     def strategy(self, **options: Any) -> Strategy:
-        """Builds a `MultiWorkerMirroredStrategy` of all ranks on the running cluster.
+        """Build a `MultiWorkerMirroredStrategy` of all ranks on the running cluster.
 
         Args:
             **options: As for its constructor, except for `cluster_resolver`.
@@ -123,5 +127,5 @@ class HostsStrategies(Backend):
 
 
 def objection_to_xla(backend: Backend) -> str:
-    """Explains why XLA cannot compile a backend's collectives; "" if it can."""
-    return backend.objection_to_xla if isinstance(backend, CompiledByXla) else "the engine has none for XLA"
+    """Return why XLA cannot compile a backend's collectives; "" if it can."""
+    return backend.objection_to_xla if isinstance(backend, CompiledByXla) else "the engine does not support XLA"

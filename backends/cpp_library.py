@@ -1,4 +1,4 @@
-"""Loads the C++ library, and declares its functions that graphs use on every backend."""
+"""Loader of the C++ library, with the functions that graphs use on every backend."""
 
 from __future__ import annotations
 
@@ -15,17 +15,14 @@ from hvkeras.errors import INSTALL_TENSORFLOW, MachineError, explain
 
 Array = np.ndarray[Any, Any]
 
-_PACKAGE = "hvkeras.backends.native"  # where the build installs it, beside its sources
+_PACKAGE = "hvkeras.backends.native"  # where the build installs the library
 
 
 def path_of(name: str) -> Path:
-    """Returns the path of a library file, the newest one if there are several. The file need not exist.
+    """Return the path of a library file, or of the newest one if there are several. It need not exist.
 
     If hvkeras is installed with `pip install -e`, the package has two folders: the folder of the sources, and the
     folder into which the libraries were built.
-
-    Args:
-        name: The name of the file.
     """
     spec = find_spec(_PACKAGE)
     folders = [Path(folder) for folder in (spec.submodule_search_locations if spec is not None else None) or ()]
@@ -39,7 +36,7 @@ INSTALL = ("install hvkeras again where g++ (or clang++) and cmake are found, fr
 
 
 def objection() -> str:
-    """Explains, without loading the library, why it cannot be used; "" if it can."""
+    """Return why the library cannot be used, without loading it; "" if it can."""
     if find_spec("tensorflow") is None:
         return f"TensorFlow is not installed: {INSTALL_TENSORFLOW}"
     if not PATH.is_file():
@@ -49,7 +46,7 @@ def objection() -> str:
 
 @functools.cache
 def library() -> Library:
-    """Loads the library, once per process.
+    """Load the library, once per process.
 
     Raises:
         MachineError: The library cannot be loaded.
@@ -58,7 +55,7 @@ def library() -> Library:
 
 
 def loaded() -> Library | None:
-    """Returns the library if this process has loaded it."""
+    """Return the library if this process has loaded it."""
     return library() if library.cache_info().currsize else None
 
 
@@ -77,7 +74,7 @@ class Library:
     def __init__(self) -> None:
         import tensorflow as tf
 
-        # The operations use TensorFlow's C API, whose symbols are looked up among the global symbols of the process.
+        # The operations use TensorFlow's C API, whose symbols must be global in the process.
         self.folder: Path = Path(tf.sysconfig.get_lib())
         try:
             ctypes.CDLL(str(self.folder / "libtensorflow_framework.so.2"), mode=ctypes.RTLD_GLOBAL)
@@ -95,31 +92,31 @@ class Library:
         self.functions.hvkeras_read_recording.argtypes = [ctypes.c_char_p, ctypes.c_void_p]
         self.functions.hvkeras_read_recording.restype = ctypes.c_int64
 
-    def refuse(self, key: str, text: str) -> None:
-        """Makes the operation `hvkeras_check_mismatch` of this key fail the next time it runs."""
+    def set_mismatch(self, key: str, text: str) -> None:
+        """Fail the operation `hvkeras_check_mismatch` of this key the next time it runs, with this message."""
         self.functions.hvkeras_set_mismatch(key.encode(), text.encode())
 
-    def hold_refusals(self, change: int) -> None:
-        """Lets operations that are refused wait (1), or no longer (-1), before they fail."""
+    def hold_mismatches(self, change: int) -> None:
+        """Increment (1) or decrement (-1) the number of holds; refused operations fail only while it is 0."""
         self.functions.hvkeras_hold_mismatches(change)
 
-    def take_refusal(self, key: str) -> bool:
-        """Revokes a call of `refuse`; returns False if the operation has failed already."""
+    def clear_mismatch(self, key: str) -> bool:
+        """Revoke a call of `set_mismatch`; return False if the operation has already failed."""
         return bool(self.functions.hvkeras_clear_mismatch(key.encode()))
 
-    def keep(self, key: str, columns: int, capacity: int) -> None:
-        """Starts recording the latest rows of a key: of a collective (begin and end), or of `hvkeras_record`."""
+    def start_recording(self, key: str, columns: int, capacity: int) -> None:
+        """Start recording the most recent rows of a key: of a collective (begin and end), or of `hvkeras_record`."""
         self.functions.hvkeras_start_recording(key.encode(), columns, capacity)
 
-    def kept(self, key: str, columns: int, capacity: int) -> tuple[Array, int]:
-        """Returns the rows of a key, oldest first, and the oldest row's number; arguments as for `keep`."""
+    def read_recording(self, key: str, columns: int, capacity: int) -> tuple[Array, int]:
+        """Return the rows of a key, oldest first, and the index of the oldest row; arguments as for `start_recording`."""
         rows = np.zeros((capacity, columns))
         count = int(self.functions.hvkeras_read_recording(key.encode(), rows.ctypes.data))
         return rows[: min(count, capacity)], max(0, count - capacity)
 
 
 class Code(enum.IntEnum):
-    """How a C++ function ended; backends/native/core/status.h has the same numbers."""
+    """Status code of a C++ function; the values are those of backends/native/core/status.h."""
 
     OK = 0
     FAILED = 1
@@ -129,28 +126,28 @@ class Code(enum.IntEnum):
 
 
 class Status(ctypes.Structure):
-    """What a C++ function returns: a code, and a text for people, which is valid until the thread's next call."""
+    """Return value of a C++ function: a code, and a message, which is valid until the thread's next call."""
 
     _fields_ = (("_code", ctypes.c_int32), ("_text", ctypes.c_char_p))
 
     @property
     def code(self) -> Code:
-        """How the function ended."""
+        """Status code of the function."""
         return Code(self._code)
 
     @property
     def text(self) -> str:
-        """What failed; "" on success."""
+        """Error message; "" on success."""
         return str(self._text.decode())
 
 
 def declare(function: Any, *parameters: Any, checks: bool = True) -> None:
-    """Declares a C function that returns a status.
+    """Declare a C function that returns a status.
 
     Args:
         function: The function.
         parameters: The types of its parameters.
-        checks: Whether calls raise MachineError for a failure; otherwise they return the `Status`.
+        checks: Whether calls raise MachineError on failure; otherwise they return the `Status`.
     """
     function.argtypes, function.restype = parameters, Status
     if checks:
@@ -159,5 +156,5 @@ def declare(function: Any, *parameters: Any, checks: bool = True) -> None:
 
 def _require_success(status: Status, function: Any, _: Any) -> None:
     if status.code is not Code.OK:
-        raise MachineError(explain(f"The native engine's library must be able to do its work ({status.text})",
-                                   "free memory", function=function.__name__))
+        raise MachineError(explain(f"Calls of the native engine's library must succeed ({status.text})", "free memory",
+                                   function=function.__name__))

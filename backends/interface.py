@@ -1,4 +1,4 @@
-"""The interface that every collective engine implements; engines are used only through it."""
+"""Interface of a collective engine. hvkeras uses engines only through it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from hvkeras.typing import Tensor as Tensor  # noqa: PLC0414 - backends import all they need from here
+from hvkeras.typing import Tensor as Tensor  # noqa: PLC0414 - re-exported for backends
 
 if TYPE_CHECKING:
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Reduction(enum.Enum):
-    """How allreduce combines the ranks' values; averages are sums that are divided above the interface."""
+    """Reduction operation of an allreduce. Averages are sums that hvkeras divides above the interface."""
 
     SUM = "sum"
     MIN = "min"
@@ -28,41 +28,41 @@ class Reduction(enum.Enum):
 
 @dataclass(frozen=True)
 class Availability:
-    """Whether a backend is available in this environment, and the reason, as printed by the command line."""
+    """Availability of a backend in this environment, with a reason that the command line prints."""
 
     ok: bool
     reason: str
 
 
 class Control(Protocol):
-    """What a backend may use of the control channel."""
+    """The part of the control channel that backends may use."""
 
     @property
     def local_address(self) -> str:
-        """This host's address on the route to the server, and therefore to the other hosts."""
+        """This host's address on the route to the control server, and therefore to the other hosts."""
 
     def gather(
         self, key: str, value: Any, timeout: float, on_missing: Callable[[list[int], float], None] | None = None,
         describe: Callable[[list[int]], str] | None = None, given_up: Callable[[], bool] | None = None,
     ) -> list[Any]:
-        """Collects one value from every rank; see `hvkeras.control.exchange.Exchange.gather`."""
+        """Gather one value from every rank; see `hvkeras.control.exchange.Exchange.gather`."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """The start parameters of a backend.
+    """Arguments of `Backend.start()`.
 
     Attributes:
-        topology: The ranks and hosts, agreed upon by all ranks: `topology.rank` is this rank, `topology.size` the
-            number of ranks, `topology.hosts` the host of each rank, `topology.is_one_host` whether all are the same.
-        control: The connected control channel, for exchanging addresses (never tensor data); None for a single process,
+        topology: The ranks and hosts, agreed on by all ranks: `topology.rank` is this rank, `topology.size` the number
+            of ranks, `topology.hosts` the host of each rank, `topology.is_one_host` true if all hosts are the same.
+        control: The connected control channel, for exchanging addresses (never tensor data). None for a single process,
             whose collectives are still called, with `ranks=(0,)`. `control.gather(key, value, timeout)` returns the
-            value of each rank, in their order: every rank calls it with the same key and anything that JSON holds; a
-            key may be used again. It raises PeerError, which names the missing ranks, after `timeout` seconds.
-        launch: How this process was launched: `launch.mpi` says whether MPI's launcher did.
-        settings: The settings in force; `settings.start_timeout` is the time for the whole start, in seconds.
-        gpus: What each rank computes on, in rank order: a name that no other GPU has, or "" for a CPU.
-        session: The number of this start on this control channel, the same on all ranks; 1 for the first.
+            values of all ranks in rank order. Every rank calls it with the same key and a JSON-serializable value; keys
+            may be reused. After `timeout` seconds it raises PeerError, which names the missing ranks.
+        launch: How this process was launched; `launch.mpi` is true under an MPI launcher.
+        settings: The settings in force; `settings.start_timeout` limits the entire start, in seconds.
+        gpus: Globally unique name of each rank's GPU, in rank order; equal for ranks that share a GPU, "" for a CPU.
+        session: Number of this start on this control channel, the same on all ranks, beginning at 1.
     """
 
     topology: Topology
@@ -74,48 +74,49 @@ class Start:
 
 
 class Backend(abc.ABC):
-    """One collective engine.
+    """Abstract base class of collective engines.
 
-    An engine declares what it can do: by the attributes below, and by the further classes of `capabilities` that it
-    inherits (`CompiledByXla`, `RecordsTimes`, `HostsStrategies`). Every method of every class is abstract, and nothing
-    outside an engine's folder depends on its name.
+    An engine declares its features in the class attributes below, and by also inheriting from classes of `capabilities`
+    (`CompiledByXla`, `RecordsTimes`, `ReducesParts`, `HostsStrategies`). All methods of these classes are abstract.
+    Nothing outside an engine's folder depends on its name.
 
-    Collectives take a `key`: a name that is the same on all ranks for the same collective and different for any other
-    collective (it is a hash of what is communicated, see `hvkeras.job.plans`). The same key recurs in every step, and
-    a rank never has two runs of one key in flight. `ranks` holds the participating global ranks in ascending order;
-    only these ranks make the call.
+    **Keys.** Each collective has a `key`: a name that is the same on all ranks and differs from the key of any other
+    collective. It is a hash of what is communicated, see `hvkeras.job.plans`. The key recurs in every step, but a rank
+    never has two collectives with the same key in flight.
 
-    Every engine serves float32, float64, int32 and int64, and moves bool (allgather, broadcast). For any other dtype it
-    may raise `UnsupportedError`, which names the backend and the dtype.
+    **Ranks.** `ranks` holds the participating global ranks in ascending order. Only these ranks call the collective.
 
-    Collectives are called in three situations:
+    **Dtypes.** Every engine supports float32, float64, int32 and int64, and bool in allgather and broadcast. For other
+    dtypes it may raise `UnsupportedError`, with the name of the backend and of the dtype in its message.
 
-    - *Eagerly*, from any thread: the call may block until the result is there.
-    - *While a `tf.function` is traced*: tensors are symbolic, and the call must return at once, with symbolic results
-      whose static shapes are set as far as they are known. It runs whenever the graph runs, on TensorFlow's threads.
-      There it must be **asynchronous**: TensorFlow starts collectives without a data dependency in any order and on few
-      threads, a different order on each rank, and a collective that blocks a thread while it waits for other ranks
-      may keep the one from starting for which they wait. A rank may trace a function again when others do not, so
-      that the key alone, and no counter of calls, identifies a collective.
-    - *While XLA compiles*, only for `CompiledByXla`: TensorFlow's clusters are compiled by every rank alike.
+    **Calls.** Collectives are called in three situations:
+
+    - *Eagerly*, from any thread: the call may block until the result is available.
+    - *While a `tf.function` is traced*: tensors are symbolic. The call must return immediately, with symbolic results
+      whose static shapes are set as far as they are known. The collective runs each time the graph runs, on
+      TensorFlow's threads, and must be **asynchronous** there. TensorFlow starts operations without data dependencies
+      in any order, different on each rank, and has few threads. A collective that blocked its thread while waiting for
+      other ranks could prevent the start of the collective that they wait for. One rank may retrace a function when
+      the others do not, so collectives must be matched by key, never by counting calls.
+    - *While XLA compiles*, only for `CompiledByXla`: all ranks compile the same clusters.
 
     Attributes:
         name: The name that users pass to `init(backend=...)`.
-        scales: The names of the dtypes for which reductions apply `before` and `after` themselves. For all other
-            dtypes these are 1.0, and scaling is done above the interface.
-        rounds_once: The names of the half-precision dtypes that reductions compute in float32, including `before` and
-            `after`, and round once. Others are cast to float32 above the interface, so that sums have its range.
-        compares_shapes: Whether shapes that are known only when a graph runs, and differ between ranks, make the
-            collective fail on all ranks with an error that names both shapes and ranks.
-        outlives_errors_in_graphs: Whether collectives still work after another operation of a graph has failed on all
-            ranks while collectives of that graph were in flight; results that arrive late must not reach the next run.
-        starts_after_failure: Whether the engine can start again in a process in which it was aborted, because another
-            rank had failed, so that the ranks of an elastic job that are left keep their processes.
-        loses_collectives: Whether a collective in a graph may never end after an abort. A rank that does not come back
-            from one starts its program anew.
-        has_ranks: Whether there are ranks to communicate with: not in a worker that waits to join an elastic job.
-        objection_to_sessions: Why TensorFlow 1 sessions cannot run the collectives; "" if they can.
-        reads_horovods_variables: Whether the variables by which users tune Horovod have their effect on it.
+        scales: Names of the dtypes for which reductions apply `before` and `after`. For other dtypes both are 1.0, and
+            hvkeras scales above the interface.
+        rounds_once: Names of the half-precision dtypes for which reductions accumulate in float32, including `before`
+            and `after`, and round once. Other half-precision tensors are cast to float32 above the interface.
+        compares_shapes: True if a mismatch of shapes that are known only at run time fails the collective on all ranks,
+            with an error that names both shapes and ranks.
+        outlives_errors_in_graphs: True if collectives still work after another operation of a graph has failed on all
+            ranks while collectives of that graph were in flight. Their late results must not reach the next run.
+        starts_after_failure: True if the engine can start again in a process where it was aborted because another rank
+            failed. The surviving ranks of an elastic job then keep their processes.
+        loses_collectives: True if a collective in a graph may hang forever after an abort. A rank that hangs there
+            restarts its program.
+        has_ranks: False in a worker that waits to join an elastic job, and has no ranks to communicate with yet.
+        objection_to_sessions: Reason why TensorFlow 1 sessions cannot run the collectives; "" if they can.
+        reads_horovods_variables: True if the environment variables for tuning Horovod affect this engine.
     """
 
     name: ClassVar[str]
@@ -126,121 +127,122 @@ class Backend(abc.ABC):
     starts_after_failure: ClassVar[bool] = False
     loses_collectives: ClassVar[bool] = False
     has_ranks: ClassVar[bool] = True
-    objection_to_sessions: ClassVar[str] = "it was written for functions"
+    objection_to_sessions: ClassVar[str] = "it supports tf.function only"
     reads_horovods_variables: ClassVar[bool] = False
 
     @classmethod
     @abc.abstractmethod
     def availability(cls) -> Availability:
-        """Reports whether the engine is installed. No side effects: nothing is started, imported or set for it."""
+        """Return whether the engine is installed. No side effects: starts, imports and sets nothing."""
 
     @classmethod
     @abc.abstractmethod
     def objection(cls, launch: Launch, several_hosts: bool) -> str:
-        """Explains why this engine cannot serve a launch, and what to use instead; "" if it can. No side effects.
+        """Return why this engine cannot serve a launch, and what to use instead; "" if it can. No side effects.
 
         Args:
             launch: How the process was launched.
-            several_hosts: Whether the ranks run on more than one host. hvkeras asks with False and with True before it
-                knows the hosts, so that the answer must follow from the arguments alone.
+            several_hosts: Whether the ranks run on more than one host. hvkeras calls this method with both values
+                before the hosts are known, so the result must depend on the arguments only.
         """
 
     @classmethod
     @abc.abstractmethod
     def preference(cls, launch: Launch, has_gpu: bool) -> int | None:
-        """Says when the backend `auto` tries this engine: engines with smaller numbers come first.
+        """Return the position of this engine in the order in which the backend `auto` tries engines, lowest first.
 
-        The built-in engines use 0 to 20, so that 5 is tried before most of them and 100 after all. None: only when
-        asked for by name. Called in the main thread, before the engine starts.
+        The built-in engines use 0 to 20. None excludes the engine from `auto`, so that it is used only by name. Called
+        in the main thread, before the engine starts.
 
         Args:
             launch: How the process was launched.
-            has_gpu: Whether every rank has a GPU that no other rank uses.
+            has_gpu: Whether every rank has a GPU to itself.
         """
 
     @classmethod
     @abc.abstractmethod
     def built_with(cls) -> frozenset[str]:
-        """The libraries of `MPI`, `Gloo` and `NCCL` that the installed engine's collectives can run on.
+        """Return which of `MPI`, `Gloo` and `NCCL` the installed engine was built with. No side effects.
 
-        `hvd.mpi_built()`, `hvd.gloo_built()` and `hvd.nccl_built()` report them. No side effects.
+        `hvd.mpi_built()`, `hvd.gloo_built()` and `hvd.nccl_built()` report them.
         """
 
     @abc.abstractmethod
     def start(self, start: Start) -> int:
-        """Starts the engine on all ranks; called in the main thread, and again after `stop()`.
+        """Start the engine on all ranks. Called in the main thread, and again after `stop()`.
 
-        It may block until all ranks are there, at most for `start.settings.start_timeout` seconds; the control channel
-        (`start.control.gather`) exchanges addresses and the like within that time.
+        It may block until all ranks have called it, for at most `start.settings.start_timeout` seconds. Use
+        `start.control.gather` to exchange addresses.
 
         Returns:
             The number of ranks as seen by the engine; `init()` checks it.
 
         Raises:
-            HvkerasError: The engine cannot start; the message says what to do.
+            HvkerasError: The engine cannot start; the message includes a fix.
         """
 
     @abc.abstractmethod
     def stop(self) -> None:
-        """Stops the engine; it may be started again later in the same process.
+        """Stop the engine. It may be started again later in the same process.
 
         Called in the main thread, on all ranks, when no collective is in flight, or after `abort`. It may block for
-        seconds, and never for a rank that has died. Other ranks may still be reading what this rank has sent: flush
-        before closing, and take a connection that another rank closes for no failure. Threads and files that `start()`
-        opened are closed.
+        seconds, but must not wait for a dead rank. Join the threads and close the files of `start()`. Other ranks may
+        still be reading what this rank has sent: flush before closing, and do not treat a connection that another rank
+        closes as a failure.
         """
 
     @abc.abstractmethod
     def abort(self, reason: str) -> None:
-        """Makes every collective in flight, and every later one, fail with an error, which may contain `reason`.
+        """Fail all collectives in flight and all later ones with an error, which may contain `reason`.
 
-        Called at most once, from another thread, when a rank has failed: it must return within a second, whatever the
-        other ranks do, and collectives must fail within seconds. hvkeras notices dead ranks and calls this, so that an
-        engine need not look for them.
+        Called at most once, from another thread, when a rank has failed. It must return within a second, whatever the
+        other ranks do, and the collectives must fail within seconds. hvkeras detects dead ranks and calls this method,
+        so engines need no failure detection.
         """
 
     @abc.abstractmethod
     def is_peer_failure(self, error: BaseException) -> bool:
-        """Whether an exception is this engine's way of reporting the failure of another rank.
+        """Return whether an exception of this engine reports the failure of another rank. Called from any thread.
 
-        The exception may come from a graph, with the engine's text inside a message of TensorFlow's. Any thread.
+        The exception may come from a graph, where TensorFlow includes the engine's text in its own message.
         """
 
     @property
     @abc.abstractmethod
     def engine(self) -> str:
-        """A short description of the transport, for the line that `init()` prints; valid before `start()` as well."""
+        """Short description of the transport, for the line that `init()` prints. Also valid before `start()`."""
 
     @property
     @abc.abstractmethod
     def transport(self) -> str:
-        """What carries the data now: `MPI`, `Gloo` or `NCCL`, by which Horovod's queries go, else a name of its own."""
+        """Transport in use: `MPI`, `Gloo` or `NCCL`, which Horovod's queries compare with, or any other name."""
 
     @abc.abstractmethod
     def add_process_set(self, ranks: Sequence[int]) -> None:
-        """Prepares collectives among a subset of the ranks.
+        """Prepare collectives among a subset of the ranks.
 
-        Called by all ranks, members or not, in the same order and while no collective is in flight; may block for them.
+        Called by all ranks, members or not, in the same order, while no collective is in flight. It may block until all
+        ranks have called it.
         """
 
     @abc.abstractmethod
     def remove_process_set(self, ranks: Sequence[int]) -> None:
-        """Removes a subset of the ranks; called as `add_process_set` is. Graphs that use it are not run again."""
+        """Remove a subset of the ranks. Called like `add_process_set`. Graphs that use the subset do not run again."""
 
     @abc.abstractmethod
     def allreduce(
         self, tensors: Sequence[Tensor], key: str, reduction: Reduction, ranks: Sequence[int], before: float = 1.0,
         after: float = 1.0,
     ) -> list[Tensor]:
-        """Reduces tensors of one dtype elementwise over `ranks`, as one bucket.
+        """Reduce a bucket of tensors elementwise over `ranks`.
 
         Args:
-            tensors: One or more tensors of one dtype, the same shapes on every rank.
+            tensors: One or more tensors of one dtype, with the same shapes on every rank.
             key: The collective's name.
             reduction: How to combine the values.
             ranks: The participating ranks.
-            before: Factor applied to each rank's values before the reduction; 1.0 unless `scales` has the dtype.
-            after: Factor applied to the result; the same.
+            before: Factor applied to each rank's values before the reduction; 1.0 unless `scales` contains the dtype.
+            after: Factor applied to the result; 1.0 unless `scales` contains the dtype.
 
         Returns:
             The reduced tensors, with the shapes and dtype of `tensors`.
@@ -248,12 +250,12 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     def allgather(self, tensor: Tensor, key: str, ranks: Sequence[int]) -> Tensor:
-        """Concatenates tensors along the first dimension, which may differ between ranks.
+        """Concatenate tensors along the first dimension, which may differ between ranks.
 
         Args:
             tensor: At least one-dimensional; the other dimensions and the dtype are equal on every rank.
             key: The collective's name.
-            ranks: The participating ranks; their order is the order of the result.
+            ranks: The participating ranks, in the order of the result.
 
         Returns:
             A tensor of shape `[sum of first dimensions, ...]`.
@@ -261,11 +263,11 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     def broadcast(self, tensor: Tensor, root_rank: int, key: str, ranks: Sequence[int]) -> Tensor:
-        """Broadcasts the root's tensor to every rank; shape and dtype are equal on every rank.
+        """Broadcast the root's tensor to every rank. Shape and dtype are equal on every rank.
 
         Args:
-            tensor: The value to send on the root; on other ranks, a tensor of the same shape and dtype.
-            root_rank: The global rank that sends, not its place in `ranks`; one of `ranks`.
+            tensor: The value to send on the root; on other ranks, any tensor of the same shape and dtype.
+            root_rank: The global rank of the root, which is one of `ranks`, not its index in `ranks`.
             key: The collective's name.
             ranks: The participating ranks.
 
@@ -275,31 +277,32 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     def alltoall(self, tensor: Tensor, splits: Tensor, key: str, ranks: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Sends different rows to each rank.
+        """Send different rows to each rank.
 
         Args:
             tensor: At least one-dimensional; all dimensions except the first, and the dtype, are equal on every rank.
-            splits: int64 of shape `[len(ranks)]`: the number of consecutive rows for each of `ranks`. The numbers are
-                not negative, and add up to the first dimension.
+            splits: int64 of shape `[len(ranks)]`: the number of consecutive rows to send to each of `ranks`. The
+                numbers are not negative, and their sum is the first dimension.
             key: The collective's name.
             ranks: The participating ranks.
 
         Returns:
-            The received rows in the order of `ranks`, and an int64 tensor with the number of rows from each rank.
+            The received rows in the order of `ranks`, and the number of rows from each rank: int64 of shape
+            `[len(ranks)]`.
         """
 
     @abc.abstractmethod
     def reducescatter(
         self, tensor: Tensor, key: str, ranks: Sequence[int], before: float = 1.0, after: float = 1.0
     ) -> Tensor:
-        """Sums tensors and gives each rank a part of the rows; if uneven, the first ranks get one more row.
+        """Sum tensors and scatter the rows over `ranks`. If they are uneven, the first ranks get one more row.
 
         Args:
             tensor: At least one-dimensional, the same shape and dtype on every rank.
             key: The collective's name.
-            ranks: The participating ranks; their order is that of the parts.
-            before: Factor applied to each rank's values before the reduction.
-            after: Factor applied to the result.
+            ranks: The participating ranks, in the order of their rows.
+            before: Factor applied to each rank's values before the reduction, as for `allreduce`.
+            after: Factor applied to the result, as for `allreduce`.
 
         Returns:
             This rank's rows of the sum.

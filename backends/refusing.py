@@ -1,4 +1,4 @@
-"""Backends of processes that have no ranks to communicate with: their collectives raise, and say why."""
+"""Backends of processes without ranks to communicate with: their collectives raise UsageError."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class RefusingBackend(LocalBackend):
 
     Args:
         sentence: What must hold for a collective.
-        hint: What to do.
+        hint: The hint of the error.
     """
 
     def __init__(self, sentence: str, hint: str) -> None:
@@ -54,7 +54,7 @@ class RefusingBackend(LocalBackend):
 class StandbyBackend(RefusingBackend):
     """The backend of a worker that waits to join a running elastic job.
 
-    The other ranks are in an elastic function, and call no collective with this one. Gradients stay as they are:
+    The other ranks are in an elastic function, and call no collectives with this worker. Gradients are not averaged:
     scripts call `fit` on a batch to build the optimizer, and the weights are replaced when this worker joins.
     """
 
@@ -74,19 +74,19 @@ class StandbyBackend(RefusingBackend):
 
 
 class ForkedBackend(RefusingBackend):
-    """The backend of a process that a rank has forked: it has a copy of the engine, but none of its threads.
+    """The backend of a process that a rank has forked. It has a copy of the engine, but none of its threads.
 
-    What it sent would reach the other ranks as the rank's own.
+    The other ranks would mistake its messages for those of the rank.
 
     Args:
-        copied: The rank's backend, as which this one answers questions.
+        copied: The rank's backend, whose descriptions this one returns.
     """
 
     def __init__(self, copied: Backend) -> None:
         super().__init__("Collectives must be called in a rank's own process, not in one that it has forked",
                          "return the value to the rank, and call the collective there")
         self.name = copied.name  # type: ignore[misc]
-        self._copied = copied  # which is asked only when somebody asks this one: it may call a library
+        self._copied = copied  # its properties are read only on demand, as they may call a library
 
     @property
     def engine(self) -> str:

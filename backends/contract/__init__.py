@@ -1,6 +1,7 @@
-"""The contract of a backend, as tests that anybody can run on a backend of their own.
+"""Contract of a backend: conformance tests that authors of backends can run on their engine.
 
     pytest --pyargs hvkeras.backends.contract --backend NAME [--ranks 2,4] [--launcher hvkeras|mpirun]
 
-Each clause of `clauses` and `failures` is a test on real ranks, which names what `hvkeras.backends.interface` asks.
+Each clause of `clauses`, `capabilities` and `usage` is a requirement of `hvkeras.backends.interface`, and is tested on
+real ranks.
 """

@@ -1,4 +1,4 @@
-"""The clauses on what a backend declares beyond the collectives, and on its start and end within a process."""
+"""Clauses on the optional capabilities that a backend declares, and on restarting it within a process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _sum(ranks: ContractRanks, shape: list[int]) -> Any:
 
 
 def compiled(ranks: ContractRanks) -> None:
-    """`CompiledByXla`: results, and counts of entries."""
+    """Check `CompiledByXla`: results, and counts of entries."""
     backend = ranks.backend
     if not isinstance(backend, CompiledByXla):
         raise NotTried("the backend does not inherit CompiledByXla")
@@ -42,29 +42,30 @@ def compiled(ranks: ContractRanks) -> None:
 
 
 def recorded(ranks: ContractRanks) -> None:
-    """`RecordsTimes`: one row for each run."""
+    """Check `RecordsTimes`: one row for each run."""
     backend = ranks.backend
     if not isinstance(backend, RecordsTimes):
         raise NotTried("the backend does not inherit RecordsTimes")
     key, capacity = ranks.key(), 4
-    kept: list[bool] = []
+    accepted: list[bool] = []
 
     @tf.function(autograph=False)
     def reduce(mine: Any) -> Any:
-        kept.append(backend.keep_times(key, capacity))
+        accepted.append(backend.keep_times(key, capacity))
         return backend.allreduce([mine], key, Reduction.SUM, ranks.all)[0]
 
     for _ in range(6):
         reduce(tensor(ranks.rank, "float32", [3]))
-    if not all(kept):
-        raise NotTried("keep_times() declines this collective")
+    if not all(accepted):
+        raise NotTried("keep_times() does not record this collective")
     rows, first = backend.times(key, capacity)
     if rows.shape != (capacity, 2) or first != 2 or not (np.diff(rows.ravel()) >= 0).all():
-        raise AssertionError(f"times() must give the latest {capacity} of 6 runs in order. Received: {first}, {rows}.")
+        raise AssertionError(f"times() must return the latest {capacity} of 6 runs, in order. Received: {first},"
+                             f" {rows}.")
 
 
 def sessions(ranks: ContractRanks) -> None:
-    """No objection to sessions: a collective runs in one."""
+    """Check `objection_to_sessions`: without one, a session runs collectives."""
     if ranks.backend.objection_to_sessions:
         raise NotTried(ranks.backend.objection_to_sessions)
     key = ranks.key()
@@ -76,9 +77,9 @@ def sessions(ranks: ContractRanks) -> None:
 
 
 def unlike_shapes(ranks: ContractRanks) -> None:
-    """`compares_shapes`: an error on every rank."""
+    """Check `compares_shapes`: an error on every rank."""
     if not ranks.backend.compares_shapes:
-        raise NotTried("the backend declares that it does not compare shapes")
+        raise NotTried("compares_shapes is False")
     key = ranks.key()
 
     @tf.function(autograph=False, input_signature=[tf.TensorSpec([None], tf.float32)])
@@ -94,13 +95,13 @@ def unlike_shapes(ranks: ContractRanks) -> None:
         if len(shapes) < 2 or len(re.findall(r"\branks? \d", message)) < 2:
             raise AssertionError(f"the error must name both shapes and ranks. Received: {text}") from None
         return
-    raise AssertionError("unlike shapes must raise on every rank")
+    raise AssertionError("a mismatch of shapes must raise on every rank")
 
 
 def outlived(ranks: ContractRanks) -> None:
-    """`outlives_errors_in_graphs`."""
+    """Check `outlives_errors_in_graphs`."""
     if not ranks.backend.outlives_errors_in_graphs:
-        raise NotTried("the backend declares that errors in graphs end it")
+        raise NotTried("outlives_errors_in_graphs is False")
     key = ranks.key()
 
     @tf.function(autograph=False)
@@ -119,7 +120,7 @@ def outlived(ranks: ContractRanks) -> None:
 
 
 def hosted(ranks: ContractRanks) -> None:
-    """`HostsStrategies`."""
+    """Check `HostsStrategies`."""
     backend = ranks.backend
     if not isinstance(backend, HostsStrategies):
         raise NotTried("the backend does not inherit HostsStrategies")
@@ -129,26 +130,26 @@ def hosted(ranks: ContractRanks) -> None:
 
 
 def again(ranks: ContractRanks) -> None:
-    """`stop()` and `start()`."""
-    held = []
+    """Check that `start()` works after `stop()`, and that `stop()` leaks no threads or files."""
+    counts = []
     for _ in range(3):
         hvd.shutdown()
         hvd.init(ranks.name)
         check(ranks.backend.allreduce([tensor(ranks.rank, "float32", [3])], ranks.key(), Reduction.SUM, ranks.all)[0],
-              _sum(ranks, [3]), "a sum after a new start")
-        held.append((threading.active_count(), len(os.listdir("/proc/self/fd"))))
-    # More after each start: Horovod may have a file more or less open at a time, whenever it is asked.
-    if any(first < second < third for first, second, third in zip(*held, strict=True)):
-        raise AssertionError("stop() must end the threads and close the files of start(). Received: (threads, files)"
-                             f" after each start: {held}.")
+              _sum(ranks, [3]), "a sum after a restart")
+        counts.append((threading.active_count(), len(os.listdir("/proc/self/fd"))))
+    # A leak grows with each start. Without a leak, Horovod's number of open files still varies by one.
+    if any(first < second < third for first, second, third in zip(*counts, strict=True)):
+        raise AssertionError("stop() must join the threads and close the files of start(). Received: (threads, files)"
+                             f" after each start: {counts}.")
 
 
 CLAUSES: dict[str, Callable[[ContractRanks], None]] = {
-    "compiled by XLA, a collective gives the same result, and entries are counted (CompiledByXla)": compiled,
-    "recorded times are those of the latest runs (RecordsTimes)": recorded,
-    "a session of TensorFlow 1 runs a collective (objection_to_sessions)": sessions,
+    "XLA-compiled collectives return the same results, and entries are counted (CompiledByXla)": compiled,
+    "times() returns the most recent runs (RecordsTimes)": recorded,
+    "a TensorFlow 1 session runs collectives (objection_to_sessions)": sessions,
     "collectives work after a graph has failed (outlives_errors_in_graphs)": outlived,
     "a strategy spans all ranks (HostsStrategies)": hosted,
-    "after stop(), start() works again": again,
-    "shapes that differ when a graph runs are an error on all ranks (compares_shapes)": unlike_shapes,
+    "start() works after stop()": again,
+    "a mismatch of shapes at run time raises on all ranks (compares_shapes)": unlike_shapes,
 }

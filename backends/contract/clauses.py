@@ -1,4 +1,4 @@
-"""The clauses on collectives: what `hvkeras.backends.interface` asks of an engine that has started."""
+"""Clauses on collectives: the requirements of `hvkeras.backends.interface` on a running engine."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def _clause(text: str) -> Callable[[Callable[[ContractRanks], None]], Callable[[
 
 
 def combined(ranks: ContractRanks, reduction: Reduction, dtype: str, shape: list[int]) -> Any:
-    """What a reduction of all ranks' values gives."""
+    """Return the expected result of a reduction of all ranks' `values`."""
     everyone = np.stack([values(rank, dtype, shape) for rank in ranks.all])
     return _COMBINE[reduction](everyone, axis=0).astype(everyone.dtype)
 
 
-@_clause("allreduce sums, multiplies, and finds minima and maxima, in each dtype or with a refusal")
+@_clause("allreduce computes sums, products, minima and maxima, in each dtype that it supports")
 def allreduce(ranks: ContractRanks) -> None:
-    """Each reduction in each dtype."""
+    """Check each reduction in each dtype."""
     def attempt(dtype: str) -> None:
         for reduction in Reduction:
             def reduce(key: str, mine: Any, reduction: Reduction = reduction) -> Any:
@@ -48,9 +48,9 @@ def allreduce(ranks: ContractRanks) -> None:
     supported(REDUCIBLE, REQUIRED, ranks.name, attempt)
 
 
-@_clause("allreduce takes several tensors, scalars and empty ones among them, and keeps their shapes")
+@_clause("allreduce accepts buckets of tensors, including scalars and empty tensors, and preserves their shapes")
 def bucket(ranks: ContractRanks) -> None:
-    """Buckets."""
+    """Check buckets."""
     for shapes in ([[3], [], [0, 2], [2, 2]], [[0]]):
         def reduce(key: str, *mine: Any) -> list[Any]:
             results = ranks.backend.allreduce(list(mine), key, Reduction.SUM, ranks.all)
@@ -63,12 +63,12 @@ def bucket(ranks: ContractRanks) -> None:
                 check(result, combined(ranks, Reduction.SUM, "float32", shape), f"a bucket {way}")
 
 
-@_clause("allreduce and reducescatter scale before and after, in the dtypes that `scales` declares")
+@_clause("allreduce and reducescatter apply `before` and `after`, in the dtypes that `scales` declares")
 def scaling(ranks: ContractRanks) -> None:
-    """Scaling factors."""
+    """Check scaling factors."""
     declared = [dtype for dtype in ("float32", "float64", "float16", "bfloat16") if dtype in ranks.backend.scales]
     if not declared:
-        raise NotTried("the backend declares no dtype that it scales")
+        raise NotTried("scales is empty")
     for dtype in declared:
         def scaled(key: str, mine: Any) -> Any:
             return (ranks.backend.allreduce([mine], key, Reduction.SUM, ranks.all, 0.5, 4.0)[0],
@@ -76,17 +76,17 @@ def scaling(ranks: ContractRanks) -> None:
 
         shape = [ranks.size, 2]
         expected = combined(ranks, Reduction.SUM, dtype, shape) * 2
-        for way, (whole, part) in ranks.both(scaled, tensor(ranks.rank, dtype, shape)):
-            check(whole, expected, f"a scaled sum of {dtype} {way}")
+        for way, (summed, part) in ranks.both(scaled, tensor(ranks.rank, dtype, shape)):
+            check(summed, expected, f"a scaled sum of {dtype} {way}")
             check(part, expected[ranks.rank : ranks.rank + 1], f"a scaled part of {dtype} {way}")
 
 
-@_clause("sums of half precision do not overflow on the way, in the dtypes that `rounds_once` declares")
+@_clause("sums in half precision do not overflow in intermediate results, in the dtypes that `rounds_once` declares")
 def halves(ranks: ContractRanks) -> None:
-    """Half precision computed in float32."""
+    """Check that half precision accumulates in float32."""
     declared = sorted(ranks.backend.rounds_once)
     if not declared:
-        raise NotTried("the backend declares no dtype that it rounds once")
+        raise NotTried("rounds_once is empty")
     for dtype in declared:
         large = np.full([4], 60000.0).astype(tf.as_dtype(dtype).as_numpy_dtype)
 
@@ -98,12 +98,12 @@ def halves(ranks: ContractRanks) -> None:
 
 
 def _rows(rank: int) -> int:
-    return (2 * rank + 3) % 4  # unlike numbers of rows; 3, 1, 3, 1, ...
+    return (2 * rank + 3) % 4  # 3, 1, 3, 1, ...
 
 
-@_clause("allgather joins unlike numbers of rows in the order of the ranks, in each dtype or with a refusal")
+@_clause("allgather concatenates different numbers of rows in rank order, in each dtype that it supports")
 def allgather(ranks: ContractRanks) -> None:
-    """Uneven rows."""
+    """Check uneven rows."""
     def attempt(dtype: str) -> None:
         def gather(key: str, mine: Any) -> Any:
             return ranks.backend.allgather(mine, key, ranks.all)
@@ -115,9 +115,9 @@ def allgather(ranks: ContractRanks) -> None:
     supported(MOVABLE, (*REQUIRED, "bool"), ranks.name, attempt)
 
 
-@_clause("allgather takes ranks without rows, and rows that are scalars")
+@_clause("allgather accepts ranks without rows, one-dimensional tensors, and rows of size zero")
 def allgather_of_few(ranks: ContractRanks) -> None:
-    """Empty parts."""
+    """Check empty parts."""
     def gather(key: str, mine: Any) -> Any:
         gathered = ranks.backend.allgather(mine, key, ranks.all)
         require_shape(gathered, tf.TensorShape([None]).concatenate(mine.shape[1:]))
@@ -129,9 +129,9 @@ def allgather_of_few(ranks: ContractRanks) -> None:
             check(found, np.concatenate(parts), f"rows of shape {shape} {way}")
 
 
-@_clause("broadcast sends the value of each rank to all, in each dtype or with a refusal")
+@_clause("broadcast sends the root's value to all ranks, from each root and in each dtype that it supports")
 def broadcast(ranks: ContractRanks) -> None:
-    """From every root."""
+    """Check each root."""
     def attempt(dtype: str) -> None:
         for root in ranks.all:
             def send(key: str, mine: Any, root: int = root) -> Any:
@@ -144,16 +144,16 @@ def broadcast(ranks: ContractRanks) -> None:
     supported(MOVABLE, (*REQUIRED, "bool"), ranks.name, attempt)
 
 
-@_clause("alltoall sends unlike numbers of rows, none among them, and says how many came from each rank")
+@_clause("alltoall sends different numbers of rows, including none, and returns the number from each rank")
 def alltoall(ranks: ContractRanks) -> None:
-    """Uneven splits."""
+    """Check uneven splits."""
     def splits(rank: int) -> list[int]:
         return [(rank + 2 * other) % 3 for other in ranks.all]
 
     def rows(rank: int, to: int) -> Any:
-        whole = np.arange(sum(splits(rank)) * 2, dtype=np.float32).reshape(-1, 2) + 100 * rank
+        sent = np.arange(sum(splits(rank)) * 2, dtype=np.float32).reshape(-1, 2) + 100 * rank
         start = sum(splits(rank)[:to])
-        return whole[start : start + splits(rank)[to]]
+        return sent[start : start + splits(rank)[to]]
 
     def exchange(key: str, mine: Any, counts: Any) -> Any:
         return ranks.backend.alltoall(mine, counts, key, ranks.all)
@@ -165,9 +165,9 @@ def alltoall(ranks: ContractRanks) -> None:
         check(counts, np.array([splits(other)[ranks.rank] for other in ranks.all]), f"numbers of rows {way}")
 
 
-@_clause("reducescatter gives each rank its rows of the sum, the first ranks one more where they are uneven")
+@_clause("reducescatter returns each rank's rows of the sum; if they are uneven, the first ranks get one more")
 def reducescatter(ranks: ContractRanks) -> None:
-    """Uneven and few rows."""
+    """Check uneven rows, and fewer rows than ranks."""
     def scatter(key: str, mine: Any) -> Any:
         return ranks.backend.reducescatter(mine, key, ranks.all)
 
@@ -177,18 +177,18 @@ def reducescatter(ranks: ContractRanks) -> None:
             check(found, expected, f"this rank's part of {rows} rows {way}")
 
 
-@_clause("collectives of subsets of the ranks run beside each other, and roots and orders are those of global ranks")
+@_clause("collectives of different process sets run concurrently, with global ranks as roots")
 def subsets(ranks: ContractRanks) -> None:
-    """Process sets."""
+    """Check process sets."""
     if ranks.size < 3:
-        raise NotTried("a subset takes three ranks")
+        raise NotTried("process sets need at least three ranks")
     half = ranks.size // 2
     sets = [tuple(range(half, ranks.size)), tuple(ranks.all[::2])]
     for members in sets:
         ranks.backend.add_process_set(members)
     for members in sets:
         if ranks.rank not in members:
-            ranks.key()  # keys stay the same on all ranks
+            ranks.key()  # so that later keys are the same on all ranks
             continue
 
         def both(key: str, mine: Any, members: tuple[int, ...] = members) -> Any:
@@ -203,9 +203,9 @@ def subsets(ranks: ContractRanks) -> None:
         ranks.backend.remove_process_set(members)
 
 
-@_clause("collectives of a function that do not depend on each other end, in whatever order the ranks trace them")
+@_clause("independent collectives of a function do not deadlock, in whatever order the ranks trace them")
 def any_order(ranks: ContractRanks) -> None:
-    """More collectives in flight than TensorFlow has threads."""
+    """Check more collectives in flight than TensorFlow has threads."""
     count = 40
     keys = [ranks.key(str(number)) for number in range(count)]
 
@@ -221,9 +221,9 @@ def any_order(ranks: ContractRanks) -> None:
             check(found, combined(ranks, Reduction.SUM, "float32", [2]) + np.float32(index * ranks.size), "a sum")
 
 
-@_clause("a rank may trace a function again when the others do not")
+@_clause("a rank may retrace a function when the others do not")
 def retraced(ranks: ContractRanks) -> None:
-    """The key alone identifies a collective."""
+    """Check that collectives are matched by their keys only."""
     key = ranks.key()
 
     def make() -> Any:
@@ -237,9 +237,9 @@ def retraced(ranks: ContractRanks) -> None:
         check(reduce(tensor(ranks.rank, "float32", [3])), combined(ranks, Reduction.SUM, "float32", [3]), "a sum")
 
 
-@_clause("the sizes of a function's tensors may change from one run to the next, on all ranks alike")
+@_clause("the sizes of a function's tensors may change from one run to the next, equally on all ranks")
 def changing_sizes(ranks: ContractRanks) -> None:
-    """Shapes that tracing does not know."""
+    """Check shapes that are unknown at trace time."""
     key = ranks.key()
 
     @tf.function(autograph=False, input_signature=[tf.TensorSpec([None], tf.float32)])
@@ -251,9 +251,9 @@ def changing_sizes(ranks: ContractRanks) -> None:
               f"a sum of {size}")
 
 
-@_clause("a collective runs at each run of its function, also if its result is unused or its input a constant there")
+@_clause("a collective runs at each run of its function, even if its result is unused or its input a constant")
 def every_run(ranks: ContractRanks) -> None:
-    """Neither pruned nor folded by TensorFlow's optimizer."""
+    """Check that TensorFlow's optimizer neither prunes nor folds collectives."""
     key = ranks.key()
 
     @tf.function(autograph=False)
@@ -268,9 +268,9 @@ def every_run(ranks: ContractRanks) -> None:
             check(found, np.array([1, 2], np.float32) + number * (ranks.size - 1), f"the sum of run {number}")
 
 
-@_clause("a collective in a loop runs once an iteration")
+@_clause("a collective in a loop runs once per iteration")
 def in_a_loop(ranks: ContractRanks) -> None:
-    """`tf.while_loop`."""
+    """Check `tf.while_loop`."""
     key = ranks.key()
 
     @tf.function(autograph=False)

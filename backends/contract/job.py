@@ -1,4 +1,4 @@
-"""Starts the ranks that try a part of the contract, and collects what each of them found."""
+"""Start the ranks that test a part of the contract, and collect their results."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from hvkeras.errors import UsageError, explain
 _START = 120.0  # seconds for the start and the end of a job
 _LAUNCHES = {"hvkeras": ("hvkeras run", Rendezvous("run"), False),
              "mpirun": ("mpirun (Open MPI)", Rendezvous("mpi"), True)}
-# Open MPI refuses root, and more ranks than cores, unless it is told.
+# Let Open MPI run as root, and with more ranks than cores.
 _ENVIRONMENT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "TF_CPP_MIN_LOG_LEVEL": "2",
                 "OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_MCA_hwloc_base_binding_policy": "none",
                 "OMPI_MCA_mpi_yield_when_idle": "1", "PYTHONFAULTHANDLER": "1"}
 
 
 class Verdict(enum.Enum):
-    """What a rank says of a clause."""
+    """Outcome of a clause on one rank."""
 
     HOLDS = "holds"
     FAILS = "fails"
@@ -35,12 +35,7 @@ class Verdict(enum.Enum):
 
 @dataclass(frozen=True)
 class ClauseResult:
-    """What a rank found out about a clause.
-
-    Attributes:
-        verdict: What it says of the clause.
-        text: Why, unless the clause holds.
-    """
+    """Result of a clause on one rank; `text` is the reason, unless the clause holds."""
 
     verdict: Verdict
     text: str = ""
@@ -48,14 +43,14 @@ class ClauseResult:
 
 @dataclass(frozen=True)
 class ContractJob:
-    """What a job found.
+    """Results of a job.
 
     Attributes:
         command: Its command line.
-        code: Its exit code; None if it was ended after its deadline.
-        output: What it printed.
-        log: The file with the same.
-        found: For each rank, what it found out about each clause that it came to.
+        code: Its exit code; None if it was terminated at its deadline.
+        output: Its output.
+        log: The file with the output.
+        found: For each rank, the result of each clause that it reached.
     """
 
     command: str
@@ -66,15 +61,15 @@ class ContractJob:
 
 
 def launcher_for(backend: str, ranks: int, hosts: str = "") -> str:
-    """The first launcher to which the backend has no objection.
+    """Return the first launcher that the backend supports.
 
     Args:
         backend: The backend's name.
         ranks: The number of ranks.
-        hosts: The hosts that they run on; "" for this one alone.
+        hosts: The hosts of the ranks; "" for this host only.
 
     Raises:
-        UsageError: It objects to all.
+        UsageError: It supports none of them.
     """
     objections = {}
     for name, (launcher, rendezvous, mpi) in _LAUNCHES.items():
@@ -83,21 +78,21 @@ def launcher_for(backend: str, ranks: int, hosts: str = "") -> str:
         if not objection:
             return name
         objections[name] = objection
-    raise UsageError(explain("A backend must serve hvkeras run or mpirun to be tested", **objections))
+    raise UsageError(explain("A backend must support hvkeras run or mpirun to be tested", **objections))
 
 
 def run(backend: str, part: str, ranks: int, launcher: str, deadline: float, folder: Path,
         hosts: str = "") -> ContractJob:
-    """Runs a part of the contract.
+    """Run a part of the contract.
 
     Args:
         backend: The backend's name.
-        part: A part of `hvkeras.backends.contract.rank`.
+        part: One of `hvkeras.backends.contract.rank.PARTS`.
         ranks: The number of ranks.
         launcher: `hvkeras` or `mpirun`.
-        deadline: Seconds for each clause.
-        folder: Where the ranks write what they found; all hosts see it at this path.
-        hosts: The hosts and their slots, as launchers take them; "" for this one alone.
+        deadline: Timeout of each clause, in seconds.
+        folder: Where the ranks write their results; shared by all hosts.
+        hosts: The hosts and their slots, in the launcher's syntax; "" for this host only.
     """
     start = {"hvkeras": [_beside_python("hvkeras"), "run"], "mpirun": [_beside_python("mpirun")]}[launcher]
     placement = ["-np", str(ranks), *(["-H", hosts] if hosts else [])]
@@ -122,6 +117,6 @@ def run(backend: str, part: str, ranks: int, launcher: str, deadline: float, fol
 
 
 def _beside_python(command: str) -> str:
-    """The path of a command, first in the folder of this Python, whose environment need not be activated."""
+    # First in the folder of this Python, whose virtual environment may not be activated.
     path = Path(sys.executable).parent / command
     return str(path) if path.is_file() else command

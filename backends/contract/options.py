@@ -1,4 +1,4 @@
-"""Options and fixtures of the contract tests: which backend, on how many ranks, under which launcher."""
+"""Options and fixtures of the contract tests: the backend, the numbers of ranks, the launcher."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from hvkeras.errors import HvkerasError, explain
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds the options."""
+    """Add the options."""
     group = parser.getgroup("contract", "contract of a backend of hvkeras")
     group.addoption("--backend", metavar="NAME", help="the backend: one of " + ", ".join(backend_names()))
     group.addoption("--ranks", metavar="N,N", default="2,4", help="numbers of ranks to run on (default: 2,4)")
     group.addoption("--launcher", choices=("auto", "hvkeras", "mpirun"), default="auto", help="what starts the ranks"
-                    " (default: hvkeras run, or mpirun where the backend objects to that)")
-    group.addoption("--hosts", metavar="HOST:N,HOST:N", default="", help="hosts to run the ranks on, and their slots,"
-                    " which see this folder and the temporary one at the same paths (default: this host)")
-    group.addoption("--clause-deadline", type=float, default=60.0, metavar="SECONDS", help="the time within which a"
-                    " clause must end (default: 60)")
+                    " (default: hvkeras run, or mpirun if the backend does not support that)")
+    group.addoption("--hosts", metavar="HOST:N,HOST:N", default="", help="hosts to run the ranks on, and their slots;"
+                    " they must share this folder and the temporary folder (default: this host)")
+    group.addoption("--clause-deadline", type=float, default=60.0, metavar="SECONDS", help="timeout of each clause"
+                    " (default: 60)")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Refuses a missing or unknown backend, and a single rank."""
+    """Reject a missing or unknown backend, and numbers of ranks below two."""
     name = config.getoption("--backend")
     if name is None:
         raise pytest.UsageError(explain("--backend must name the backend to test", f"--backend {backend_names()[0]}"))
@@ -39,7 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Runs the tests of ranks on each number of ranks."""
+    """Parametrize tests with a `ranks` argument by the option `--ranks`."""
     if "ranks" in metafunc.fixturenames:
         counts = [int(count) for count in metafunc.config.getoption("--ranks").split(",")]
         metafunc.parametrize("ranks", counts, ids=[f"{count} ranks" for count in counts], scope="session")
@@ -47,14 +47,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session")
 def backend(request: pytest.FixtureRequest) -> str:
-    """The backend's name."""
+    """Return the backend's name."""
     return str(request.config.getoption("--backend"))
 
 
 @pytest.fixture(scope="session")
 def job(request: pytest.FixtureRequest, backend: str, tmp_path_factory: pytest.TempPathFactory
         ) -> Callable[[str, int], ContractJob]:
-    """Runs a part of the contract on some ranks, once a session."""
+    """Return a function that runs a part of the contract on a number of ranks, once per session."""
     jobs: dict[tuple[str, int], ContractJob] = {}
     chosen, hosts = request.config.getoption("--launcher"), request.config.getoption("--hosts")
 

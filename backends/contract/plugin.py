@@ -1,4 +1,4 @@
-"""pytest's entry point: adds the options of the contract tests where a command line runs these tests."""
+"""pytest plug-in that adds the options of the contract tests to command lines that run them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ CONTRACT = "hvkeras.backends.contract"
 
 
 def pytest_load_initial_conftests(early_config: Any, args: list[str]) -> None:
-    """Registers the options, since pytest reads no conftest.py of a package that `--pyargs` names before it parses."""
+    """Register the options: pytest parses its command line before it reads the conftest.py of a `--pyargs` package."""
     if any(argument.startswith(CONTRACT) for argument in args):
         early_config.pluginmanager.import_plugin(f"{CONTRACT}.options")

@@ -1,4 +1,4 @@
-"""What the clauses of the contract work with: the backend, this rank's place, keys, and expected values."""
+"""Fixtures of the clauses: the backend, the ranks, keys, input values, and comparison of results."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ EAGERLY, TRACED = "eagerly", "in a function"
 
 
 class NotTried(Exception):  # noqa: N818 - it is no error
-    """A clause does not apply, for the reason given."""
+    """A clause does not apply; the message is the reason."""
 
 
 class ContractRanks:
-    """This rank among all of a job.
+    """This rank and all ranks of a contract job.
 
     Args:
         name: The backend's name.
@@ -50,15 +50,15 @@ class ContractRanks:
         return current_session().backend
 
     def begin(self, clause: str) -> None:
-        """Starts the keys of a clause, which are the same on all ranks."""
+        """Restart the keys for a clause, whose name is the same on all ranks."""
         self._clause, self._keys, self._way = clause, itertools.count(), ""
 
     def key(self, text: str = "") -> str:
-        """A key that no other collective has; the same on all ranks, which ask for them in the same order."""
+        """Return a unique key. It is the same on all ranks if they call this method in the same order."""
         return f"contract-{self._clause}-{text}-{next(self._keys)}"
 
     def both(self, function: Callable[..., Any], *tensors: Any) -> Iterator[tuple[str, Any]]:
-        """Calls a function of a key and tensors eagerly, and twice while traced; yields the ways and the results."""
+        """Call `function(key, *tensors)` eagerly, and twice as a `tf.function`; yield descriptions and results."""
         key = self.key()
         traced = tf.function(lambda *inputs: function(key + "-traced", *inputs), autograph=False)
         found = []
@@ -66,27 +66,27 @@ class ContractRanks:
                                 (TRACED + ", again", traced)):
             found.append((self._way, call(*tensors)))
         self._way = ""
-        yield from found  # only now, since a rank that finds a wrong result makes no further calls
+        yield from found  # after all calls: a rank that raises for a wrong result makes no more, and others would hang
 
     def while_doing(self) -> str:
-        """Says in which way the running clause calls collectives, if it does so in several."""
+        """Return the mode, eager or traced, in which the running clause is calling a collective; "" outside `both`."""
         return f" ({self._way})" if self._way else ""
 
 
 def values(rank: int, dtype: str, shape: Sequence[int], least: int = 1) -> Array:
-    """What a rank sends: small whole numbers that differ between ranks and elements, exact in every dtype."""
+    """Return a rank's input: small integers that differ between ranks and elements, exact in every dtype."""
     count = int(np.prod(shape, dtype=int))
     numbers = (np.arange(count) + rank) % 2 + least
     return numbers.reshape(shape).astype(tf.as_dtype(dtype).as_numpy_dtype)
 
 
 def tensor(rank: int, dtype: str, shape: Sequence[int], least: int = 1) -> Any:
-    """The same as a tensor on the CPU."""
+    """Return `values` as a tensor."""
     return tf.constant(values(rank, dtype, shape, least))
 
 
 def check(found: Any, expected: Any, what: str) -> None:
-    """Requires a result to be what NumPy computes, bit for bit."""
+    """Require a result to equal NumPy's exactly, including shape and dtype."""
     expected = np.asarray(expected)
     if tuple(found.shape) != expected.shape:
         raise AssertionError(f"{what}: the shape must be {expected.shape}. Received: shape={tuple(found.shape)}.")
@@ -98,7 +98,7 @@ def check(found: Any, expected: Any, what: str) -> None:
 
 
 def require_shape(result: Any, shape: Any) -> None:
-    """Requires a result's static shape to be known as far as the caller knows it."""
+    """Require a result's static shape to be compatible with `shape`, and fully defined if `shape` is."""
     if result.shape.rank is None or not shape.is_compatible_with(result.shape) or (
             shape.is_fully_defined() and not result.shape.is_fully_defined()):
         raise AssertionError(f"the result's static shape must be {shape}. Received: shape={result.shape}. HINT: call"
@@ -106,20 +106,20 @@ def require_shape(result: Any, shape: Any) -> None:
 
 
 def supported(dtypes: Sequence[str], required: Sequence[str], backend: str, attempt: Callable[[str], None]) -> None:
-    """Tries each dtype; one that is not required may be refused by an `UnsupportedError` that names the dtype.
+    """Run `attempt` for each dtype. It may raise `UnsupportedError` for a dtype that is not required.
 
     Args:
         dtypes: All dtypes.
-        required: Those that every backend serves.
-        backend: The backend's name, which the refusal must contain.
-        attempt: Tries one.
+        required: Those that every backend supports.
+        backend: The backend's name, which the error must contain, as well as the dtype's.
+        attempt: Function of a dtype's name.
     """
     for dtype in dtypes:
         try:
             attempt(dtype)
         except UnsupportedError as error:
             if dtype in required:
-                raise AssertionError(f"every backend must serve {dtype}. Received: {error}") from None
+                raise AssertionError(f"every backend must support {dtype}. Received: {error}") from None
             if dtype not in str(error) or backend not in str(error):
-                raise AssertionError(f"the refusal of {dtype} must name the dtype and the backend {backend}."
+                raise AssertionError(f"the UnsupportedError for {dtype} must name the dtype and the backend {backend}."
                                      f" Received: {error}") from None

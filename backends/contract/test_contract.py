@@ -1,4 +1,4 @@
-"""The contract of a backend: see `hvkeras.backends.contract`."""
+"""Tests of the contract of a backend: see `hvkeras.backends.contract`."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from hvkeras.control.launch_environments import Launch, Rendezvous
 
 LAUNCHES = [Launch("hvkeras run", 0, 2, Rendezvous("run")), Launch("TF_CONFIG", 0, 2, Rendezvous("tf_config")),
             Launch("mpirun (Open MPI)", 0, 2, Rendezvous("mpi"), mpi=True)]
-# Asks a class everything that it says of itself, and what that has changed in the process.
-ASKED = """
+# Calls all class methods of a backend, and prints which side effects they had on the process.
+CALL_CLASS_METHODS = """
 import json, os, sys, threading
 from hvkeras.backends import backend_class
 from hvkeras.control.launch_environments import Launch, Rendezvous
@@ -39,14 +39,14 @@ print(json.dumps([sorted(set(after[0].items()) ^ set(before[0].items())), after[
 def test_the_name_is_that_of_the_class(backend: str) -> None:
     chosen = backend_class(backend)
     assert issubclass(chosen, Backend)
-    assert chosen.name == backend, f"the entry point's name must be the class's. Received: name={chosen.name!r}."
+    assert chosen.name == backend, f"the entry point and the class must have one name. Received: name={chosen.name!r}."
 
 
-def test_what_it_says_of_itself_has_the_right_types(backend: str) -> None:
+def test_class_methods_return_the_right_types(backend: str) -> None:
     chosen = backend_class(backend)
     available = chosen.availability()
     assert available.ok, f"the backend must be available here to be tested: {available.reason}"
-    assert available.reason, "availability() must give a reason in words, also where all is well"
+    assert available.reason, "availability() must return a reason, even if the backend is available"
     built_with = chosen.built_with()
     assert isinstance(built_with, frozenset), f"built_with() must return a frozenset. Received: {built_with!r}."
     assert built_with <= {"MPI", "Gloo", "NCCL"}
@@ -57,32 +57,32 @@ def test_what_it_says_of_itself_has_the_right_types(backend: str) -> None:
             assert chosen.preference(launch, has_gpu) is None or isinstance(chosen.preference(launch, has_gpu), int)
 
 
-def test_asking_has_no_side_effects(backend: str) -> None:
-    done = subprocess.run([sys.executable, "-c", ASKED, backend], capture_output=True, text=True, timeout=120,
-                          check=False)
+def test_class_methods_have_no_side_effects(backend: str) -> None:
+    done = subprocess.run([sys.executable, "-c", CALL_CLASS_METHODS, backend], capture_output=True, text=True,
+                          timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     variables, threads = json.loads(done.stdout.splitlines()[-1])
-    assert not variables, f"asking must set no variable of the environment. Received: {variables}."
-    assert not threads, f"asking must start no thread. Received: threads={threads}."
+    assert not variables, f"class methods must not change environment variables. Received: {variables}."
+    assert not threads, f"class methods must not start threads. Received: threads={threads}."
 
 
 def judge(job: ContractJob, clause: str) -> None:
-    """Fails with what each rank found, or where the job ended before."""
+    """Fail with the result of each rank, or with the last clauses of a job that ended early; skip if not tried."""
     found = [rank.get(clause) for rank in job.found]
-    wrong = [f"rank {rank}: {one.text}" for rank, one in enumerate(found)
-             if one is not None and one.verdict in (Verdict.FAILS, Verdict.HANGS)]
-    if wrong:
-        pytest.fail("\n".join([clause, *wrong, f"(the whole output of the job: {job.log})"]), pytrace=False)
+    failed = [f"rank {rank}: {result.text}" for rank, result in enumerate(found)
+              if result is not None and result.verdict in (Verdict.FAILS, Verdict.HANGS)]
+    if failed:
+        pytest.fail("\n".join([clause, *failed, f"(full output of the job: {job.log})"]), pytrace=False)
     if None in found:
         last = [[*rank][-1] if rank else "the start of the engine" for rank in job.found]
-        hung = any(one.verdict is Verdict.HANGS for rank in job.found for one in rank.values())
+        hung = any(result.verdict is Verdict.HANGS for rank in job.found for result in rank.values())
         output = [] if hung else [f"$ {job.command}", job.output[-3000:]]
-        why = f"not tried: the job ended with exit code {job.code}; the last clauses of its ranks were"
-        pytest.fail("\n".join([clause, why, *(f"rank {rank}: {name}" for rank, name in enumerate(last)), *output]),
+        reason = f"not tried: the job ended with exit code {job.code}; the last clauses of its ranks were"
+        pytest.fail("\n".join([clause, reason, *(f"rank {rank}: {name}" for rank, name in enumerate(last)), *output]),
                     pytrace=False)
-    for one in found:
-        if one is not None and one.verdict is Verdict.NOT_TRIED:
-            pytest.skip(one.text)
+    for result in found:
+        if result is not None and result.verdict is Verdict.NOT_TRIED:
+            pytest.skip(result.text)
 
 
 @pytest.mark.parametrize("clause", [pytest.param(clause, id=function.__name__) for clause, function in

@@ -1,6 +1,6 @@
-"""Clauses on the use of collectives (threads, large tensors, an optimizer), and on failure.
+"""Clauses on threads, large tensors and training, and on `abort()`.
 
-A collective that no other rank enters must end when the engine is aborted.
+A collective that no other rank calls must fail when the engine is aborted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hvkeras.job.session import current_session
 
 
 def threads(ranks: ContractRanks) -> None:
-    """Two threads, each with its key."""
+    """Check two threads with different keys."""
     keys = [ranks.key("first"), ranks.key("second")]
     errors: list[Exception] = []
 
@@ -44,7 +44,7 @@ def threads(ranks: ContractRanks) -> None:
 
 
 def large(ranks: ContractRanks) -> None:
-    """More than fits into any buffer on the way."""
+    """Check a tensor that exceeds internal buffers."""
     def reduce(key: str, mine: Any) -> Any:
         return ranks.backend.allreduce([mine], key, Reduction.SUM, ranks.all)[0]
 
@@ -56,7 +56,7 @@ def large(ranks: ContractRanks) -> None:
 
 
 def trains(ranks: ContractRanks) -> None:
-    """The way from `fit` to the engine."""
+    """Check `fit` with a `DistributedOptimizer`."""
     import keras
 
     generator = np.random.default_rng(0)
@@ -71,30 +71,31 @@ def trains(ranks: ContractRanks) -> None:
     model.fit(inputs[mine], labels[mine], batch_size=8, epochs=3, shuffle=False, verbose=0)
     found = model.get_weights()[0]
     if not np.allclose(found, weights, rtol=1e-5, atol=1e-6):
-        raise AssertionError(f"the weights must be those of one process, {weights.ravel()}. Received: {found.ravel()}.")
+        raise AssertionError(f"the weights must equal those of one process, {weights.ravel()}. Received:"
+                             f" {found.ravel()}.")
 
 
 CLAUSES: dict[str, Callable[[ContractRanks], None]] = {
-    "eager collectives may come from several threads, and many times with the same key": threads,
-    "tensors of 8 MiB arrive whole": large,
-    "DistributedOptimizer trains as one process does on all data": trains,
+    "several threads may call eager collectives, and repeat their keys": threads,
+    "tensors of 8 MiB are reduced correctly": large,
+    "DistributedOptimizer trains like one process with all data": trains,
 }
 
 
-EAGER = "abort() fails an eager collective in flight, with an error that is_peer_failure() knows"
-GRAPH = "abort() fails a function's collective in flight, with an error that is_peer_failure() knows"
-REASON = "rank 9 has left (the contract says so)"
+EAGER = "abort() fails an eager collective in flight, with an error that is_peer_failure() recognizes"
+GRAPH = "abort() fails a function's collective in flight, with an error that is_peer_failure() recognizes"
+REASON = "rank 9 has failed (simulated by the contract)"
 _BEFORE, _WITHIN = 1.0, 20.0  # seconds until the abort, and until the collective must have failed
 
 
 def abort_eagerly(ranks: ContractRanks) -> None:
-    """Aborts while this rank waits in an eager collective."""
+    """Check an abort while this rank waits in an eager collective."""
     key = f"contract-only-{ranks.rank}"
     _aborted(ranks, lambda: ranks.backend.allreduce([tf.ones([3])], key, Reduction.SUM, ranks.all))
 
 
 def abort_in_a_function(ranks: ContractRanks) -> None:
-    """Aborts while this rank waits in a function."""
+    """Check an abort while this rank waits in a function."""
     key = f"contract-only-{ranks.rank}"
     _aborted(ranks, tf.function(lambda: ranks.backend.allreduce([tf.ones([3])], key, Reduction.SUM, ranks.all)[0],
                                 autograph=False))
@@ -118,7 +119,7 @@ def _aborted(ranks: ContractRanks, collective: Any) -> None:
     if not waiting.is_alive() and not errors:
         raise AssertionError("a collective must wait for the other ranks. Received: a result.")
     began = time.monotonic()
-    ranks.backend.abort(REASON)  # another rank's may have ended the collective already
+    ranks.backend.abort(REASON)  # another rank's abort may have failed the collective already
     took = time.monotonic() - began
     if took > _BEFORE:
         raise AssertionError(f"abort() must return within {_BEFORE:g} s. Received: {took:.1f} s.")
@@ -129,4 +130,4 @@ def _aborted(ranks: ContractRanks, collective: Any) -> None:
         raise AssertionError("the collective must fail after abort(). Received: a result.")
     text = f"{type(errors[0]).__name__}: {errors[0]}"
     if not ranks.backend.is_peer_failure(errors[0]):
-        raise AssertionError(f"is_peer_failure() must know the error. Received: {text}")
+        raise AssertionError(f"is_peer_failure() must recognize the error. Received: {text}")

@@ -1,4 +1,4 @@
-"""Horovod's own engine, with MPI, Gloo or NCCL, depending on how Horovod was built."""
+"""Horovod's engine, with MPI, Gloo or NCCL, depending on how Horovod was built."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ _SCATTERABLE = ("int32", "int64", "float16", "float32", "float64")
 _WIDER = {"bool": "uint8", "int8": "int32", "uint8": "int32", "uint16": "int32", "int16": "int32", "uint32": "int64",
           "bfloat16": "float32"}
 
-# Horovod, Gloo and MPI report another rank's failure, like all others, as TensorFlow's UnknownError or a RuntimeError:
-# only the text tells it from them.
+# Horovod, Gloo and MPI report all failures as TensorFlow's UnknownError or a RuntimeError. Only the text identifies
+# the failure of another rank.
 _PEER_FAILURES = ("Horovod has been shut down", "HorovodInternalError", "horovod_shutdown", "Connection closed by peer",
                   "gloo/transport", "Read timeout", "MPI_ERR", "MPI_Allreduce failed")
-_MAX_FUNCTIONS = 128  # cached functions for eager collectives whose names recur; each takes about 100 KB
+_MAX_FUNCTIONS = 128  # cached functions for eager collectives; each takes about 100 KB
 
 
 class HorovodBackend(Backend):
-    """The installed `horovod.tensorflow`, used below its Keras layer, which does not work with Keras 3."""
+    """The installed `horovod.tensorflow`, without its Keras layer, which does not work with Keras 3."""
 
     name = "horovod"
     outlives_errors_in_graphs = True
@@ -55,14 +55,14 @@ class HorovodBackend(Backend):
         self._zero: Any = None
         self._gloo: GlooRendezvous | None = None
         self._uses_mpi = False
-        self._ends_before_mpi = False  # whether it ends when the script finalizes MPI
+        self._stops_before_mpi = False  # whether it stops when the script finalizes MPI
         self._connections = Connections()
-        self._variables: dict[str, str] = {}  # environment variables that Horovod reads whenever it connects ranks
+        self._variables: dict[str, str] = {}  # environment variables that Horovod reads each time it connects ranks
         self._size = 1
         detach_in_children(self)
 
     def in_child(self) -> None:
-        """Keeps the end of a forked process from shutting down the rank's Horovod: both watch the same connections."""
+        """Keep a forked process from shutting down the rank's Horovod at exit: they share the connections."""
         if self._horovod is not None:
             atexit.unregister(self._horovod.shutdown)
 
@@ -79,7 +79,7 @@ class HorovodBackend(Backend):
 
     @classmethod
     def preference(cls, launch: Launch, has_gpu: bool) -> int:
-        """On GPUs it comes first if it has NCCL; on CPUs, before TensorFlow's collectives under its own launchers."""
+        """Prefer Horovod on GPUs if it has NCCL, and on CPUs if horovodrun or mpirun started the job."""
         if has_gpu:
             return 0 if installed.has_nccl() else 15
         return 5 if launch.mpi or launch.rendezvous.kind == "horovod_store" else 15
@@ -89,7 +89,7 @@ class HorovodBackend(Backend):
         if not installed.availability().ok:
             return frozenset()
         parts = {"MPI": installed.has_mpi(), "Gloo": installed.has_gloo(), "NCCL": installed.has_nccl()}
-        return frozenset(name for name, there in parts.items() if there)
+        return frozenset(name for name, present in parts.items() if present)
 
     def start(self, start: Start) -> int:
         uses_mpi = self._uses_mpi = installed.serves_mpi(start.launch)
@@ -126,10 +126,10 @@ class HorovodBackend(Backend):
         if self._horovod is not None:
             self._connections.shut_down()
             if not self._uses_mpi:
-                # Horovod's thread ends by the errors. A shutdown is left to `stop`, as Horovod would then take on
-                # collectives of graphs that still run, and never complete them.
+                # Horovod's thread terminates because of the errors. `stop` shuts Horovod down: a shutdown now would
+                # still accept collectives of running graphs, and never complete them.
                 return
-            # Horovod's shutdown may wait for failed peers, and the collectives that it ends must not wait for that.
+            # In a thread, because Horovod's shutdown may wait for failed peers.
             threading.Thread(target=self._horovod.shutdown, name="hvkeras-horovod-abort", daemon=True).start()
 
     def is_peer_failure(self, error: BaseException) -> bool:
@@ -153,9 +153,9 @@ class HorovodBackend(Backend):
     def add_process_set(self, ranks: Sequence[int]) -> None:
         if self._variables.get(DYNAMIC_SETS) == "0":
             raise UnsupportedError(explain(
-                "In an elastic job, horovod makes process sets only if it is told to, as it may then lose a collective"
-                " when a rank is killed, so that the script restarts in the others", f"set {DYNAMIC_SETS}=1, or use"
-                " backend native", ranks=list(ranks)))
+                "Process sets in elastic jobs on horovod must be enabled, because collectives may then hang when a rank"
+                " is killed, and the surviving ranks restart the script", f"set {DYNAMIC_SETS}=1, or use the backend"
+                " native", ranks=list(ranks)))
         with horovod_variables(self._variables), self._connections.opened():
             self._process_sets[tuple(ranks)] = self._horovod.add_process_set(list(ranks))
 
@@ -200,7 +200,7 @@ class HorovodBackend(Backend):
         import tensorflow as tf
 
         def send(value: Tensor) -> Tensor:
-            # Horovod itself converts the global rank of the root to its place in the process set.
+            # Horovod converts the global rank of the root to its index in the process set.
             of_root: Tensor = self._ops.broadcast(value, root_rank, name=_legal(key), ignore_name_scope=True,
                                                   process_set=self._process_set(ranks))
             return of_root
@@ -236,10 +236,9 @@ class HorovodBackend(Backend):
         return result
 
     def _named(self, key: str, function: Callable[..., Any], *tensors: Tensor) -> Any:
-        """Runs a collective in a graph, because Horovod identifies it by its node name, which all eager ops share.
+        """Run a collective in a graph, because Horovod identifies it by its node name, which all eager ops share.
 
-        Without this, Horovod would confuse eager collectives of different keys, which would then hang or mix their
-        data.
+        Otherwise Horovod would match eager collectives of different keys, which would then hang or mix their data.
         """
         import tensorflow as tf
 
@@ -247,20 +246,18 @@ class HorovodBackend(Backend):
             return self._anchored(function(self._no_constant(tensors[0]), *tensors[1:]))  # one input is enough
         named = self._functions.pop(key, None)
         if named is None:
-            # The partial avoids a warning: TensorFlow takes functions with the same code for one that retraces too
-            # often.
-            whole = functools.partial(function)
-            named = tf.function(whole, autograph=False, reduce_retracing=True)
+            # The partial avoids TensorFlow's warning about retracing, which counts functions with the same code as one.
+            named = tf.function(functools.partial(function), autograph=False, reduce_retracing=True)
         self._functions[key] = named  # now the most recently used entry
         while len(self._functions) > _MAX_FUNCTIONS:
             self._functions.pop(next(iter(self._functions)), None)
         return named(*tensors)
 
     def _no_constant(self, tensor: Tensor) -> Tensor:
-        """Prevents constant folding of a collective while TensorFlow optimizes a graph.
+        """Prevent constant folding of a collective.
 
-        Horovod's ops claim to have no side effects, so TensorFlow would replace a collective of constants with its
-        first result for all steps. Other ranks, whose tensors may not be constant, would hang in the second step.
+        Horovod's ops are registered without side effects, so TensorFlow would replace a collective of constants with
+        its first result for all steps. Other ranks, whose tensors may not be constant, would hang in the second step.
         """
         import tensorflow as tf
 
@@ -272,13 +269,13 @@ class HorovodBackend(Backend):
             if self._zero is None:
                 self._zero = persistent_variable(0, tf.int32, "hvkeras_zero")
             zero = self._zero.read_value()
-        # A slice of the whole tensor, without a copy, whose start is known only at run time.
+        # A slice that contains the entire tensor, without a copy; its start is known only at run time.
         flat = tf.slice(tf.reshape(tensor, [-1]), [zero], [-1])
         same: Tensor = tf.ensure_shape(tf.reshape(flat, tf.shape(tensor)), tensor.shape)
         return same
 
     def _anchored(self, results: Any) -> Any:
-        """Makes a side effect depend on a collective's result, because Horovod's ops claim to have no side effects.
+        """Add a side effect that depends on a collective's result: Horovod's ops are registered without side effects.
 
         Otherwise TensorFlow would prune a collective whose result a rank does not use, and the other ranks would hang.
         """
@@ -300,16 +297,16 @@ class HorovodBackend(Backend):
         return self._process_sets[tuple(ranks)]
 
     def _start_mpi(self, start: Start) -> None:
-        """Starts MPI through mpi4py if installed; otherwise Horovod would finalize MPI at its first shutdown.
+        """Start MPI through mpi4py if installed; otherwise Horovod would finalize MPI at its first shutdown.
 
-        If the script finalizes it, Horovod must have ended before: its thread would crash the process.
+        If the script finalizes MPI, Horovod must stop before that: its thread would crash the process.
         """
         if importlib.util.find_spec("mpi4py") is None:
             return
         if start.launch.rendezvous.communicator is None:
             mpi_world(start.launch.launcher, start.launch.size, start.settings.start_timeout).Free()
-        if not self._ends_before_mpi:
-            self._ends_before_mpi = True
+        if not self._stops_before_mpi:
+            self._stops_before_mpi = True
             before_mpi_ends(self.stop)
 
     def _widen(self, tensor: Tensor, supported: Sequence[str]) -> Tensor:
@@ -319,7 +316,7 @@ class HorovodBackend(Backend):
         if dtype in supported:
             return tensor
         if dtype not in _WIDER:
-            raise UnsupportedError(explain("horovod moves numbers of " + ", ".join([*_MOVABLE, *_WIDER]),
+            raise UnsupportedError(explain("horovod supports the dtypes " + ", ".join([*_MOVABLE, *_WIDER]),
                                            "cast the tensor first", dtype=dtype))
         wide: Tensor = tf.cast(tensor, _WIDER[dtype])
         return wide
@@ -333,6 +330,5 @@ class HorovodBackend(Backend):
         return metadata.version("horovod")
 
 
-def _legal(key: str) -> str:
-    """Converts a key to a legal name of a TensorFlow operation."""
+def _legal(key: str) -> str:  # as a name of a TensorFlow operation
     return "hvkeras_" + "".join(letter if letter.isalnum() or letter in "_.-" else "_" for letter in key)

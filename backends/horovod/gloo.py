@@ -1,7 +1,7 @@
-"""Gloo's rendezvous for jobs started by other launchers than horovodrun, and its connections, which an abort breaks.
+"""Gloo's rendezvous for jobs that horovodrun did not start, and Gloo's connections, which an abort shuts down.
 
-Horovod's own key-value store accepts any amount of data from any client. As Horovod's clients cannot authenticate, the
-bounded store admits clients by address and limits the amount of data.
+Horovod's own key-value store accepts any amount of data from any client. Horovod's clients cannot authenticate, so the
+bounded store accepts only the addresses of the job's hosts, and limits the amount of data.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _REQUESTS, _REQUESTS_OF_A_RANK = 64, 8  # concurrently
 
 
 def bounded_store(address: str, size: int, peers: Collection[str]) -> Any:
-    """Creates the store, which listens but does not answer requests yet.
+    """Create the store, which listens but does not answer requests yet.
 
     Args:
         address: The address to listen on, at a free port.
         size: The number of ranks.
-        peers: The client addresses that are admitted; requests from other addresses are not answered.
+        peers: The accepted client addresses; requests from other addresses are not answered.
 
     Returns:
         A server with the interface of Horovod's own.
@@ -50,16 +50,17 @@ def bounded_store(address: str, size: int, peers: Collection[str]) -> Any:
 
     class Handler(RendezvousHandler):  # type: ignore[misc]  # Horovod ships no types
         def parse_request(self) -> bool:
-            """Rejects requests that Horovod's clients never make, before they are processed."""
+            """Reject requests that Horovod's clients never make, before they are processed."""
             if not super().parse_request():
                 return False
-            wrong = _wrong(self.command, self.path) or (self._wrong_with_value() if self.command == "PUT" else 0)
-            if wrong:
+            error = _error_of_request(self.command, self.path) or (
+                self._error_of_value() if self.command == "PUT" else 0)
+            if error:
                 self.close_connection = True
-                self.send_status_code(int(wrong))
-            return not wrong
+                self.send_status_code(int(error))
+            return not error
 
-        def _wrong_with_value(self) -> int:
+        def _error_of_value(self) -> int:
             text = self.headers.get("Content-Length", "")
             if not (text.isascii() and text.isdecimal()):
                 return HTTPStatus.LENGTH_REQUIRED
@@ -70,27 +71,26 @@ def bounded_store(address: str, size: int, peers: Collection[str]) -> Any:
 
     class Store(RendezvousHTTPServer):  # type: ignore[misc]  # Horovod ships no types
         daemon_threads = True
-        room = threading.BoundedSemaphore(_REQUESTS + _REQUESTS_OF_A_RANK * size)
+        request_slots = threading.BoundedSemaphore(_REQUESTS + _REQUESTS_OF_A_RANK * size)
 
         def verify_request(self, request: Any, client_address: Any) -> bool:  # noqa: ARG002 - the base's signature
-            """Admits only peers, and only a limited number of concurrent requests."""
-            return client_address[0] in peers and self.room.acquire(blocking=False)
+            """Accept only peers, and only a limited number of concurrent requests."""
+            return client_address[0] in peers and self.request_slots.acquire(blocking=False)
 
         def process_request_thread(self, request: Any, client_address: Any) -> None:
-            """Answers a request in its own thread."""
+            """Release the request's slot after it was answered, in its own thread."""
             try:
                 super().process_request_thread(request, client_address)
             finally:
-                self.room.release()
+                self.request_slots.release()
 
         def handle_error(self, request: Any, client_address: Any) -> None:
-            """Prints nothing: the control channel reports missing peers."""
+            """Print nothing: the control channel reports missing peers."""
 
     return Store((address, 0), Handler, 0)
 
 
-def _wrong(command: str, path: str) -> int:
-    """Returns the HTTP status code for an invalid request; 0 for a valid one."""
+def _error_of_request(command: str, path: str) -> int:  # an HTTP status code, or 0
     if command not in ("GET", "PUT", "DELETE"):  # HEAD would disclose files in the current folder
         return HTTPStatus.METHOD_NOT_ALLOWED
     if len(path) > LONGEST_PATH or path.count("/") != 2 or path[0] != "/":
@@ -98,25 +98,25 @@ def _wrong(command: str, path: str) -> int:
     return 0
 
 
-# Lets process sets be added later. Horovod's thread then holds the lock of all sets during a collective in each of its
-# cycles, and a new collective waits for that lock. If a rank is lost, both go on at the same moment, and the new one
-# may be added after the thread has told all others of the end, so that it never ends.
+# Allows process sets to be added later. In each of its cycles, Horovod's thread then holds the lock of all sets during
+# a collective, and new collectives wait for that lock. When a rank fails, both continue at the same moment. A new
+# collective that is enqueued after the thread has failed all outstanding ones then hangs.
 DYNAMIC_SETS = "HOROVOD_DYNAMIC_PROCESS_SETS"
-# The second keeps Horovod from printing long lists of tensor names for a late rank: the control channel reports late
-# ranks in one line.
+# Without the stall check, Horovod prints no long lists of tensor names for a straggler: the control channel logs
+# stragglers in one line.
 _ALWAYS = {DYNAMIC_SETS: "1", "HOROVOD_STALL_CHECK_DISABLE": "1"}
 
 
 @contextlib.contextmanager
 def horovod_variables(more: Mapping[str, str]) -> Iterator[None]:
-    """Sets the variables that Horovod's core reads at startup, within the context; hvkeras writes the timeline."""
-    wanted = {**{name: value for name, value in _ALWAYS.items() if name not in os.environ}, **more}
-    with env(**wanted, HOROVOD_TIMELINE=None):
+    """Set the variables that Horovod's core reads at startup, within the context; hvkeras writes the timeline."""
+    variables = {**{name: value for name, value in _ALWAYS.items() if name not in os.environ}, **more}
+    with env(**variables, HOROVOD_TIMELINE=None):
         yield
 
 
 class GlooRendezvous:
-    """A key-value store for Gloo in rank 0, bound to one interface, and the variables that point to it.
+    """Key-value store for Gloo on rank 0, bound to one interface, and the environment variables that point to it.
 
     Args:
         start: The start parameters of the backend.
@@ -162,13 +162,13 @@ class GlooRendezvous:
         return server
 
     def wait_for_others(self, seconds: float = 2.0) -> None:
-        """Waits briefly for the other ranks' engines to sign off from the store, which ends together with rank 0."""
+        """Wait briefly for the other ranks' engines to delete their keys, because the store ends with rank 0."""
         deadline = time.monotonic() + seconds
         while self._server is not None and self._server.cache.get("global") and time.monotonic() < deadline:
             time.sleep(0.02)
 
     def close(self) -> None:
-        """Shuts down the store."""
+        """Shut down the store."""
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()
@@ -176,13 +176,13 @@ class GlooRendezvous:
 
 
 def check_own_name(is_one_host: bool) -> None:
-    """Checks that this host's name resolves: Gloo announces the resulting address, and crashes without one.
+    """Check that this host's name resolves: Gloo publishes the resulting address, and crashes without one.
 
     Args:
-        is_one_host: Whether all ranks are on this host, so that the loopback address suffices.
+        is_one_host: Whether all ranks are on this host; then the loopback address suffices.
 
     Raises:
-        MachineError: The name does not resolve, or it resolves to the loopback address, which no other host reaches.
+        MachineError: The name does not resolve, or resolves to the loopback address, which other hosts cannot reach.
     """
     name, found = socket.gethostname(), own_name_resolves_to()
     if not found or (not is_one_host and ipaddress.ip_address(found).is_loopback):
@@ -204,27 +204,27 @@ class Connections:
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
-        """A scope in which Horovod opens connections."""
+        """Record the sockets that Horovod opens within the context."""
         before = _sockets()
         yield
         self._found |= {descriptor: link for descriptor, link in _sockets().items()
                         if before.get(descriptor) != link}
 
     def forget(self) -> None:
-        """Forgets all connections, which Horovod has closed."""
+        """Discard all records, after Horovod has closed its connections."""
         self._found.clear()
 
     def shut_down(self) -> None:
-        """Shuts all connections down, so that whoever waits in one sees its end. Horovod closes them itself."""
+        """Shut down all connections, so that threads which wait for data return. Horovod closes them itself."""
         now = _sockets()
         for descriptor, link in self._found.items():
             if now.get(descriptor) == link:
-                with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as ours:
-                    ours.shutdown(socket.SHUT_RDWR)
+                with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as duplicate:
+                    duplicate.shutdown(socket.SHUT_RDWR)
 
 
 def _sockets() -> dict[int, str]:
-    """Returns this process's sockets: what /proc says of each descriptor, which has the socket's number."""
+    """Return this process's sockets: for each descriptor, the link in /proc, with the socket's inode number."""
     found = {}
     for name in os.listdir(_FOLDER):
         with contextlib.suppress(OSError):

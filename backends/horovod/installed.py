@@ -1,4 +1,4 @@
-"""Detects the features of the installed Horovod from its files, without importing, starting or setting anything."""
+"""Features of the installed Horovod, detected from its files without importing it."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from hvkeras.control.launch_environments import Launch
 
 BUILD = "run hvkeras build-horovod"
-_MPI_SIGN = b"libmpi"  # the MPI library that Horovod is linked against
+# Strings in the binary of Horovod's library.
+_MPI_SIGN = b"libmpi"  # the MPI library that Horovod is linked with
 _OPEN_MPI_SIGN = b"libmpi.so.40"
-_MPICH_SIGN = b"libmpi.so.12"  # also that of Intel MPI
+_MPICH_SIGN = b"libmpi.so.12"  # also of Intel MPI
 _NCCL_SIGN = b"NCCLAllreduce"
 _GLOO_SIGN = b"GlooAllreduce"  # a class that exists only in builds with Gloo
 
@@ -30,7 +31,7 @@ _TENSORFLOWS = ("tensorflow", "tensorflow-cpu", "tf-nightly")  # packages that p
 
 
 def availability() -> Availability:
-    """Reports whether Horovod is installed with TensorFlow support, and was built for this version of TensorFlow."""
+    """Return whether Horovod is installed with TensorFlow support, and was built for this version of TensorFlow."""
     root = _root()
     if root is None:
         return Availability(False, f"Horovod is not installed; {BUILD}")
@@ -42,28 +43,28 @@ def availability() -> Availability:
         return Availability(False, f"TensorFlow is not installed: {INSTALL_TENSORFLOW}")
     if built_for != installed:
         return Availability(False, f"Horovod was built for TensorFlow {built_for}, not this {installed}; {BUILD}")
-    parts = [name for name, there in (("MPI", has_mpi()), ("Gloo", has_gloo())) if there]
+    parts = [name for name, present in (("MPI", has_mpi()), ("Gloo", has_gloo())) if present]
     return Availability(True, f"Horovod {metadata.version('horovod')} is installed, with {' and '.join(parts)}")
 
 
 def has_mpi() -> bool:
-    """Whether Horovod was built with MPI."""
+    """Return whether Horovod was built with MPI."""
     return _contains(_MPI_SIGN)
 
 
 def serves_mpi(launch: Launch) -> bool:
-    """Whether an MPI launcher started the job, and Horovod was built with the same MPI."""
+    """Return whether an MPI launcher started the job, and Horovod was built with the same MPI."""
     is_open_mpi = launch.launcher in open_mpi.LAUNCHERS
     return launch.mpi and _contains(_OPEN_MPI_SIGN if is_open_mpi else _MPICH_SIGN)
 
 
 def has_nccl() -> bool:
-    """Whether Horovod was built with NCCL."""
+    """Return whether Horovod was built with NCCL."""
     return _contains(_NCCL_SIGN)
 
 
 def has_gloo() -> bool:
-    """Whether Horovod was built with Gloo."""
+    """Return whether Horovod was built with Gloo."""
     return _contains(_GLOO_SIGN)
 
 

@@ -1,4 +1,4 @@
-"""The backend of one process: every collective is the identity."""
+"""Backend for a single process: every collective is the identity."""
 
 from __future__ import annotations
 

@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from hvkeras.compat.graphs import OrderHandles
     from hvkeras.control.launch_environments import Launch
 
-# The values of the core's enumeration.
+# Reduction codes of the C++ core.
 _REDUCTIONS = {Reduction.SUM: 0, Reduction.MIN: 1, Reduction.MAX: 2, Reduction.PRODUCT: 3}
-_NUMBERS = ("float16", "bfloat16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32",
-            "uint64", "bool", "complex64", "complex128")
+_DTYPES = ("float16", "bfloat16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32",
+           "uint64", "bool", "complex64", "complex128")
 
 
 class NativeBackend(CompiledByXla, RecordsTimes, ReducesParts):
-    """Ranks of one host reduce through shared memory, without sockets, copies into buckets or negotiation.
+    """Engine whose ranks on one host reduce in shared memory, without sockets, copies into buckets or negotiation.
 
-    A collective is matched by its key when it is about to run: the last rank to arrive places it in an order that all
-    ranks follow (backends/native/core/matching.h). With several hosts, the first rank of each host exchanges the data
-    of its host with the others over UCX.
+    Collectives are matched by key when they are ready to run: the last rank to arrive appends a collective to an order
+    that all ranks follow (backends/native/core/matching.h). With several hosts, the first rank of each host exchanges
+    its host's data with the others over UCX.
     """
 
     name = "native"
@@ -62,7 +62,7 @@ class NativeBackend(CompiledByXla, RecordsTimes, ReducesParts):
 
     @classmethod
     def preference(cls, launch: Launch, has_gpu: bool) -> int:
-        return 20 if has_gpu else 0  # NCCL moves tensors from GPU to GPU, this engine through the hosts' memory
+        return 20 if has_gpu else 0  # NCCL sends tensors from GPU to GPU, this engine through host memory
 
     @classmethod
     def built_with(cls) -> frozenset[str]:
@@ -88,7 +88,7 @@ class NativeBackend(CompiledByXla, RecordsTimes, ReducesParts):
     def is_peer_failure(self, error: BaseException) -> bool:
         import tensorflow as tf
 
-        # The classes in which an error of the engine arrives: from an operation, from XLA, from Python in a graph.
+        # The exceptions that an error of the engine raises: from an operation, from XLA, from Python in a graph.
         return self._engine is not None and self._engine.peer_has_failed and isinstance(
             error, (tf.errors.AbortedError, tf.errors.InternalError, tf.errors.UnknownError))
 
@@ -107,7 +107,7 @@ class NativeBackend(CompiledByXla, RecordsTimes, ReducesParts):
         import tensorflow as tf
 
         if tf.config.get_visible_devices("GPU"):
-            return "they are compiled for the CPU alone, and XLA compiles for the GPU here"
+            return "they are compiled for the CPU only, and XLA compiles for the GPU here"
         return "its library is not loaded" if self._engine is None else self._engine.objection_to_xla
 
     def enter(self, key: str) -> None:
@@ -175,22 +175,22 @@ class NativeBackend(CompiledByXla, RecordsTimes, ReducesParts):
         before: float = 1.0, after: float = 1.0,
     ) -> list[Tensor]:
         return list(self._operations(tensors[0]).hvkeras_reduce_parts(
-            inputs=list(tensors), bounds=_in_words(bounds), reduction=_REDUCTIONS[Reduction.SUM], before=repr(before),
+            inputs=list(tensors), bounds=_joined(bounds), reduction=_REDUCTIONS[Reduction.SUM], before=repr(before),
             after=repr(after), **self._identity(key, ranks)))
 
     def gather_parts(
         self, tensors: Sequence[Tensor], key: str, ranks: Sequence[int], bounds: Sequence[Sequence[int]], results: int,
     ) -> list[Tensor]:
-        made = self._operations(tensors[0]).hvkeras_gather_parts(
-            inputs=list(tensors), bounds=_in_words(bounds), R=results, **self._identity(key, ranks))
-        return list(made) if results else []  # an operation without results is returned itself
+        gathered = self._operations(tensors[0]).hvkeras_gather_parts(
+            inputs=list(tensors), bounds=_joined(bounds), R=results, **self._identity(key, ranks))
+        return list(gathered) if results else []  # without results, TensorFlow returns the operation itself
 
     def _operations(self, tensor: Tensor) -> Any:
         from hvkeras.compat.graphs import compiled_by_xla  # noqa: PLC0415 - imports TensorFlow
 
         assert self._engine is not None
-        if tensor.dtype.name not in _NUMBERS:
-            raise UnsupportedError(explain("native moves numbers of " + ", ".join(_NUMBERS), "cast the tensor first",
+        if tensor.dtype.name not in _DTYPES:
+            raise UnsupportedError(explain("native supports the dtypes " + ", ".join(_DTYPES), "cast the tensor first",
                                            dtype=tensor.dtype.name))
         return self._compiled_operations() if compiled_by_xla() else self._engine.operations
 
@@ -199,17 +199,16 @@ class NativeBackend(CompiledByXla, RecordsTimes, ReducesParts):
             self._compiled = CompiledOperations(self._index_in)
         return self._compiled
 
-    def _index_in(self, group: int) -> tuple[int, int]:
-        """Returns this rank's index in a group, and the group's size."""
+    def _index_in(self, group: int) -> tuple[int, int]:  # this rank's index, and the group's size
         assert self._groups is not None
         assert self._start is not None
         ranks = self._groups.ranks(group)
         return ranks.index(self._start.topology.rank), len(ranks)
 
     def _identity(self, key: str, ranks: Sequence[int]) -> dict[str, Any]:
-        """Returns what identifies a collective: its key, its ranks and, in graphs, a resource for each key.
+        """Return the attributes that identify a collective: its key, its group and, in graphs, a resource for its key.
 
-        TensorFlow orders operations that use the same resource; all other collectives may then run in any order.
+        TensorFlow orders operations that use the same resource. Collectives with other keys may run in any order.
         """
         import tensorflow as tf
 
@@ -218,7 +217,7 @@ class NativeBackend(CompiledByXla, RecordsTimes, ReducesParts):
         assert self._groups is not None
         group = self._groups.number(ranks)
         if tf.executing_eagerly():
-            return {"key": "", "group": group, "order": [], "named": [_letters(key)]}
+            return {"key": "", "group": group, "order": [], "named": [_key_tensor(key)]}
         order: list[Any] = []
         if from_function_graphs() and not compiled_by_xla():
             order = [self._order.of(key)]
@@ -236,13 +235,13 @@ class NativeBackend(CompiledByXla, RecordsTimes, ReducesParts):
         return f"native {self._start.session}"
 
 
-def _in_words(bounds: Sequence[Sequence[int]]) -> str:
+def _joined(bounds: Sequence[Sequence[int]]) -> str:
     return " ".join(str(bound) for each in bounds for bound in each)
 
 
 @functools.lru_cache(1024)
-def _letters(key: str) -> Any:
-    """Returns a key as a tensor: in eager mode, TensorFlow would cache a kernel forever for each key attribute."""
+def _key_tensor(key: str) -> Any:
+    """Return a key as a tensor: for key attributes, eager mode would cache a kernel per key, without limit."""
     import tensorflow as tf
 
     with tf.device("CPU:0"):

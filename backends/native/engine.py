@@ -1,4 +1,4 @@
-"""The native engine's functions in the C++ library: groups of ranks, and XLA."""
+"""Bindings of the native engine in the C++ library: groups of ranks, and XLA."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Engine:
         library: The library.
 
     Attributes:
-        operations: Its TensorFlow operations.
-        objection_to_xla: Why XLA cannot compile them; "" if it can.
+        operations: The library's TensorFlow operations.
+        objection_to_xla: Reason why XLA cannot compile them; "" if it can.
     """
 
     def __init__(self, library: Library) -> None:
@@ -40,13 +40,13 @@ class Engine:
         self._functions.hvkeras_entered.restype = ctypes.c_int64
         status = self._functions.hvkeras_register_xla(str(library.folder / "libtensorflow_cc.so.2").encode())
         self.objection_to_xla: str = (
-            "" if status.code is Code.OK else f"TensorFlow's XLA does not take them: {status.text}")
+            "" if status.code is Code.OK else f"TensorFlow's XLA does not accept them: {status.text}")
 
     def open_group(self, number: int, name: str, create: bool, rank: int, ranks: Sequence[int], hosts: Sequence[int],
                    oversubscribed: bool, costs: Costs) -> None:
-        """Maps the shared memory of a group of ranks, and starts its engine.
+        """Map the shared memory of a group of ranks, and start its engine.
 
-        The first rank of each host has connected the group's link before, if there are several hosts.
+        With several hosts, the first rank of each host must have connected the group's link.
 
         Args:
             number: The number that identifies the group in graphs.
@@ -56,10 +56,10 @@ class Engine:
             ranks: The group's global ranks.
             hosts: The host number of each rank.
             oversubscribed: Whether there are more ranks than cores.
-            costs: What messages between hosts cost, the same on all ranks.
+            costs: Costs of messages between hosts, the same on all ranks.
 
         Raises:
-            MachineError: There is no shared memory, file or thread for it.
+            MachineError: Not enough shared memory, files or threads are available.
         """
         numbers = ctypes.c_int32 * len(ranks)
         status = self._functions.hvkeras_open_group(number, name.encode(), create, rank, len(ranks), numbers(*ranks),
@@ -70,35 +70,35 @@ class Engine:
                                        " (ulimit -u); or use the backend tfdist"))
 
     def close_group(self, number: int, reason: str) -> None:
-        """Stops a group's engine; collectives still in flight fail with an error, which is the reason."""
+        """Stop a group's engine. Collectives still in flight fail with an error, whose text is the reason."""
         self._functions.hvkeras_close_group(number, reason.encode())
 
     def unlink(self, name: str) -> None:
-        """Unlinks the name of a shared memory, which persists as long as it is mapped."""
+        """Unlink the name of a shared memory, which persists while it is mapped."""
         self._functions.hvkeras_unlink(name.encode())
 
     def abort(self, reason: str) -> None:
-        """Makes all collectives of this process fail with an error, as another rank has failed."""
+        """Fail all collectives of this process with an error, because another rank has failed."""
         self._functions.hvkeras_abort(reason.encode())
 
     @property
     def peer_has_failed(self) -> bool:
-        """Whether collectives fail since `abort`, or because the connection to another host failed."""
+        """True if collectives fail because of `abort`, or because the connection to another host failed."""
         return bool(self._functions.hvkeras_peer_has_failed())
 
     def entered(self, key: str) -> int:
-        """Returns how often compiled functions of this process have entered a plan."""
+        """Return how often compiled functions of this process have entered a plan."""
         return int(self._functions.hvkeras_entered(key.encode()))
 
     def keep_times(self, key: str, capacity: int) -> None:
-        """Starts recording when the latest runs of a collective begin and end."""
-        self._library.keep(key, 2, capacity)
+        """Start recording when the most recent runs of a collective begin and end."""
+        self._library.start_recording(key, 2, capacity)
 
     def times(self, key: str, capacity: int) -> tuple[Array, int]:
-        """Returns the recorded runs, oldest first, and the oldest one's number."""
-        return self._library.kept(key, 2, capacity)
+        """Return the recorded runs, oldest first, and the index of the oldest one."""
+        return self._library.read_recording(key, 2, capacity)
 
     @cached_property
     def instructions(self) -> str:
-        """The instruction set that reductions use."""
+        """Instruction set that reductions use."""
         return str(self._functions.hvkeras_instructions().decode())

@@ -1,4 +1,4 @@
-"""Groups of ranks: their shared memory on each host, and the links between their hosts."""
+"""Groups of ranks: their shared memory on each host, and the links between hosts."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ _OWNED = re.compile(r"(hvkeras-[0-9a-f]{16})\.owner")
 
 @contextlib.contextmanager
 def owned_name() -> Iterator[str]:
-    """Makes up a name for new shared memory, which is known to be this process's within the `with` block.
+    """Reserve a name for new shared memory, which this process owns within the context.
 
-    A file beside it is locked until the block ends, or the kernel ends this process: whoever gets the lock later knows
-    that the owner is gone, in whatever container it was.
+    A lock file with this name is locked until the context or the process ends. A process that acquires the lock later
+    can be sure that the owner has ended, even if it was in another container.
 
     Yields:
         The name, such as `/hvkeras-0123456789abcdef`.
 
     Raises:
-        MachineError: No file can be made there.
+        MachineError: The lock file cannot be created.
     """
     while True:
         name = f"hvkeras-{secrets.token_hex(8)}"
@@ -47,7 +47,7 @@ def owned_name() -> Iterator[str]:
             raise MachineError(explain(f"The native engine needs shared memory ({error.strerror})", "free space in"
                                        " /dev/shm, or use the backend tfdist", path=str(path))) from error
         try:
-            # Before it was locked, another process may have taken it for one whose owner is gone.
+            # Before the file was locked, another process may have removed it as abandoned.
             if _locks(descriptor) and path.exists():
                 yield f"/{name}"
                 return
@@ -57,7 +57,7 @@ def owned_name() -> Iterator[str]:
 
 
 def remove_abandoned() -> None:
-    """Removes shared memory of this user's processes that were killed before they could unlink its name."""
+    """Remove shared memory of this user's processes that were killed before they could unlink its name."""
     for path in _SHARED_MEMORY.glob("hvkeras-*.owner"):
         with contextlib.suppress(OSError):
             descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -79,7 +79,7 @@ def _locks(descriptor: int) -> bool:
 
 
 class Groups:
-    """The groups of one engine, by the ranks that belong to them.
+    """Groups of one engine, by their ranks.
 
     Args:
         engine: The engine.
@@ -87,23 +87,23 @@ class Groups:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._numbers: dict[tuple[int, ...], int] = {}  # graphs contain them, so that they are never reused
+        self._numbers: dict[tuple[int, ...], int] = {}  # never reused, because graphs contain them
         self._open: set[tuple[int, ...]] = set()
-        self._opened = 0  # since the start; the same on all ranks, which the numbers are not where ranks have changed
+        self._opened = 0  # since the start; the same on all ranks, unlike the numbers if the ranks have changed
 
     def number(self, ranks: Sequence[int]) -> int:
-        """Returns the number that identifies a group in graphs."""
+        """Return the number that identifies a group in graphs."""
         return self._numbers[tuple(ranks)]
 
     def ranks(self, number: int) -> tuple[int, ...]:
-        """Returns the ranks of the group of this number."""
+        """Return the ranks of the group of this number."""
         return next(ranks for ranks, known in self._numbers.items() if known == number)
 
     def open(self, ranks: Sequence[int], start: Start, network: Network | None, label: str) -> None:
-        """Opens a group, if it is not open yet; called by all ranks of the job, members or not.
+        """Open a group, if it is not open yet. Called by all ranks of the job, members or not.
 
-        The members on a host map the same new shared memory, whose name is then unlinked. The first of them is the
-        host's leader; if there are several hosts, the leaders connect to each other before.
+        The first member on each host is the host's leader. With several hosts, the leaders first connect to each other.
+        Then the members on each host map the same new shared memory, whose name is unlinked afterwards.
 
         Args:
             ranks: The members.
@@ -112,8 +112,8 @@ class Groups:
             label: A name that is the same on all ranks, and different for each start.
 
         Raises:
-            MachineError: There is no memory, or a host cannot be reached.
-            PeerError: Not all ranks arrived.
+            MachineError: There is not enough memory, or a host cannot be reached.
+            PeerError: Not all ranks participated.
         """
         members = tuple(ranks)
         if members in self._open:
@@ -127,20 +127,20 @@ class Groups:
         opening.map_memory()
 
     def close(self, ranks: Sequence[int], reason: str) -> None:
-        """Closes a group, if it is open; collectives of it that are under way fail for this reason."""
+        """Close a group, if it is open. Its collectives in flight fail for this reason."""
         if tuple(ranks) in self._open:
             self._open.discard(tuple(ranks))
             self._engine.close_group(self._numbers[tuple(ranks)], reason)
 
     def close_all(self) -> None:
-        """Closes all groups."""
+        """Close all groups."""
         for ranks in tuple(self._open):
             self.close(ranks, "the engine was shut down")
         self._opened = 0
 
 
 class _Opening:
-    """The steps in which all ranks open a group."""
+    """Steps in which all ranks open a group."""
 
     def __init__(self, engine: Engine, members: tuple[int, ...], number: int, start: Start, label: str) -> None:
         topology = start.topology
@@ -155,21 +155,20 @@ class _Opening:
 
     @property
     def spans_hosts(self) -> bool:
-        """Whether the members are on several hosts."""
         return len(self._leaders) > 1
 
     def connect(self, network: Network) -> None:
-        """Connects the leaders; all ranks take part in the exchanges."""
+        """Connect the leaders; all ranks participate in the exchanges over the control channel."""
         link = Link(network, self._number, len(self._leaders)) if self._rank in self._leaders else None
         try:
             own = [link.address, link.ports, secrets.randbits(32)] if link is not None else None
-            answers = self._gathered("ends", own)
+            answers = self._gather("ends", own)
             addresses, ports, marks = zip(*(answers[leader] for leader in self._leaders), strict=True)
             claims = "" if link is None else link.connect(
                 self._leaders.index(self._rank), addresses, ports,
                 [f"rank {leader} on {self._start.topology.hosts[leader]}" for leader in self._leaders], marks[0],
                 self._start.settings.start_timeout)
-            answers = self._gathered("connections", claims)
+            answers = self._gather("connections", claims)
             if link is not None:
                 link.close_port([answers[leader] for leader in self._leaders])
             if network.costs is None:
@@ -184,7 +183,7 @@ class _Opening:
         self._costs = network.costs
 
     def map_memory(self) -> None:
-        """Maps the memory that the members on a host share, and starts their engines."""
+        """Map the memory that the members on a host share, and start their engines."""
         leads = self._rank in self._here[:1]
         if leads:
             remove_abandoned()
@@ -192,19 +191,19 @@ class _Opening:
             self._map_memory_of(own)
 
     def _map_memory_of(self, own: str) -> None:
-        leads, names = own != "", self._gathered("name", own)
+        leads, names = own != "", self._gather("name", own)
         name = names[self._here[0]] if self._rank in self._here else ""
         try:
             if leads:
                 self._open_group(name, create=True)
                 if len(self._here) == 1:
                     self._engine.unlink(name)
-            self._gathered("made", True)
+            self._gather("made", True)
             if self._rank in self._here[1:]:
                 self._open_group(name, create=False)
-            self._gathered("mapped", True)
+            self._gather("mapped", True)
         finally:
-            if name:  # whoever is left removes what a rank has made that was killed since
+            if name:  # the surviving ranks also remove what a killed rank has created
                 self._engine.unlink(name)
                 remove_abandoned()
 
@@ -214,6 +213,6 @@ class _Opening:
         self._engine.open_group(self._number, name, create, self._members.index(self._rank), self._members, self._hosts,
                                 oversubscribed, self._costs)
 
-    def _gathered(self, what: str, value: Any) -> list[Any]:
+    def _gather(self, name: str, value: Any) -> list[Any]:
         control, timeout = self._start.control, self._start.settings.start_timeout
-        return [value] if control is None else control.gather(f"{self._label} {what}", value, timeout)
+        return [value] if control is None else control.gather(f"{self._label} {name}", value, timeout)

@@ -1,4 +1,4 @@
-"""The native engine's network between hosts: UCX, and the network cards that it uses."""
+"""Network of the native engine between hosts: UCX, and the network cards that it uses."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
 INSTALL = "pip install 'hvkeras[hosts]'"
 _OTHERS = "the backends horovod and tfdist work between hosts as well"
-_TRIES = 3  # for a port that nobody else takes before UCX does
-_INFINIBAND = Path("/sys/class/infiniband")  # the cards that have RDMA, on InfiniBand and on Ethernet
+_TRIES = 3  # to open UCX on a free port before another process binds it
+_INFINIBAND = Path("/sys/class/infiniband")  # network cards with RDMA, on InfiniBand and on Ethernet
 _NAME = "libucp.so.0"
 _SYSTEM = ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/lib",
            "/opt/ucx/lib")
 
 
 def ucx_folder() -> str:
-    """Finds the folder with UCX's libraries, without loading them; "" if there is none.
+    """Return the folder with UCX's libraries, without loading them; "" if there is none.
 
-    The wheel's come first, except on a machine whose cards have RDMA, which the wheel's UCX was built without.
+    The wheel's libraries are preferred, except on a machine with RDMA cards: the wheel's UCX was built without RDMA.
     """
     system = [*os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep), f"{sys.prefix}/lib", *_SYSTEM]
     spec = find_spec("libucx")
@@ -44,12 +44,12 @@ def ucx_folder() -> str:
 
 
 def objection_to_hosts() -> str:
-    """Explains what is missing for a job on several hosts; "" if nothing is missing."""
+    """Return what is missing for a job on several hosts; "" if nothing is missing."""
     return "" if ucx_folder() else f"between hosts it needs UCX, which is not installed; {INSTALL}, or {_OTHERS}"
 
 
 def rdma_devices(interface: str, ports: Path = Path("/sys/class/net")) -> list[str]:
-    """Finds UCX's names for a network card as far as it has RDMA, such as `mlx5_0:1`."""
+    """Return UCX's names of a network card's RDMA devices, such as `mlx5_0:1`; none if it has no RDMA."""
     card = ports / interface
     devices = sorted(entry.name for entry in (card / "device" / "infiniband").glob("*"))
     try:
@@ -60,7 +60,7 @@ def rdma_devices(interface: str, ports: Path = Path("/sys/class/net")) -> list[s
 
 
 class Network:
-    """UCX, as the leaders of the hosts use it to reach each other; all ranks of a job create it together.
+    """Network between the leaders of the hosts, over UCX. All ranks of a job create it at the same time.
 
     Args:
         start: The start parameters of the backend.
@@ -68,16 +68,15 @@ class Network:
         label: A name that is the same on all ranks, and different for each start.
 
     Attributes:
-        ucx: UCX.
         addresses: The network addresses of all hosts of the job.
         interfaces: The network interfaces that are used on this host.
-        settings: The settings for UCX.
-        costs: What messages between hosts cost, the same on all ranks; None until it was measured.
+        settings: UCX's settings, without the prefix `UCX_`.
+        costs: Costs of messages between hosts, the same on all ranks; None until they are measured.
 
     Raises:
         MachineError: UCX is not installed, or cannot be loaded.
         UsageError: This host has none of the given interfaces.
-        PeerError: Not all ranks arrived.
+        PeerError: Not all ranks participated.
     """
 
     def __init__(self, start: Start, library: Library, label: str) -> None:
@@ -92,8 +91,8 @@ class Network:
         self._start = start
         own = {"networks": own_networks(), "addresses": own_addresses()}
         answers = start.control.gather(f"{label} networks", own, start.settings.start_timeout)
-        self.addresses: list[str] = sorted({address for one in answers for address in one["addresses"]})
-        others = [one["networks"] for one, host in zip(answers, topology.host_numbers, strict=True)
+        self.addresses: list[str] = sorted({address for answer in answers for address in answer["addresses"]})
+        others = [answer["networks"] for answer, host in zip(answers, topology.host_numbers, strict=True)
                   if host != topology.host_numbers[topology.rank]]
         address = shared_address(own["networks"], others) or start.control.local_address
         self.interfaces: list[str] = _chosen(start.settings.network_interfaces) or [interface_of(address)]
@@ -102,15 +101,16 @@ class Network:
             "NET_DEVICES": ",".join([*rdma, *self.interfaces]),
             "TLS": "ib,tcp" if rdma else "tcp",
             "MAX_EAGER_RAILS": str(len(self.interfaces)),
-            "TCP_CONN_NB": "y",  # else nothing ends an attempt to reach a host whose firewall drops packets
+            "TCP_CONN_NB": "y",  # otherwise, connecting to a host whose firewall drops packets never times out
         }
-        if not rdma:  # over TCP, an announcement of what is to be sent would wait behind the data that is on its way
+        if not rdma:  # over TCP, a rendezvous message would be queued behind the data in flight
             self.settings["RNDV_THRESH"] = "inf"
 
     def measure_costs(self, link: Link | None, host: int, label: str) -> None:
-        """Finds out what messages between hosts cost, which all ranks call at once; rank 0's setting spares measuring.
+        """Measure the costs of messages between hosts, or take them from rank 0's setting. Called by all ranks.
 
-        The highest costs that any two hosts have found count, as a collective is as slow as its slowest host.
+        `costs` becomes the maximum over all pairs of neighboring hosts, because a collective is as slow as its slowest
+        host.
 
         Args:
             link: This rank's end of the connections, if it is the leader of its host.
@@ -118,8 +118,8 @@ class Network:
             label: A name that is the same on all ranks.
 
         Raises:
-            MachineError: A host is too slow, or cannot be reached any more.
-            PeerError: Not all ranks arrived.
+            MachineError: A host is too slow, or can no longer be reached.
+            PeerError: Not all ranks participated.
         """
         assert self._start.control is not None
         settings, gather = self._start.settings, self._start.control.gather
@@ -137,12 +137,12 @@ class Network:
 
     @property
     def description(self) -> str:
-        """UCX's version, and the interfaces that it uses."""
+        """Version of UCX, and the interfaces that it uses."""
         return f"UCX {self.ucx.version} on {', '.join(self.interfaces)}"
 
 
 class Link:
-    """One leader's end of the connections between the hosts of a group.
+    """A leader's end of the connections between the hosts of a group.
 
     Args:
         network: The network.
@@ -153,8 +153,8 @@ class Link:
         address: UCX's address of this end, as text.
 
     Raises:
-        MachineError: UCX cannot use the interfaces, or its ports cannot be kept from others.
-        UsageError: The variable UCX_TCP_PORT_RANGE is no range of ports.
+        MachineError: UCX cannot use the interfaces, or its ports cannot be protected from other processes.
+        UsageError: The variable UCX_TCP_PORT_RANGE is not a range of ports.
     """
 
     def __init__(self, network: Network, group: int, hosts: int) -> None:
@@ -171,11 +171,11 @@ class Link:
 
     @property
     def ports(self) -> list[str]:
-        """Where UCX listens here, as `address:port`."""
+        """Addresses where UCX listens here, as `address:port`."""
         return self._ports.names
 
     def _opened(self) -> tuple[Ports, str]:
-        """Opens UCX on a port of its own, and on another one where somebody else takes that first."""
+        """Open UCX on a free port, and try again with another one if some process binds it first."""
         for tries_left in reversed(range(_TRIES)):
             ports = Ports()
             settings = self._network.settings | {RANGE.removeprefix("UCX_"): f"{ports.number}-{ports.number}"}
@@ -188,22 +188,22 @@ class Link:
 
     def connect(self, host: int, addresses: Sequence[str], ports: Sequence[Sequence[str]], names: Sequence[str],
                 mark: int, timeout: float) -> str:
-        """Connects to the other hosts, whose `address` and `ports` these are; returns what `close_port` compares."""
+        """Connect to the other hosts, by `address` and `ports`; return this leader's claims for `close_port`."""
         self._network.ucx.connect(self._group, host, [bytes.fromhex(address) for address in addresses], names, mark,
                                   timeout)
         return self._ports.claims({name for names_of_host in ports for name in names_of_host})
 
     def close_port(self, claims: Sequence[str]) -> None:
-        """Lets nobody else connect, and checks that nobody else has; `claims` are those of each leader."""
+        """Reject further connections, and check that only leaders have connected; `claims` are those of all leaders."""
         self._ports.close()
         self._ports.require_claimed(claims)
 
     def measure(self, host: int, timeout: float) -> Costs | None:
-        """Measures what messages between hosts cost; the leaders of all hosts do so at once. See `Ucx.measure`."""
+        """Measure the costs of messages between hosts; the leaders of all hosts do so at once. See `Ucx.measure`."""
         return self._network.ucx.measure(self._group, host, self._hosts, timeout)
 
     def close(self) -> None:
-        """Closes the connections, unless the engine has taken them over."""
+        """Close the connections, unless the engine has taken them over."""
         try:
             self._ports.close()
         finally:
@@ -211,7 +211,6 @@ class Link:
 
 
 def _chosen(names: tuple[str, ...]) -> list[str]:
-    """The interfaces of this machine among `names`, in their order; none if there are no names."""
     here = psutil.net_if_addrs()
     found = [name for name in names if name in here]
     if names and not found:

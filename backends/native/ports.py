@@ -1,9 +1,10 @@
-"""UCX's port, which proves nobody's identity: who reaches it, and who has.
+"""Access control of UCX's port, because UCX does not authenticate peers.
 
-UCX listens on a port of its own while the leaders of a group's hosts connect, and takes whoever comes for one of them.
-So packets reach the port from the job's hosts alone, from nowhere once all leaders are connected, and every connection
-must be one that a leader has made: leaders compare their connections over the control channel. UCX is told which port
-to take, which distinguishes its sockets from all others of the process.
+UCX listens on a port while the leaders of a group's hosts connect, and accepts any connection. Socket filters therefore
+drop packets from other machines than the job's hosts, and all packets of new connections once the leaders are
+connected. Then the leaders compare their connections over the control channel: each connection to the port must have
+been made by a leader. UCX gets a port that hvkeras has chosen, so that its sockets are recognized among all sockets of
+the process.
 """
 
 from __future__ import annotations
@@ -28,33 +29,33 @@ from typing import NamedTuple
 
 from hvkeras.errors import MachineError, UsageError, explain
 
-RANGE = "UCX_TCP_PORT_RANGE"  # UCX's own variable: the ports from which users have one chosen
+RANGE = "UCX_TCP_PORT_RANGE"  # UCX's variable with the ports to choose from
 _SO_ATTACH_FILTER = 26
-# Where a filter of a TCP socket finds the packet's IP header, and where in it the sender's address is.
+# Offsets in a filter of a TCP socket: of the packet's IP header, and of the source address in it.
 _NETWORK_HEADER = 0x100000000 - 0x100000
 _SOURCE = {4: _NETWORK_HEADER + 12, 6: _NETWORK_HEADER + 8}
 _LOAD, _JUMP, _EQUAL, _GREATER, _AT_LEAST, _RETURN = 0x20, 0x05, 0x15, 0x25, 0x35, 0x06
 _ALL = 0xFFFFFFFF
 _MOST_INSTRUCTIONS = 4096
-_MOST_IN_TURN = 32  # so many addresses are compared one by one; jumps of comparisons reach 255 instructions
+_MOST_IN_TURN = 32  # up to this number, addresses are compared linearly; jumps of comparisons reach 255 instructions
 _LISTENING, _ESTABLISHED = "0A", "01"
-# Seconds in which UCX accepts who has arrived, and closes the second one of two connections made at once.
+# Seconds for UCX to accept pending connections, and to close one of two connections that a pair of hosts made at once.
 _CLOSING = 2.0
 _TRIES = 100  # for a port that is free on all interfaces
 _CLAIM_BYTES = 6
 
 IPNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 Instruction = tuple[int, int, int, int]  # code, steps if true, steps if false, value
-# The addresses of a network: for each word the first and the last value, without words that may be anything.
+# The addresses of a network: the first and the last value of each 32-bit word, without trailing words of any value.
 Range = list[tuple[int, int]]
-# Values of a word, and what admits those of which further words must fit.
+# The first and the last value of a word, and the instructions that compare the following words, if any.
 Choice = tuple[int, int, list[Instruction]]
 _ADMIT: Instruction = (_RETURN, 0, 0, _ALL)
 _DROP: Instruction = (_RETURN, 0, 0, 0)
 
 
 class _Socket(NamedTuple):
-    """A TCP socket of this process: its descriptor, state and ends, as `address:port`."""
+    """A TCP socket of this process; `own` and `other` are its ends, as `address:port`."""
 
     descriptor: int
     state: str
@@ -63,14 +64,14 @@ class _Socket(NamedTuple):
 
 
 class Ports:
-    """The TCP port of one link, on which UCX listens with a socket for each interface, and the connections to it.
+    """TCP port of one link, on which UCX listens with a socket for each interface, and the connections to it.
 
     Attributes:
-        number: The port that UCX must be told to take. It was free when this was created.
-        names: The sockets that listen there, as `address:port`; empty before `admit`.
+        number: The port, free on construction, on which UCX must listen.
+        names: The listening sockets, as `address:port`; empty before `admit`.
 
     Raises:
-        UsageError: The variable UCX_TCP_PORT_RANGE is no range of ports.
+        UsageError: The variable UCX_TCP_PORT_RANGE is not a range of ports.
         MachineError: No port is free.
     """
 
@@ -81,72 +82,72 @@ class Ports:
 
     @property
     def is_free(self) -> bool:
-        """Whether nobody has the port."""
+        """True if no process has bound the port."""
         return _is_free(self.number)
 
     def admit(self, addresses: Collection[str]) -> None:
-        """Lets packets from these addresses alone reach the port on which UCX listens.
+        """Drop packets to UCX's port from all addresses except these.
 
-        Where they are more than the kernel lets a filter compare, the smallest networks around them for which there is
-        room are admitted.
+        If there are more addresses than the kernel's filters can hold, the smallest networks that contain them and
+        fit into a filter are admitted instead.
 
         Raises:
-            MachineError: The kernel takes no filter.
+            MachineError: The kernel rejects the filter.
         """
         with _explained():
             for found in _tcp_sockets():
                 if found.state == _LISTENING and _port_of(found.own) == self.number:
                     self._listening.append(socket.socket(fileno=os.dup(found.descriptor)))
                     self.names.append(found.own)
-            for one in self._listening:
-                _admit(one, addresses)
+            for listener in self._listening:
+                _admit(listener, addresses)
 
     def close(self) -> None:
-        """Lets no packet reach the port any more; the connections that exist go on."""
-        for one in self._listening:
-            with one, _explained():  # this is our descriptor; UCX has another one
-                _attach(one, [_DROP])
+        """Drop all packets of new connections to the port. Existing connections continue."""
+        for listener in self._listening:
+            with listener, _explained():  # closes this duplicate; UCX has its own descriptor
+                _attach(listener, [_DROP])
                 deadline = time.monotonic() + _CLOSING
-                while _has_arrivals(one) and time.monotonic() < deadline:
+                while _has_pending(listener) and time.monotonic() < deadline:
                     time.sleep(0.001)
         self._listening = []
 
     def claims(self, names: Collection[str]) -> str:
-        """Returns which connections this process has made to the ports of these names, for `require_claimed` there."""
+        """Return the connections that this process has made to these listening sockets, for `require_claimed` there."""
         return base64.b64encode(b"".join(
-            _claim(one.own, one.other) for one in _tcp_sockets() if one.other in names)).decode()
+            _claim(each.own, each.other) for each in _tcp_sockets() if each.other in names)).decode()
 
     def require_claimed(self, claims: Sequence[str]) -> None:
-        """Checks that each connection to the port comes from a leader.
+        """Check that each connection to the port was made by a leader.
 
         Args:
-            claims: What `claims` has returned on each leader.
+            claims: The results of `claims` on all leaders.
 
         Raises:
             MachineError: Some other process has connected.
         """
-        claimed = {bytes(one) for text in claims
-                   for one in struct.iter_unpack(f"{_CLAIM_BYTES}B", base64.b64decode(text))}
+        claimed = {bytes(claim) for text in claims
+                   for claim in struct.iter_unpack(f"{_CLAIM_BYTES}B", base64.b64decode(text))}
         deadline = time.monotonic() + _CLOSING
-        while strangers := [one for one in _tcp_sockets() if one.own in self.names and one.state == _ESTABLISHED
-                            and _claim(one.other, one.own) not in claimed]:
+        while unclaimed := [each for each in _tcp_sockets() if each.own in self.names and each.state == _ESTABLISHED
+                            and _claim(each.other, each.own) not in claimed]:
             if time.monotonic() > deadline:
                 raise MachineError(explain(
-                    "Only ranks of the job may connect to the native engine's port, but another process has", "keep"
-                    " other users off the job's hosts, and let nothing between them change addresses (no NAT)",
-                    port=strangers[0].own, connected_from=strangers[0].other))
+                    "Only ranks of the job may connect to the native engine's port, but another process has", "exclude"
+                    " other users from the job's hosts, and translate no addresses between them (no NAT)",
+                    port=unclaimed[0].own, connected_from=unclaimed[0].other))
             time.sleep(0.01)
 
 
 def _free_port() -> int:
-    """Finds a port that is free on all interfaces: one of the user's range, or one that the system chooses."""
+    """Return a port that is free on all interfaces: one of the user's range, or one that the system chooses."""
     first, last = _user_range()
     ports = [0] * _TRIES if last == 0 else random.sample(range(first, last + 1), last + 1 - first)
     for port in ports:
-        with contextlib.suppress(OSError), _bound(port) as one:
-            return int(one.getsockname()[1])
-    raise MachineError(explain("The native engine needs a TCP port that is free on all interfaces", "end what uses"
-                               f" them, or set {RANGE} to other ports", **{RANGE: os.environ.get(RANGE)}))
+        with contextlib.suppress(OSError), _bound(port) as bound:
+            return int(bound.getsockname()[1])
+    raise MachineError(explain("The native engine needs a TCP port that is free on all interfaces", "stop the programs"
+                               f" that use them, or set {RANGE} to other ports", **{RANGE: os.environ.get(RANGE)}))
 
 
 def _user_range() -> tuple[int, int]:
@@ -168,15 +169,15 @@ def _is_free(port: int) -> bool:
 @contextlib.contextmanager
 def _bound(port: int) -> Iterator[socket.socket]:
     dual = socket.has_dualstack_ipv6()
-    with socket.socket(socket.AF_INET6 if dual else socket.AF_INET) as one:
+    with socket.socket(socket.AF_INET6 if dual else socket.AF_INET) as bound:
         if dual:
-            one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        one.bind(("", port))
-        yield one
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        bound.bind(("", port))
+        yield bound
 
 
 def _tcp_sockets() -> list[_Socket]:
-    """The TCP sockets of this process, found without touching any: another thread may be using or closing them."""
+    """Return the TCP sockets of this process, without touching them: other threads may be using or closing them."""
     descriptors: dict[str, int] = {}
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
@@ -194,7 +195,7 @@ def _tcp_sockets() -> list[_Socket]:
 
 
 def _name(text: str) -> str:
-    """Reads an address of the kernel's tables, such as `0100007F:1F90`: words in this machine's order, and the port."""
+    """Parse an address of the kernel's tables, such as `0100007F:1F90`: words in native byte order, and the port."""
     words, _, port = text.partition(":")
     packed = b"".join(struct.pack("=I", int(words[start:start + 8], 16)) for start in range(0, len(words), 8))
     return f"{ipaddress.ip_address(packed)}:{int(port, 16)}"
@@ -205,13 +206,13 @@ def _port_of(name: str) -> int:
 
 
 def _claim(maker: str, port: str) -> bytes:
-    """Stands for a connection, in few bytes: each rank gets those of all pairs of hosts in one message."""
+    # A short hash of a connection, because each rank receives the claims of all pairs of hosts in one message.
     return hashlib.blake2b(f"{maker} {port}".encode(), digest_size=_CLAIM_BYTES).digest()
 
 
-def _admit(one: socket.socket, addresses: Collection[str]) -> None:
-    """Lets packets from these addresses pass, or from as small networks around them as there is room for."""
-    kind = ipaddress.IPv4Network if one.family == socket.AF_INET else ipaddress.IPv6Network
+def _admit(listener: socket.socket, addresses: Collection[str]) -> None:
+    """Attach a filter that admits these addresses, or the smallest networks around them that fit."""
+    kind = ipaddress.IPv4Network if listener.family == socket.AF_INET else ipaddress.IPv6Network
     version, bits = (4, 32) if kind is ipaddress.IPv4Network else (6, 128)
     sources = [int(address) for address in map(ipaddress.ip_address, addresses) if address.version == version]
     for length in range(bits, -1, -bits // 16):
@@ -221,7 +222,7 @@ def _admit(one: socket.socket, addresses: Collection[str]) -> None:
         if len(program) > _MOST_INSTRUCTIONS:
             continue
         try:
-            _attach(one, program)
+            _attach(listener, program)
             break
         except OSError as error:
             if error.errno != errno.ENOMEM or length == 0:
@@ -238,13 +239,13 @@ def _range(network: IPNetwork) -> Range:
 
 
 def _program(ranges: Sequence[Range], offset: int) -> list[Instruction]:
-    """A filter's instructions that admit addresses in one of these ranges, which are in order, and drop all others.
+    """Return the instructions of a filter that admits addresses in these sorted ranges, and drops all others.
 
-    Accepted connections keep the filter of the port, so each packet takes few steps, however many the ranges are.
+    Accepted connections inherit the port's filter, so each packet takes few steps, regardless of the number of ranges.
     """
     choices = []
-    for (first, last), those in groupby(ranges, key=lambda one: one[0]):
-        rest = [one[1:] for one in those]
+    for (first, last), group in groupby(ranges, key=lambda words: words[0]):
+        rest = [words[1:] for words in group]
         choices.append((first, last, _program(rest, offset + 4) if rest[0] else []))
     return [(_LOAD, 0, 0, offset), *_search(choices)]
 
@@ -262,7 +263,7 @@ def _search(choices: Sequence[Choice]) -> list[Instruction]:
 
 def _in_turn(choices: Sequence[Choice]) -> list[Instruction]:
     instructions: list[Instruction] = []
-    end = sum(1 if first == last else 2 for first, last, _ in choices)  # there it drops, and after that it admits
+    end = sum(1 if first == last else 2 for first, last, _ in choices)  # the index of _DROP; _ADMIT follows
     for first, last, _ in choices:
         if first == last:
             instructions.append((_EQUAL, end - len(instructions), 0, first))
@@ -271,10 +272,10 @@ def _in_turn(choices: Sequence[Choice]) -> list[Instruction]:
     return [*instructions, _DROP, _ADMIT]
 
 
-def _attach(one: socket.socket, instructions: Sequence[Instruction]) -> None:
+def _attach(listener: socket.socket, instructions: Sequence[Instruction]) -> None:
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *each) for each in instructions))
     filters = struct.pack("@HP", len(instructions), ctypes.addressof(code))
-    one.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, filters)
+    listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, filters)
 
 
 @contextlib.contextmanager
@@ -288,7 +289,7 @@ def _explained() -> Iterator[None]:
                                    user=os.getuid(), error=error.strerror)) from error
 
 
-def _has_arrivals(listening: socket.socket) -> bool:
-    """Whether there are connections that were not accepted yet."""
-    (arrivals,) = struct.unpack_from("@I", listening.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104), 24)
-    return bool(arrivals)
+def _has_pending(listener: socket.socket) -> bool:
+    # For a listening socket, this field of TCP_INFO (tcpi_unacked) is the number of connections to accept.
+    (pending,) = struct.unpack_from("@I", listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104), 24)
+    return bool(pending)

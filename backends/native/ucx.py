@@ -1,4 +1,4 @@
-"""UCX, as the C++ library calls it: one link for each group of ranks on several hosts."""
+"""Bindings of UCX in the C++ library: one link for each group of ranks on several hosts."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from hvkeras.host.program import env
 
 
 class Costs(NamedTuple):
-    """What messages between hosts cost, in seconds: see backends/native/core/costs.h.
+    """Costs of messages between hosts, in seconds; see backends/native/core/costs.h.
 
     Attributes:
-        latency: The time of the shortest message.
-        per_message: What a further message at the same time adds.
-        per_byte: What each byte adds.
+        latency: Time of the shortest message.
+        per_message: Additional time of each further message that is sent at the same time.
+        per_byte: Additional time of each byte.
     """
 
     latency: float = 25e-6
@@ -26,7 +26,7 @@ class Costs(NamedTuple):
 
 
 class Ucx:
-    """UCX in this process; it stays loaded until the process ends, and does nothing without links.
+    """UCX in this process. It stays loaded until the process ends, and is idle without links.
 
     Args:
         library: The C++ library.
@@ -51,7 +51,7 @@ class Ucx:
                 ctypes.POINTER(ctypes.c_double), checks=False)
         declare(self._functions.hvkeras_ucx_close, ctypes.c_int64)
         version = ctypes.c_char_p()
-        # Read when UCX is loaded: it leaves signals (SIGHUP, too) and the process's memory functions as they are.
+        # Read when UCX is loaded: it must not replace signal handlers (also not of SIGHUP) or memory functions.
         with env(UCX_HANDLE_ERRORS="none", UCX_DEBUG_SIGNO="0", UCX_MEM_EVENTS="n"):
             status = self._functions.hvkeras_ucx_load(folder.encode(), ctypes.byref(version))
         if status.code is not Code.OK:
@@ -61,15 +61,15 @@ class Ucx:
         self.version: str = (version.value or b"").decode()
 
     def open(self, group: int, settings: Mapping[str, str], hosts: int) -> bytes:
-        """Opens this rank's end of a group's link, without connecting it.
+        """Open this rank's end of a group's link, without connecting it.
 
         Args:
             group: The group's number.
-            settings: Settings of UCX, without the prefix `UCX_`; they replace those of the environment.
+            settings: Settings of UCX, without the prefix `UCX_`; they override the environment.
             hosts: The number of hosts that the link connects.
 
         Returns:
-            The address at which UCX on other hosts reaches this end.
+            UCX's address of this end.
 
         Raises:
             MachineError: UCX cannot use the chosen interfaces.
@@ -86,19 +86,19 @@ class Ucx:
 
     def connect(self, group: int, host: int, addresses: Sequence[bytes], names: Sequence[str], mark: int,
                 timeout: float) -> None:
-        """Connects a group's link to all other hosts, which do the same at once.
+        """Connect a group's link to all other hosts, which call this method at the same time.
 
         Args:
             group: The group's number.
             host: The index of this host in the following lists.
             addresses: The address of each end.
             names: The name of each end, for messages.
-            mark: A number that tells this link's messages from those of others.
-            timeout: Seconds to wait for the others.
+            mark: A number that distinguishes this link's messages from those of others.
+            timeout: Seconds to wait for the other hosts.
 
         Raises:
             MachineError: A host cannot be reached.
-            PeerError: A connection failed that had been there.
+            PeerError: An established connection failed.
         """
         count = len(addresses)
         texts = ctypes.c_char_p * count
@@ -107,34 +107,34 @@ class Ucx:
             texts(*(name.encode() for name in names)), mark, timeout))
 
     def measure(self, group: int, host: int, hosts: int, timeout: float) -> Costs | None:
-        """Measures what messages to a neighbouring host cost; all hosts' ends do so at once, right after `connect`.
+        """Measure the costs of messages to a neighboring host. All hosts call this at the same time, after `connect`.
 
         Args:
             group: The group's number.
             host: The index of this host among the group's.
             hosts: The number of the group's hosts.
-            timeout: Seconds that it may take.
+            timeout: Timeout in seconds.
 
         Returns:
-            The costs, or None where the neighbour measures them, or there is none.
+            The costs; None if the neighbor measures them, or if there is no neighbor.
 
         Raises:
-            MachineError: The neighbour is too slow.
-            PeerError: The connection to the neighbour failed.
+            MachineError: The neighbor is too slow.
+            PeerError: The connection to the neighbor failed.
         """
         costs = (ctypes.c_double * 3)()
         _require_hosts(self._functions.hvkeras_ucx_measure(group, host, hosts, timeout, costs))
         return Costs(*costs) if costs[0] > 0 else None
 
     def close(self, group: int) -> None:
-        """Closes a link that no group has taken over."""
+        """Close a link that no group has taken over."""
         self._functions.hvkeras_ucx_close(group)
 
 
 def _require_hosts(status: Status) -> None:
     if status.code is not Code.OK:
-        family = PeerError if status.code is Code.PEER_FAILED else MachineError
-        raise family(explain(
+        error = PeerError if status.code is Code.PEER_FAILED else MachineError
+        raise error(explain(
             f"The native engine must reach the other hosts: {status.text}", "let a firewall pass TCP between"
             " the job's hosts on all ports, and choose interfaces that reach all hosts with"
             " HVKERAS_NETWORK_INTERFACES"))

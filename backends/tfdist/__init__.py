@@ -1,4 +1,4 @@
-"""TensorFlow's own collectives: a ring over gRPC on CPUs, NCCL on GPUs. Requires only TensorFlow."""
+"""TensorFlow's collectives: a ring over gRPC on CPUs, NCCL on GPUs. Requires only TensorFlow."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ _MERGE = {Reduction.SUM: "Add", Reduction.MIN: "Min", Reduction.MAX: "Max", Redu
 # The number of parts of a tensor that circulate concurrently. With two processes on one machine, 25 MiB take half as
 # long as with TensorFlow's default, 64 MiB take two fifths, and smaller tensors take the same time.
 _RINGS = 4
-# In all errors of collectives that TensorFlow aborts, with the code of whatever has ended them.
+# The message of all errors of aborted collectives; their status code is that of the cause.
 _ABORTED = "Collective ops is aborted"
 
-# The dtypes that the kernels support; other dtypes are sent as a wider type. Averages are divided above the interface.
+# The dtypes that the kernels support; other dtypes are sent as a wider type.
 _MOVABLE = ("float16", "float32", "float64", "int32", "int64")
 _REDUCIBLE = {"ring": (*_MOVABLE, "bfloat16"), "nccl": ("float16", "float32", "float64", "int64")}
-_KINDS = 61  # of numbers that tell collectives from each other over NCCL; all dtypes hold them
-_EXACT = 2048  # the largest number up to which float16 holds all whole numbers
+_MARKS = 61  # the number of marks that distinguish collectives over NCCL; sums of marks fit into all dtypes
+_EXACT = 2048  # the largest number up to which float16 represents all integers
 _WIDER = {"bool": "int32", "uint8": "int32", "int8": "int32", "uint16": "int32", "int16": "int32", "int32": "int64",
           "uint32": "int64", "bfloat16": "float32"}
 
 
 class TfdistBackend(HostsStrategies):
-    """The collective ops of `tf.distribute`, usable in any `tf.function` and without a strategy scope.
+    """Engine with the collective ops of `tf.distribute`, usable in any `tf.function` without a strategy scope.
 
     Each collective is identified by a group key (a hash of the ranks) and an instance key (a hash of the caller's key
-    and the run-time size, because TensorFlow remembers the shape of each instance). Both keys depend only on what is
+    and the run-time size, because TensorFlow caches the shape of each instance). Both keys depend only on what is
     communicated and never on counters, so a single rank may retrace a function.
     """
 
     name = "tfdist"
-    outlives_errors_in_graphs = False  # TensorFlow then aborts all collectives of the process
+    outlives_errors_in_graphs = False  # TensorFlow aborts all collectives of the process
     objection_to_sessions = "TensorFlow's collectives belong to the cluster of eager mode"
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class TfdistBackend(HostsStrategies):
 
     @classmethod
     def built_with(cls) -> frozenset[str]:
-        return frozenset()  # on GPUs TensorFlow brings an NCCL of its own
+        return frozenset()  # on GPUs, TensorFlow includes NCCL
 
     def start(self, start: Start) -> int:
         if self._cluster is None:
@@ -73,7 +73,7 @@ class TfdistBackend(HostsStrategies):
         return self._cluster.reopen(start)
 
     def stop(self) -> None:
-        """Leaves the cluster running: TensorFlow cannot shut it down, and a later `start()` reuses it."""
+        """Leave the cluster running: TensorFlow cannot shut it down, and a later `start()` reuses it."""
 
     def abort(self, reason: str) -> None:
         if self._cluster is not None:
@@ -98,10 +98,10 @@ class TfdistBackend(HostsStrategies):
         return "NCCL" if self._cluster is not None and self._cluster.hint == "nccl" else "gRPC"
 
     def add_process_set(self, ranks: Sequence[int]) -> None:
-        """Does nothing: TensorFlow creates a group of ranks with its first collective."""
+        """Do nothing: TensorFlow creates a group of ranks with its first collective."""
 
     def remove_process_set(self, ranks: Sequence[int]) -> None:
-        """Does nothing."""
+        """Do nothing."""
 
     def allreduce(
         self, tensors: Sequence[Tensor], key: str, reduction: Reduction, ranks: Sequence[int], before: float = 1.0,
@@ -115,8 +115,8 @@ class TfdistBackend(HostsStrategies):
         mark, reduced_mark = self._marks(key, len(ranks), dtype, reduction)
         # One spare element if all tensors may be empty, because TensorFlow's kernels do not support empty tensors.
         spare = 0 if any(tensor.shape.num_elements() for tensor in tensors) and self._hint == "ring" else 1
-        pieces = [*(tf.reshape(tensor, [-1]) for tensor in tensors), tf.cast(tf.fill([spare], mark), dtype)]
-        bucket = tf.concat(pieces[: len(tensors) + spare], 0) if len(tensors) + spare > 1 else pieces[0]
+        flat = [*(tf.reshape(tensor, [-1]) for tensor in tensors), tf.cast(tf.fill([spare], mark), dtype)]
+        bucket = tf.concat(flat[: len(tensors) + spare], 0) if len(tensors) + spare > 1 else flat[0]
         wide = self._widen(bucket, _REDUCIBLE[self._hint], dtype)
         reduced = self._placed(lambda: tf.raw_ops.CollectiveReduceV2(
             input=wide, group_size=len(ranks), group_key=_number("group", *ranks), instance_key=_instance(key, wide),
@@ -149,9 +149,9 @@ class TfdistBackend(HostsStrategies):
         gathered = self._gather_equal(padded, f"{key} data", len(ranks), ranks)
         blocks = tf.reshape(gathered, [len(ranks), tf.maximum(most, 1), tf.shape(padded)[1]])
         parts = [blocks[order[index], : table[order[index], 1], :-1] for index in range(len(ranks))]
-        whole = tf.concat(parts, 0)
-        shape = tf.concat([[tf.shape(whole)[0]], tf.shape(tensor)[1:]], 0)
-        result: Tensor = tf.cast(tf.reshape(whole, shape), tensor.dtype)
+        rows = tf.concat(parts, 0)
+        shape = tf.concat([[tf.shape(rows)[0]], tf.shape(tensor)[1:]], 0)
+        result: Tensor = tf.cast(tf.reshape(rows, shape), tensor.dtype)
         result.set_shape(tf.TensorShape([None]).concatenate(tensor.shape[1:]))
         return result
 
@@ -175,22 +175,22 @@ class TfdistBackend(HostsStrategies):
         return result
 
     def _broadcast_bits(self, tensor: Tensor, root_rank: int, key: str, ranks: Sequence[int]) -> Tensor:
-        """Broadcasts as a sum of the root's bits, as int64, and zeros.
+        """Broadcast as a sum of the root's bits, as int64, and zeros.
 
-        TensorFlow 2.21's own broadcast over NCCL receives into memory that kernels may still use, and functions run it
-        in any order, which must be one and the same on all ranks.
+        TensorFlow 2.21's broadcast over NCCL receives into memory that kernels may still use. And functions run it in
+        any order, but NCCL requires the same order on all ranks.
         """
         import tensorflow as tf
 
-        kept = self._widen(tensor, (*_MOVABLE, *_WIDER), tensor.dtype.name)
-        kept = tf.cast(kept, tf.uint8) if kept.dtype == tf.bool else kept
-        each = tf.int64.size // kept.dtype.size
-        spare = tf.zeros([-tf.size(kept) % each], kept.dtype)
-        bits = tf.bitcast(tf.reshape(tf.concat([tf.reshape(kept, [-1]), spare], 0), [-1, each] if each > 1 else [-1]),
+        wide = self._widen(tensor, (*_MOVABLE, *_WIDER), tensor.dtype.name)
+        wide = tf.cast(wide, tf.uint8) if wide.dtype == tf.bool else wide
+        each = tf.int64.size // wide.dtype.size
+        spare = tf.zeros([-tf.size(wide) % each], wide.dtype)
+        bits = tf.bitcast(tf.reshape(tf.concat([tf.reshape(wide, [-1]), spare], 0), [-1, each] if each > 1 else [-1]),
                           tf.int64)
         mine = bits if self._rank == root_rank else tf.zeros_like(bits)
         summed = self.allreduce([mine], f"{key} from {root_rank}", Reduction.SUM, ranks)[0]
-        sent = tf.reshape(tf.bitcast(summed, kept.dtype), [-1])[: tf.size(kept)]
+        sent = tf.reshape(tf.bitcast(summed, wide.dtype), [-1])[: tf.size(wide)]
         result: Tensor = tf.cast(tf.reshape(sent, tf.shape(tensor)), tensor.dtype)
         result.set_shape(tensor.shape)
         return result
@@ -206,7 +206,7 @@ class TfdistBackend(HostsStrategies):
         table = self._gather_equal(sent_row, f"{key} splits", size, ranks)
         if self._hint == "nccl":
             _require_order(table[:, 1], mark)
-        order = tf.argsort(table[:, 0])  # maps places in `ranks` to places in TensorFlow's order
+        order = tf.argsort(table[:, 0])  # maps indices in `ranks` to indices in TensorFlow's order
         rows = tf.gather(table[:, 2:], order)
         counts = tf.cast(rows, tf.int32)
         most = tf.maximum(tf.reduce_max(counts), 1)
@@ -216,8 +216,8 @@ class TfdistBackend(HostsStrategies):
         blocks = tf.stack([tf.pad(block, [[0, most - tf.shape(block)[0]], [0, 1]])
                            for block in tf.split(row, tf.ensure_shape(splits, [size]))])
         if self._hint == "nccl":
-            # TensorFlow 2.21's all-to-all over NCCL takes the devices of its own process for all of the group: every
-            # rank would get its own blocks back.
+            # TensorFlow 2.21's all-to-all over NCCL uses only the devices of its own process as the group: every rank
+            # would receive its own blocks.
             everything = self._gather_equal(blocks, f"{key} data", size, ranks)
             received = tf.reshape(everything, tf.concat([[size], tf.shape(blocks)], 0))[:, mine]
         else:
@@ -225,22 +225,22 @@ class TfdistBackend(HostsStrategies):
                 input=tf.gather(blocks, tf.argsort(order)), group_size=size, group_key=_number("group", *ranks),
                 instance_key=_instance(f"{key} data", blocks), ordering_token=self._token(key),
                 communication_hint=self._hint))
-        whole = tf.concat([received[order[index], : counts[index, mine], :-1] for index in range(size)], 0)
-        result = tf.cast(tf.reshape(whole, tf.concat([[tf.shape(whole)[0]], tf.shape(tensor)[1:]], 0)), tensor.dtype)
+        flat = tf.concat([received[order[index], : counts[index, mine], :-1] for index in range(size)], 0)
+        result = tf.cast(tf.reshape(flat, tf.concat([[tf.shape(flat)[0]], tf.shape(tensor)[1:]], 0)), tensor.dtype)
         result.set_shape(tf.TensorShape([None]).concatenate(tensor.shape[1:]))
         return result, rows[:, mine]
 
     def reducescatter(
         self, tensor: Tensor, key: str, ranks: Sequence[int], before: float = 1.0, after: float = 1.0
     ) -> Tensor:
-        """Returns this rank's rows of an allreduce, because TensorFlow's own operation has no CPU kernel."""
+        """Return this rank's rows of an allreduce, because TensorFlow's reduce-scatter has no CPU kernel."""
         import tensorflow as tf
 
-        whole = self.allreduce([tensor], key, Reduction.SUM, ranks)[0]
+        reduced = self.allreduce([tensor], key, Reduction.SUM, ranks)[0]
         size, mine = len(ranks), list(ranks).index(self._rank)
-        each, more = tf.shape(whole)[0] // size, tf.shape(whole)[0] % size
+        each, more = tf.shape(reduced)[0] // size, tf.shape(reduced)[0] % size
         start = mine * each + tf.minimum(mine, more)
-        return whole[start : start + each + tf.cast(mine < more, tf.int32)]
+        return reduced[start : start + each + tf.cast(mine < more, tf.int32)]
 
     @property
     def _rank(self) -> int:
@@ -253,19 +253,19 @@ class TfdistBackend(HostsStrategies):
         return self._cluster.hint
 
     def _placed(self, collective: Callable[[], Tensor]) -> Tensor:
-        """Makes a collective on this rank's device for collectives, wherever its tensors are.
+        """Create a collective on this rank's device for collectives, wherever its tensors are.
 
-        TensorFlow ties a group of ranks to one device of each: the same ranks on other devices fail it for good. And
-        one rank's tensor may be on the host where another's is on a GPU.
+        TensorFlow ties a group of ranks to one device of each rank: using the same ranks with another device fails the
+        group permanently. And one rank's tensor may be on the host when another's is on a GPU.
         """
         import tensorflow as tf
 
-        def make() -> Tensor:
+        def create() -> Tensor:
             assert self._cluster is not None
             with tf.device(self._cluster.device):
                 return collective()
 
-        return _outside_loops(make)
+        return _outside_loops(create)
 
     def _gather_equal(self, tensor: Tensor, key: str, count: int, ranks: Sequence[int]) -> Tensor:
         import tensorflow as tf
@@ -276,14 +276,14 @@ class TfdistBackend(HostsStrategies):
 
     def _marks(self, key: str, size: int, dtype: str = "int64", reduction: Reduction = Reduction.SUM
                ) -> tuple[int, int]:
-        """A number that goes with a collective over NCCL, and what `size` ranks reduce it to.
+        """Return a mark of a collective to send over NCCL, and the result of its reduction over `size` ranks.
 
-        NCCL combines what each rank sends next, whichever collective it is of: by such numbers, ranks notice that.
+        NCCL matches collectives by their order only. The marks detect ranks that run different collectives.
         """
         if self._hint == "ring":
             return 0, 0  # TensorFlow matches collectives by their keys
-        kinds = 2 if reduction is Reduction.PRODUCT else _EXACT // size if dtype == "float16" else _KINDS
-        mark = _number("mark", key) % max(1, min(kinds, _KINDS))
+        count = 2 if reduction is Reduction.PRODUCT else _EXACT // size if dtype == "float16" else _MARKS
+        mark = _number("mark", key) % max(1, min(count, _MARKS))
         return mark, mark * size if reduction is Reduction.SUM else mark
 
     @functools.cached_property
@@ -293,11 +293,11 @@ class TfdistBackend(HostsStrategies):
         return OrderHandles()
 
     def _token(self, key: str) -> list[Any]:
-        """Returns a separate resource for each key, for the graph under construction.
+        """Return the ordering resource of a key in the graph under construction.
 
-        TensorFlow runs the stateful ops of a function one after the other unless they use different resources. With
-        this resource, buckets overlap, and ranks may put named collectives into their graphs in any order; only
-        collectives of the same key wait for each other. NCCL requires a single order, so it gets no resource.
+        TensorFlow runs the stateful ops of a function one after another unless they use different resources. With one
+        resource per key, buckets overlap, and ranks may add named collectives to their graphs in any order. Over NCCL,
+        there is no resource, because NCCL requires the same order on all ranks.
         """
         import tensorflow as tf
 
@@ -312,7 +312,7 @@ class TfdistBackend(HostsStrategies):
         while wide not in supported:
             if wide not in _WIDER:
                 raise UnsupportedError(explain(
-                    f"{self.name} moves numbers of " + ", ".join(sorted({*_MOVABLE, *_WIDER})),
+                    f"{self.name} supports the dtypes " + ", ".join(sorted({*_MOVABLE, *_WIDER})),
                     "cast the tensor, or use the horovod backend", dtype=dtype))
             wide = _WIDER[wide]
         result: Tensor = tf.cast(tensor, wide)
@@ -320,41 +320,43 @@ class TfdistBackend(HostsStrategies):
 
 
 def _require_order(marks: Tensor, mark: int) -> None:
-    """Makes a collective fail that has been combined with another one of other ranks.
+    """Fail a collective that NCCL has matched with different collectives of other ranks.
 
     Args:
-        marks: The numbers that have come with it.
-        mark: What they must be.
+        marks: The received marks.
+        mark: Their expected value.
 
     Raises:
-        MismatchError: They are not, in eager mode; a graph raises `tf.errors.InvalidArgumentError` when it runs.
+        MismatchError: A mark differs, in eager mode; a graph raises `tf.errors.InvalidArgumentError` when it runs.
     """
     import tensorflow as tf
 
     from hvkeras.compat.tensorflow_errors import MismatchError  # noqa: PLC0415 - imports TensorFlow
 
-    text = explain("Over NCCL, all ranks must run their collectives in the same order, and one of this rank was"
-                   " combined with another one of other ranks", "call named collectives in one order and from one"
-                   " thread on all ranks, or use backend native")
-    right = tf.reduce_all(tf.equal(marks, tf.cast(mark, marks.dtype)))
+    text = explain("Over NCCL, all ranks must run their collectives in the same order, but NCCL has matched different"
+                   " collectives", "call named collectives in the same order and from one thread on all ranks, or use"
+                   " the backend native")
+    matched = tf.reduce_all(tf.equal(marks, tf.cast(mark, marks.dtype)))
     if tf.executing_eagerly():
-        if not right:
+        if not matched:
             raise MismatchError(text)
         return
-    check = tf.raw_ops.Assert(condition=right, data=[text])
+    check = tf.raw_ops.Assert(condition=matched, data=[text])
     manager = tf.compat.v1.get_default_graph().experimental_acd_manager
     if manager is not None:
-        manager.run_independently(check)  # else the next collective would wait for it
+        manager.run_independently(check)  # otherwise the next collective would wait for it
 
 
 def _outside_loops(collective: Callable[[], Tensor]) -> Tensor:
-    """Makes a collective, wrapped in a function if the graph under construction is inside a loop.
+    """Create a collective, wrapped in a function if the graph under construction is inside a loop.
 
     TensorFlow includes the loop and the iteration in the identity of a collective, so a collective inside a loop would
-    not match one that is outside a loop or in a different iteration. A function that is not inlined starts with a fresh
-    identity. (This is not an option for all collectives: TensorFlow runs function calls one after the other, so ranks
-    could no longer put named collectives into their graphs in any order. As a consequence, a user's function that is
-    traced outside a loop and called inside one matches only the same use on other ranks, not a joined rank.)
+    not match one that is outside a loop or in a different iteration. A function that is not inlined starts with a new
+    identity.
+
+    Collectives outside loops are not wrapped: TensorFlow runs function calls one after another, so ranks could not add
+    named collectives to their graphs in any order. As a consequence, a user's function that is traced outside a loop
+    and called inside one matches only the same use on other ranks, not a joined rank.
     """
     import tensorflow as tf
 
@@ -367,15 +369,15 @@ def _outside_loops(collective: Callable[[], Tensor]) -> Tensor:
 
 
 def _number(*parts: object) -> int:
-    """Hashes the parts to a non-negative int32, as TensorFlow requires for keys."""
+    """Hash the parts to a non-negative int32, as TensorFlow requires for keys."""
     digest = hashlib.sha256(repr(parts).encode()).digest()
     return int.from_bytes(digest[:4], "big") & 0x7FFFFFFF
 
 
 def _instance(key: str, tensor: Any) -> Any:
-    """Derives the instance key of a collective from its name and the tensor's size, known at trace time or not.
+    """Return the instance key of a collective: a hash of its name and of the tensor's size.
 
-    The key is therefore the same in eager mode, in a graph, and in a graph for tensors of any size.
+    It is the same in eager mode, in a graph with a static size, and in a graph whose sizes are known only at run time.
     """
     import tensorflow as tf
 
@@ -386,5 +388,5 @@ def _instance(key: str, tensor: Any) -> Any:
 
 
 def _spread(size: Any) -> Any:
-    """Applies Knuth's multiplicative hash to a size (int or int64 tensor); intermediate values fit into 63 bits."""
+    """Apply Knuth's multiplicative hash to a size (int or int64 tensor). Intermediate values fit into 63 bits."""
     return size % 2147483647 * 2654435761 % 2147483647

@@ -1,4 +1,4 @@
-"""TensorFlow's cluster with one worker per rank: started once per process, and running until the process ends."""
+"""TensorFlow cluster with one worker per rank, which starts once per process and runs until the process ends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Cluster:
     """This process's gRPC server in the job's cluster.
 
     TensorFlow's coordination service stays disabled: hvkeras's control channel detects failures sooner, and the
-    service would catch SIGTERM and terminate processes on its own.
+    service would handle SIGTERM and terminate processes.
 
     Args:
         start: The start parameters of the backend.
@@ -41,14 +41,13 @@ class Cluster:
         self._context = tf_context.context()
         if self._context._context_handle is not None:
             raise UsageError(explain("TensorFlow's collectives must start before TensorFlow is used, since it sets"
-                                     " them up when its first tensor, variable or dataset is"
-                                     " created", "move hvd.init(), or"
-                                     " hvd.strategy(), up, right after the imports"))
+                                     " them up when its first tensor, variable or dataset is created", "move"
+                                     " hvd.init(), or hvd.strategy(), up, right after the imports"))
         assert start.control is not None
         nccl = uses_nccl(start)
         self.hint, self.device = ("nccl", "/GPU:0") if nccl else ("ring", "/CPU:0")
         self.description = "TensorFlow collectives: " + ("NCCL" if nccl else "ring over gRPC")
-        # A MirroredStrategy within a rank has its own collectives; this number distinguishes them from other ranks'.
+        # Distinguishes the collectives of a MirroredStrategy within this rank from those of other ranks.
         patches.install(patches.KEYS, _KEYS_OF_A_RANK * (self.rank + 1))
         with contextlib.ExitStack() as stack:
             own = self._own_address(start, stack)
@@ -68,10 +67,7 @@ class Cluster:
                                            "stop the program that uses the port")) from error
 
     def reopen(self, start: Start) -> int:
-        """Reuses the cluster of an earlier session.
-
-        Returns:
-            The number of workers.
+        """Reuse the cluster of an earlier session, and return the number of workers.
 
         Raises:
             UsageError: The rank or the size has changed; TensorFlow cannot rebuild its cluster inside a process.
@@ -83,7 +79,7 @@ class Cluster:
         return self._size
 
     def strategy(self, **options: Any) -> Any:
-        """Builds a `MultiWorkerMirroredStrategy` on this cluster; `options` are those of its constructor."""
+        """Build a `MultiWorkerMirroredStrategy` on this cluster; `options` are those of its constructor."""
         import tensorflow as tf
 
         from hvkeras.compat import patches  # noqa: PLC0415 - imports TensorFlow
@@ -91,17 +87,17 @@ class Cluster:
         resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
             tf.train.ClusterSpec({"worker": self.addresses}), task_type="worker", task_id=self.rank, rpc_layer="grpc",
             num_accelerators={"GPU": len(tf.config.get_visible_devices("GPU"))})
-        with patches.installed(patches.SERVER):  # else it would start a server and the coordination service itself
+        with patches.installed(patches.SERVER):  # otherwise it would start a server and the coordination service
             return tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver, **options)
 
     def abort(self, reason: str) -> None:
-        """Makes all collectives in flight, and all later ones, raise with `reason`."""
+        """Fail all collectives in flight and all later ones with `reason`."""
         from tensorflow.python.framework import errors
 
         self._context.abort_collective_ops(errors.ABORTED, reason)
 
     def _own_address(self, start: Start, stack: contextlib.ExitStack) -> str:
-        """Returns this worker's `host:port`: that of TF_CONFIG, else a free port, held until the server binds it."""
+        """Return this worker's `host:port`: that of TF_CONFIG, or a free port, reserved until the server binds it."""
         if start.launch.cluster:
             return start.launch.cluster[self.rank]
         assert start.control is not None
@@ -115,23 +111,23 @@ class Cluster:
 
 
 def uses_nccl(start: Start) -> bool:
-    """Whether the job's collectives go over NCCL: each rank has a GPU of its own.
+    """Return whether the job's collectives use NCCL, because each rank has a separate GPU.
 
     Raises:
-        UsageError: That is so on some hosts alone.
+        UsageError: This is the case on some of the hosts only.
     """
     topology, devices = start.topology, start.gpus
     hosts: dict[int, list[int]] = {}
     for rank, host in enumerate(topology.host_numbers if devices else ()):
         hosts.setdefault(host, []).append(rank)
-    own = {host: all(devices[rank] and devices.count(devices[rank]) == 1 for rank in ranks)
-           for host, ranks in hosts.items()}
-    if len(set(own.values())) > 1:
-        unlike = [next(hosts[host] for host in hosts if own[host] is one) for one in (True, False)]
+    separate = {host: all(devices[rank] and devices.count(devices[rank]) == 1 for rank in ranks)
+                for host, ranks in hosts.items()}
+    if len(set(separate.values())) > 1:
+        examples = [next(hosts[host] for host in hosts if separate[host] is value) for value in (True, False)]
         raise UsageError(explain(
-            "On tfdist, each rank has a GPU of its own on all hosts, for NCCL, or on none",
+            "On tfdist, each rank must have a separate GPU on all hosts, for NCCL, or on none",
             "start as many ranks on each host as it has GPUs, hide the GPUs on all hosts with CUDA_VISIBLE_DEVICES=, or"
             " use backend native",
             **{f"rank_{ranks[0]}_on_{topology.hosts[ranks[0]]}":
-               f"ranks: {len(ranks)}, GPUs: {len({devices[rank] for rank in ranks} - {''})}" for ranks in unlike}))
-    return any(own.values())
+               f"ranks: {len(ranks)}, GPUs: {len({devices[rank] for rank in ranks} - {''})}" for ranks in examples}))
+    return any(separate.values())

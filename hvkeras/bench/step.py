@@ -22,7 +22,7 @@ from hvkeras.bench.plan import ONE, BenchmarkPlan, Stage, without_rate
 from hvkeras.bench.ranks import BenchmarkRanks, WrongResultError
 from hvkeras.bench.row import FORWARD_BACKWARD, LOCAL_ONLY, ONE_PROCESS, PEER, REFERENCE, UPDATE, BenchmarkRow, title_of
 from hvkeras.errors import explain
-from hvkeras.gradients.optimizer_classes import apply_alone, distributed_part
+from hvkeras.gradients.optimizer_classes import apply_locally, distributed_part
 
 VERIFIED = 3  # number of steps after which weights are compared
 TOLERANCE = 0.01  # fraction of the distance that weights moved; effects of the summation order are far below
@@ -212,7 +212,7 @@ class Training(Participant):
         @tf.function(autograph=False)  # type: ignore[untyped-decorator]  # TensorFlow ships no types
         def update(*gradients: Any) -> Any:
             if distributed_part(optimizer) is not None:
-                apply_alone(optimizer, gradients, variables)
+                apply_locally(optimizer, gradients, variables)
             else:
                 optimizer.apply_gradients(zip(gradients, variables, strict=True))
             return tf.constant(0.0)

@@ -50,15 +50,15 @@ class Refusals:
         if library is not None:  # graphs may raise
             entries = self._session.entries
             if not entries.settled(0):
-                library.hold_refusals(1)
+                library.hold_mismatches(1)
                 threading.Thread(target=_release_refusals, args=(library, entries), name="hvkeras-settle",
                                  daemon=True).start()
-            library.refuse(key, text)
+            library.set_mismatch(key, text)
 
     def taken(self, key: str) -> str | None:
         """Return the description of a mismatch that was not raised yet, and remove it; None if there is none."""
         text, library = self._texts.pop(key, None), cpp_library.loaded()
-        if text is not None and library is not None and not library.take_refusal(key):
+        if text is not None and library is not None and not library.clear_mismatch(key):
             return None  # a graph has raised the error already
         return text
 
@@ -66,7 +66,7 @@ class Refusals:
 def _release_refusals(library: cpp_library.Library, entries: EntryCounts) -> None:
     # Graphs may raise once this rank has participated in the collectives that others wait for.
     entries.settled(OUTSTANDING_WITHIN)
-    library.hold_refusals(-1)
+    library.hold_mismatches(-1)
 
 
 def refusable(session: Session, plan: Plan, results: Any) -> Any:
@@ -121,7 +121,7 @@ def refuse_in_graph(key: str, difference: Callable[[Any], str], found: Any) -> b
     """
     text, library = difference(found), cpp_library.loaded()
     if text and library is not None:
-        library.refuse(key, text)
+        library.set_mismatch(key, text)
     return not text
 
 

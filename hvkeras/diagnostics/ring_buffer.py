@@ -67,7 +67,7 @@ class NativeRing:
     def __init__(self, name: str, columns: int, capacity: int) -> None:
         self._key, self._columns, self._capacity = f"{name} {next(_numbers)}", columns, capacity
         self._library = cpp_library.library()
-        self._library.keep(self._key, columns, capacity)
+        self._library.start_recording(self._key, columns, capacity)
 
     def append(self, numbers: Sequence[Any], count: Any = 1) -> None:
         """Appends a row of float64 numbers, unless `count`, an int64, is 0."""
@@ -78,7 +78,7 @@ class NativeRing:
 
     def rows(self, since: int = 0) -> Rows:
         """The latest rows, from an index on."""
-        return Rows(*self._library.kept(self._key, self._columns, self._capacity)).since(since)
+        return Rows(*self._library.read_recording(self._key, self._columns, self._capacity)).since(since)
 
 
 class Ring:

@@ -1,1 +1,1 @@
-"""Gradient reduction: optimizers, tapes, and the buckets that turn gradients into collectives."""
+"""Gradient reduction: optimizers, tapes, and the fusion of gradients into buckets."""

@@ -11,10 +11,10 @@ from hvkeras import compat
 
 
 class Accumulation:
-    """Sums gradients on this rank, and releases the sum on every `passes`-th pass.
+    """Accumulator that sums gradients on this rank, and releases the sums on every `passes`-th pass.
 
-    Sparse gradients are summed in dense accumulators. Of new values of variables (`compat.is_overwritten`), the largest
-    is released, as by Keras.
+    Sparse gradients are summed in dense accumulators. For overwrites of variables (`compat.is_overwritten`), the
+    maximum is released, as in Keras.
 
     Args:
         passes: The number of backward passes per update.
@@ -30,7 +30,7 @@ class Accumulation:
         self, gradients: Sequence[Any], variables: Sequence[Any], update: Callable[[list[Any]], Any],
         wait: Callable[[], Any],
     ) -> None:
-        """Adds one pass.
+        """Add one pass.
 
         Args:
             gradients: This pass's gradients; None stays None.
@@ -41,7 +41,7 @@ class Accumulation:
         sums, due = self._add(gradients, variables)
 
         def finish() -> None:
-            update(self._taken(sums, gradients, variables))
+            update(self._results(sums, gradients, variables))
             self._reset(sums)
 
         where_due(due, finish, wait)
@@ -49,7 +49,7 @@ class Accumulation:
     def collect(
         self, gradients: Sequence[Any], variables: Sequence[Any], reduce: Callable[[list[Any]], list[Any]],
     ) -> tuple[list[Any], Any]:
-        """Adds one pass, for callers that apply the result later, and only when an update is due.
+        """Add one pass, for callers that apply the result later, and only when an update is due.
 
         Args:
             gradients: This pass's gradients; None stays None.
@@ -57,15 +57,15 @@ class Accumulation:
             reduce: Called with the sums on every `passes`-th pass.
 
         Returns:
-            The gradients and a boolean tensor that says whether to apply them. The gradients are the result of
-            `reduce` on every `passes`-th pass, and this pass's gradients on all other passes; all are dense.
+            Dense gradients, and a boolean tensor that is true if they are to be applied. The gradients are the result
+            of `reduce` on every `passes`-th pass, and this pass's gradients on all other passes.
         """
         sums, due = self._add(gradients, variables)
         indices = [index for index, gradient in enumerate(gradients) if gradient is not None]
         results: list[Any] = [None] * len(sums)
 
         def finish() -> Any:
-            reduced = reduce(self._taken(sums, gradients, variables))
+            reduced = reduce(self._results(sums, gradients, variables))
             self._reset(sums)
             return [tf.convert_to_tensor(reduced[index]) for index in indices]
 
@@ -77,7 +77,7 @@ class Accumulation:
         return results, due
 
     def _add(self, gradients: Sequence[Any], variables: Sequence[Any]) -> tuple[list[Any], Any]:
-        """Adds one pass to the sums. Returns the sums, and whether an update is due."""
+        """Add one pass to the sums. Return the sums, and whether an update is due."""
         sums = [None if gradient is None else self._sum_of(variable)
                 for gradient, variable in zip(gradients, variables, strict=True)]
         gradient: Any
@@ -91,14 +91,14 @@ class Accumulation:
                 total.assign_add(tf.cast(gradient, total.dtype))
         return sums, tf.equal(self._counter().assign_add(1) % self._passes, 0)
 
-    def _taken(self, sums: Sequence[Any], gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """Returns the sums or means in the dtypes of the gradients."""
+    def _results(self, sums: Sequence[Any], gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """Return the sums or means in the dtypes of the gradients."""
         factor = 1.0 / self._passes if self._average else 1.0
 
-        def finished(total: Any, variable: Any) -> Any:
+        def scaled(total: Any, variable: Any) -> Any:
             return total if compat.is_overwritten(variable) else total * tf.constant(factor, total.dtype)
 
-        return [None if total is None else tf.cast(finished(total, variable), gradient.dtype)
+        return [None if total is None else tf.cast(scaled(total, variable), gradient.dtype)
                 for total, gradient, variable in zip(sums, gradients, variables, strict=True)]
 
     def _reset(self, sums: Sequence[Any]) -> None:
@@ -123,7 +123,7 @@ class Accumulation:
 
 
 def where_due(due: Any, update: Callable[[], Any], wait: Callable[[], Any]) -> None:
-    """Calls `update` on passes in which an update is due, and `wait` on all others.
+    """Call `update` on passes in which an update is due, and `wait` on all others.
 
     Args:
         due: A boolean tensor.

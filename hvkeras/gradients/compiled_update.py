@@ -1,9 +1,9 @@
-"""The update of an optimizer, compiled by XLA within the training step.
+"""Optimizer updates that XLA compiles within the training step.
 
-On a CPU, an optimizer of Keras is a chain of small operations, each of which walks through all weights. XLA fuses them
-into one pass, with the same results but for the last bits. Whether an update is compiled depends only on what is equal
-on all ranks, and it is a part of the plan of the gradients, so that ranks that differ in it get an error
-(docs/decisions/compiled-update.md). `UpdateCompiler` decides it, asked by `choose_update` of each step.
+On a CPU, an optimizer of Keras is a chain of small operations, and each of them reads and writes all weights. XLA fuses
+them into one pass; results differ only in the last bits. The decision to compile depends only on values that are equal
+on all ranks, and it is a part of the plan of the gradients, so a mismatch between ranks raises an error
+(docs/decisions/compiled-update.md). `UpdateCompiler` makes it, called by `choose_update` in each step.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from hvkeras.job.session import current_session
 Specs = Mapping[int, Any]  # the `tf.TensorSpec` of each dense gradient, by its index
 UpdateOfOne = Callable[..., None]  # takes a gradient and its `variable`
 
-# What "auto" compiles, as measured (docs/decisions/compiled-update.md): updates whose operations would move this many
-# bytes if they ran one by one, in all and for each gradient. SGD goes through the weights 2 times, Adam 12 times.
+# Thresholds of "auto", from measurements (docs/decisions/compiled-update.md): bytes that the operations of an update
+# would write if they ran one by one, in total and per gradient. SGD passes over the weights 2 times, Adam 12 times.
 LEAST_TRAFFIC, LEAST_TRAFFIC_EACH = 32 * 1024**2, 512 * 1024
-LEAST_BYTES = 1024**2  # of dense gradients; for fewer, no optimizer is looked at
-SLOW = 2.0  # seconds of compiling after which a line says so
-MEMORY_SHARE = 0.25  # maximum share of the memory that is available_memory, for compiling before the first step
+LEAST_BYTES = 1024**2  # of dense gradients; below this, updates are not even traced
+SLOW = 2.0  # seconds of compilation after which a line is printed
+MEMORY_SHARE = 0.25  # maximum share of the available memory for compiling before the first step
 DTYPES = (tf.float32, tf.float64)
 
 
 @dataclass(frozen=True)
 class CompiledPart:
-    """A function, and its calls in a step.
+    """A compiled function, and its calls in a step.
 
     Attributes:
         function: The function.
-        calls: For each call the indices of the gradients that it takes, and the handles of the variables that it is
-            for, by the ids of those that the function was traced with.
-        is_of_one: Whether each call updates one variable, and decays it.
+        calls: For each call, the indices of its gradients, and a map from the ids of the variable handles with which
+            the function was traced to the handles of this call.
+        is_of_one: Whether each call updates one variable, including weight decay.
     """
 
     function: CompiledFunction
@@ -56,22 +56,22 @@ class CompiledPart:
 
     @property
     def size(self) -> int:
-        """The number of operations that its calls replace."""
+        """Number of operations that the calls replace."""
         return self.function.size * len(self.calls)
 
     @property
     def traffic(self) -> float:
-        """The bytes that these operations would write."""
+        """Bytes that these operations would write."""
         return self.function.traffic * len(self.calls)
 
 
 @dataclass(frozen=True)
 class CompiledUpdate:
-    """Calls the compiled functions, and Keras for what they do not do.
+    """Update that calls compiled functions, and Keras for the rest.
 
     Attributes:
         plain: Keras's own update.
-        pieces: The functions.
+        pieces: The compiled functions.
         dense: The indices of the gradients that they apply.
         is_built: Whether these are all gradients.
     """
@@ -85,7 +85,7 @@ class CompiledUpdate:
 
     @graphs.without_autograph
     def apply(self, reduced: Sequence[Any]) -> Any:
-        """Applies reduced gradients."""
+        """Apply reduced gradients."""
         plain, is_of_one = self.plain, self.pieces[0].is_of_one
         if is_of_one or not self.is_built:
             keys = [compat.variable_key(plain.variables[index]) for index in self.dense]
@@ -95,7 +95,7 @@ class CompiledUpdate:
         else:
             with plain.applying(reduced):
                 self._update(*(reduced[index] for index in self.dense))
-        # As the optimizers do themselves.
+        # The return values of the optimizers.
         return None if plain.options.family == compat.KERAS else plain.outer.iterations
 
     def _update(self, *tensors: Any) -> None:
@@ -106,7 +106,7 @@ class CompiledUpdate:
 
 
 class UpdateCompiler:
-    """Decides whether an optimizer's update is compiled, and compiles it; it knows what it has compiled.
+    """Compiler of an optimizer's update, which decides whether to compile, and caches compiled functions.
 
     Args:
         wanted: The user's `compile_update`: "auto", True or False.
@@ -115,12 +115,12 @@ class UpdateCompiler:
     def __init__(self, wanted: bool | str) -> None:
         self._wanted = wanted
         self._functions: list[CompiledFunction] = []
-        self._settled: dict[Hashable, str] = {}  # by gradients: why it is not compiled, as found out by tracing it
-        self._said: set[str] = set()
+        self._rejected: dict[Hashable, str] = {}  # by the specs of the gradients: reasons that tracing has found
+        self._logged: set[str] = set()
 
     @graphs.without_autograph
     def compiled(self, plain: PlainUpdate, gradients: Sequence[Any]) -> CompiledUpdate | None:
-        """Compiles the update for the step under construction, if it should be compiled.
+        """Compile the update of the step under construction, if the user requests it, or if "auto" expects a speedup.
 
         Args:
             plain: Keras's own update.
@@ -132,17 +132,17 @@ class UpdateCompiler:
         options, variables = plain.options, plain.variables
         wanted = current_session().settings.compile_update if self._wanted == "auto" else self._wanted
         if reason := _objection_to_context(wanted, options):
-            self._say_plain(options, reason, "DEBUG")
+            self._log_reason(options, reason, "DEBUG")
             return None
         specs = _specs_of_results(options.exchange, gradients, variables)
         dense = {index: spec for index, spec in enumerate(specs)
                  if isinstance(spec, tf.TensorSpec) and not compat.is_overwritten(variables[index])}
         is_built = len(dense) == sum(spec is not None for spec in specs)
-        known = tuple(dense.items())  # not more: a rank that joins the job later must decide alike
+        key = tuple(dense.items())  # nothing else: a rank that joins the job later must decide equally
         update_dense = None if is_built else _update_of_dense(plain)
-        if reason := (_objection_to_gradients(wanted, dense, [compat.as_tf_variable(one) for one in variables])
-                      or ("" if is_built or update_dense else _SPARSE) or self._settled.get(known, "")):
-            self._say_plain(options, reason, "WARNING" if wanted is True else "DEBUG")
+        if reason := (_objection_to_gradients(wanted, dense, [compat.as_tf_variable(each) for each in variables])
+                      or ("" if is_built or update_dense else _SPARSE) or self._rejected.get(key, "")):
+            self._log_reason(options, reason, "WARNING" if wanted is True else "DEBUG")
             return None
         compat.build_optimizer(plain.outer, variables)
 
@@ -163,35 +163,35 @@ class UpdateCompiler:
 
         pieces, reason, level = self._compiled(options, trace, len(dense), wanted)
         if not pieces:
-            self._settled[known] = reason
-            self._say_plain(options, reason, level)
+            self._rejected[key] = reason
+            self._log_reason(options, reason, level)
             return None
-        self._say(options, "DEBUG", f"the update of {options.exchange.name} is compiled: {len(dense)} gradients,"
+        self._log(options, "DEBUG", f"the update of {options.exchange.name} is compiled: {len(dense)} gradients,"
                   f" {_size(pieces):,} operations{'' if is_built else '; that of sparse gradients is not'}")
         return CompiledUpdate(plain, pieces, list(dense), is_built)
 
     def _compiled(self, options: Options, trace: Callable[[], list[CompiledPart]], gradients: int,
                   wanted: bool | str) -> tuple[list[CompiledPart], str, str]:
-        """Returns the compiled pieces; or none, why there are none, and the level at which that is said."""
+        """Return the compiled functions; or none, the reason, and the level at which to log it."""
         try:
             pieces = trace()
-        except Exception as error:  # noqa: BLE001 - a user's optimizer may raise anything, then in the plain update, too
+        except Exception as error:  # noqa: BLE001 - from a user's optimizer, whose plain update then raises it again
             return [], _first_line(error), "WARNING"
         traffic = sum(piece.traffic for piece in pieces)
         if wanted == "auto" and traffic < max(LEAST_TRAFFIC, LEAST_TRAFFIC_EACH * gradients):
             return [], f"its operations move only {traffic / 1024**2:.3g} MiB for {gradients} gradients", "DEBUG"
         if failure := self._compile(options, pieces):
             return [], failure, "WARNING"
-        known = [next(one for one in self._functions if one.equals(piece.function)) for piece in pieces]
-        return [replace(piece, function=function) for piece, function in zip(pieces, known, strict=True)], "", ""
+        cached = [next(each for each in self._functions if each.equals(piece.function)) for piece in pieces]
+        return [replace(piece, function=function) for piece, function in zip(pieces, cached, strict=True)], "", ""
 
     def _compile(self, options: Options, pieces: Sequence[CompiledPart]) -> str:
-        """Compiles the functions of an update that are not compiled already; returns why that failed, or ""."""
+        """Compile the functions of an update that are not cached; return why that failed, or ""."""
         functions = [piece.function for piece in pieces
-                     if not any(one.equals(piece.function) for one in self._functions)]
+                     if not any(cached.equals(piece.function) for cached in self._functions)]
         if not functions:
             return ""
-        if objection := next(filter(None, (one.objection() for one in functions)), ""):
+        if objection := next(filter(None, (function.objection() for function in functions)), ""):
             return objection
         failures: list[str] = []
 
@@ -202,12 +202,12 @@ class UpdateCompiler:
             except Exception as error:  # noqa: BLE001 - whatever XLA raises, the plain update works
                 failures.append(_first_line(error))
 
-        # This thread traces a function, and must not create variables in the meantime.
+        # In another thread: this one is tracing a function, in which compiling must not create variables.
         thread, began = threading.Thread(target=compile_all, name="hvkeras-compile", daemon=True), time.monotonic()
         thread.start()
         thread.join(SLOW)
         if thread.is_alive():
-            self._say(options, "WARNING", f"XLA compiles the update of {options.exchange.name}"
+            self._log(options, "WARNING", f"XLA compiles the update of {options.exchange.name}"
                       f" ({_size(pieces):,} operations) before the first step"
                       " (HVKERAS_COMPILE_UPDATE=off prevents that)")
             thread.join()
@@ -216,14 +216,14 @@ class UpdateCompiler:
             self._functions += functions
         return "".join(failures)
 
-    def _say_plain(self, options: Options, reason: str, level: str) -> None:
-        self._say(options, level, f"the update of {options.exchange.name} is not compiled: {reason}")
+    def _log_reason(self, options: Options, reason: str, level: str) -> None:
+        self._log(options, level, f"the update of {options.exchange.name} is not compiled: {reason}")
 
-    def _say(self, options: Options, level: str, text: str) -> None:
-        """Prints a line once, on the first of the ranks that share the optimizer."""
+    def _log(self, options: Options, level: str, text: str) -> None:
+        """Print a line once, on the first rank of the optimizer's process set."""
         session = current_session()
-        if text not in self._said and prints_at(session.settings, level):
-            self._said.add(text)
+        if text not in self._logged and prints_at(session.settings, level):
+            self._logged.add(text)
             if session.topology.rank == options.exchange.process_set.members()[0]:
                 say(text)
 
@@ -233,7 +233,7 @@ _SPARSE = ("it has gradients that are sparse, or new values of variables, and on
 
 
 def _objection_to_context(wanted: bool | str, options: Options) -> str:
-    """Returns why nothing is compiled here, or ""."""
+    """Return why updates are not compiled in this context, or ""."""
     if wanted is False:
         return "compile_update is off"
     if tf.executing_eagerly() or not graphs.from_function_graphs():
@@ -250,13 +250,13 @@ def _objection_to_context(wanted: bool | str, options: Options) -> str:
 
 
 def _objection_to_gradients(wanted: bool | str, dense: Specs, variables: Sequence[Any]) -> str:
-    """Returns why these gradients are not applied by a compiled update, or ""."""
+    """Return why an update with these gradients is not compiled, or ""."""
     size = 0
     for index, spec in dense.items():
         variable = variables[index]
         dtypes = {spec.dtype, tf.as_dtype(variable.dtype)}
         if not dtypes <= set(DTYPES):
-            return f"a gradient or its variable is of {', '.join(sorted(one.name for one in dtypes))}"
+            return f"a gradient or its variable is of {', '.join(sorted(dtype.name for dtype in dtypes))}"
         if isinstance(variable, tf.distribute.DistributedValues) or not variable.device.endswith("CPU:0"):
             return f"a variable is on {variable.device or 'an unknown device'}"
         if not spec.shape.is_fully_defined():
@@ -270,9 +270,9 @@ def _objection_to_gradients(wanted: bool | str, dense: Specs, variables: Sequenc
 
 
 def _has_memory_for(function: CompiledFunction) -> bool:
-    """Whether the ranks of this host can all compile a function before it runs."""
-    room = available_memory()
-    return room is None or function.memory_to_compile() * current_session().topology.local_size <= MEMORY_SHARE * room
+    # All ranks of this host compile at the same time.
+    free = available_memory()
+    return free is None or function.memory_to_compile() * current_session().topology.local_size <= MEMORY_SHARE * free
 
 
 def _size(pieces: Sequence[CompiledPart]) -> int:
@@ -285,7 +285,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _specs_of_results(exchange: ReductionOptions, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-    """Returns what the reduced gradients will be: a `tf.TensorSpec`, a `tf.IndexedSlicesSpec` or None for each."""
+    """Return the spec of each reduced gradient: a `tf.TensorSpec`, a `tf.IndexedSlicesSpec` or None."""
     process_set = exchange.process_set
     becomes_dense = exchange.sparse_as_dense and len(process_set.members()) > 1 and process_set.included()
 
@@ -302,10 +302,10 @@ def _specs_of_results(exchange: ReductionOptions, gradients: Sequence[Any], vari
 
 
 def _update_of_dense(plain: PlainUpdate) -> Callable[[list[Any]], Any] | None:
-    """Returns Keras's own function that updates variables from pairs of dense gradients and variables.
+    """Return Keras's function that updates variables from pairs of dense gradients and variables.
 
-    None if it cannot be called for a part of the variables: a user's optimizer may count on being called for all of
-    them, in their order.
+    None if it cannot be called for some of the variables: a user's optimizer may rely on being called for all of them,
+    in order.
     """
     optimizer, options = plain.optimizer, plain.options
     step = getattr(options.plain, "_distributed_tf_update_step", None)
@@ -316,9 +316,9 @@ def _update_of_dense(plain: PlainUpdate) -> Callable[[list[Any]], Any] | None:
 
 
 def _update_of_one(plain: PlainUpdate) -> UpdateOfOne | None:
-    """Returns Keras's own function that updates one variable, by its dense gradient.
+    """Return a function that updates one variable with its dense gradient, including weight decay.
 
-    None if the update of all variables is more than that of each.
+    None if the update of all variables is not equivalent to separate updates of each.
     """
     update, decay = _update_of_dense(plain), getattr(plain.options.plain, "_apply_weight_decay", None)
     if update is None or decay is None or not compat.updates_one_by_one(plain.optimizer, plain.options.plain,
@@ -333,40 +333,40 @@ def _update_of_one(plain: PlainUpdate) -> UpdateOfOne | None:
 
 
 def _by_kind(update: UpdateOfOne, optimizer: Any, specs: Specs, variables: Sequence[Any]) -> list[CompiledPart] | None:
-    """Traces the update of one variable of each kind; variables of one shape and dtype are one kind.
+    """Trace the update of one variable of each kind; variables of the same shape and dtype are one kind.
 
-    There are fewer functions to compile than variables, and a variable is updated as soon as its own gradient is
-    reduced, while that is still in the processor's cache and others are on their way.
+    There are fewer functions to compile than variables. And each variable is updated as soon as its gradient is
+    reduced, while the gradient is still in the CPU cache and other gradients are in flight.
 
     Args:
         update: Updates one variable.
         optimizer: The optimizer, built.
-        specs: The gradients.
-        variables: The variables, by the same indices.
+        specs: The specs of the gradients, by index.
+        variables: The variables.
 
     Returns:
-        A piece for each kind; None if variables have to do with each other.
+        A part for each kind; None if the update of a variable uses slots of another variable.
 
     Raises:
-        Exception: Whatever the optimizer raises.
+        Exception: Any error of the optimizer.
     """
     groups = {index: compat.with_slots(optimizer, variables[index]) for index in specs}
-    owners = {id(one.handle): index for index, group in groups.items() for one in group if one is not None}
+    owners = {id(slot.handle): index for index, group in groups.items() for slot in group if slot is not None}
     kinds: dict[Any, list[int]] = {}
     for index, spec in specs.items():
-        shapes = tuple(None if one is None else (one.dtype, tuple(one.shape)) for one in groups[index])
+        shapes = tuple(None if slot is None else (slot.dtype, tuple(slot.shape)) for slot in groups[index])
         kinds.setdefault((spec, shapes, compat.is_decayed(optimizer, variables[index])), []).append(index)
     pieces = []
     for (spec, *_), indices in kinds.items():
         first = indices[0]
         function = CompiledFunction(functools.partial(update, variable=groups[first][0]), [spec])
-        if any(owners.get(id(one), first) != first for one in function.captured):
+        if any(owners.get(id(handle), first) != first for handle in function.captured):
             return None
-        pieces.append(CompiledPart(function, [([index], _instead(groups[first], groups[index])) for index in indices],
-                            is_of_one=True))
+        calls = [([index], _handles(groups[first], groups[index])) for index in indices]
+        pieces.append(CompiledPart(function, calls, is_of_one=True))
     return pieces
 
 
-def _instead(first: Sequence[Any], own: Sequence[Any]) -> dict[int, Any]:
-    """Returns the handles of a variable and its slots, by the ids of those of the first variable of its kind."""
-    return {id(old.handle): new.handle for old, new in zip(first, own, strict=True) if old is not None}
+def _handles(traced: Sequence[Any], own: Sequence[Any]) -> dict[int, Any]:
+    """Return the handles of a variable and its slots, by the ids of the handles in the traced function."""
+    return {id(old.handle): new.handle for old, new in zip(traced, own, strict=True) if old is not None}

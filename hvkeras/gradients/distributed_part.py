@@ -1,4 +1,4 @@
-"""State of a distributed optimizer that Keras does not see, under one attribute."""
+"""State of a distributed optimizer, in one attribute that Keras does not track."""
 
 from __future__ import annotations
 
@@ -24,24 +24,23 @@ from hvkeras.typing import LayerLike, VariableLike
 
 
 class DistributedPart(compat.OptimizerState):
-    """What makes an optimizer a distributed one: how its gradients are reduced, and what it keeps between steps.
+    """State of a distributed optimizer: its options, and what it stores between steps.
 
     Args:
-        optimizer: The optimizer; None for a copy that no optimizer has taken yet.
-        options: How it is distributed.
+        optimizer: The optimizer; None for a copy that is not attached to an optimizer yet.
+        options: The options of the distributed optimizer.
 
     Attributes:
-        options: How it is distributed.
-        layers: The layers whose variables each rank keeps for itself.
-        accumulation: The sums of passes.
+        layers: The local layers, whose gradients are not reduced.
+        accumulation: The sums over backward passes.
         ahead: The gradients that were reduced before the step that applies them.
-        compiler: Compiles updates.
+        compiler: Compiler of updates.
         is_minimizing: Whether tf_keras's `minimize` runs, whose step reduces the gradients.
     """
 
     def __init__(self, optimizer: Any, options: Options) -> None:
         super().__init__()
-        self._optimizer: Callable[[], Any] = _nothing if optimizer is None else weakref.ref(optimizer)
+        self._optimizer: Callable[[], Any] = _no_optimizer if optimizer is None else weakref.ref(optimizer)
         self.options: Options = options
         self.layers: list[Any] = []
         self._local: dict[Any, str] = {}
@@ -52,30 +51,30 @@ class DistributedPart(compat.OptimizerState):
         self._sharding: Sharding | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DistributedPart:
-        """A copied optimizer keeps its local variables, and begins with no gradients and nothing compiled."""
+        """Copy the local variables and the sharding, but no accumulated gradients and no compiled functions."""
         copied = memo[id(self)] = DistributedPart(None, self.options)
-        copied.__setstate__(copy.deepcopy(self._lasting(), memo))
+        copied.__setstate__(copy.deepcopy(self._persistent(), memo))
         return copied
 
     def __reduce__(self) -> Any:
-        return DistributedPart, (None, self.options), self._lasting()
+        return DistributedPart, (None, self.options), self._persistent()
 
-    def _lasting(self) -> tuple[Any, ...]:
+    def _persistent(self) -> tuple[Any, ...]:
         return self._local, self.layers, self._sharding
 
-    def __setstate__(self, lasting: tuple[Any, ...]) -> None:
-        """Takes what a copied or unpickled optimizer keeps."""
-        self._local, self.layers, self._sharding = lasting
+    def __setstate__(self, persistent: tuple[Any, ...]) -> None:
+        """Restore the state of a copied or unpickled optimizer."""
+        self._local, self.layers, self._sharding = persistent
 
     def of(self, optimizer: Any) -> DistributedPart:
-        """Returns this part if it is the optimizer's, or no optimizer's yet; else a new one that is alike."""
+        """Return this object if it belongs to the optimizer or to none yet; otherwise a new one with equal options."""
         owner = self._optimizer()
         if owner is None:
             self._optimizer = weakref.ref(optimizer)
         elif owner is not optimizer:
-            made = DistributedPart(optimizer, self.options)
-            made.__setstate__((dict(self._local), list(self.layers), None))
-            return made
+            part = DistributedPart(optimizer, self.options)
+            part.__setstate__((dict(self._local), list(self.layers), None))
+            return part
         return self
 
     @property
@@ -85,46 +84,46 @@ class DistributedPart(compat.OptimizerState):
 
     @property
     def exchange(self) -> ReductionOptions:
-        """How gradients are reduced."""
+        """Options of the reduction of gradients."""
         return self.options.exchange
 
     @property
     def sharding(self) -> Sharding | None:
-        """How ranks share the update; None if they do not."""
+        """Sharding of the update; None if the update is not sharded."""
         if self._sharding is None and self.options.shard_kind:
             self._sharding = Sharding(self.optimizer, self.options, self.local_keys)
         return self._sharding
 
     @property
     def sharded_state(self) -> ShardedState | None:
-        """The slots that ranks share; None if they share none."""
+        """Sharded slots; None if the update is not sharded."""
         return None if self.sharding is None else self.sharding.state
 
     def reshard(self, variables: Sequence[Any] = ()) -> None:
-        """Shares the update among the ranks that the job has now; see `Sharding.reshard`."""
+        """Shard the update over the current ranks of the job; see `Sharding.reshard`."""
         if self.sharding is not None:
             self.compiler = UpdateCompiler(self.options.compile_update)
             self.sharding.reshard(variables)
 
     def trained(self) -> list[Any]:
-        """Returns the model's variables that an optimizer of Keras 3 was built for."""
+        """Return the model's variables that an optimizer of Keras 3 was built for."""
         shards = None if self.sharding is None else self.sharding.shards
         return list(self.optimizer._trainable_variables if shards is None else shards.variables)
 
     def local_keys(self) -> dict[Any, str]:
-        """Returns the names of the variables that each rank keeps for itself, by their keys."""
+        """Return the names of the local variables, whose gradients are not reduced, by their keys."""
         for layer in self.layers:
             for weight in compat.model_weights(layer):
                 self.register_local_var(weight)
         return self._local
 
     def register_local_var(self, variable: Any) -> None:
-        """Keeps a variable's gradient on this rank."""
+        """Exclude a variable's gradient from the reduction."""
         self._local[compat.variable_key(variable)] = compat.variable_name(variable)
 
     @contextlib.contextmanager
     def minimizing(self) -> Iterator[None]:
-        """A scope in which tf_keras's `minimize` runs."""
+        """Set `is_minimizing` within the context."""
         before, self.is_minimizing = self.is_minimizing, True
         try:
             yield
@@ -132,12 +131,12 @@ class DistributedPart(compat.OptimizerState):
             self.is_minimizing = before
 
     def is_reduced_elsewhere(self) -> bool:
-        """Whether gradients are reduced elsewhere: by the step that applies them, or by a strategy."""
+        """Return whether gradients are reduced elsewhere: by the step that applies them, or by a strategy."""
         in_strategy = replicas.strategy_within_rank() is not None or graphs.reducing_strategy() is not None
         return in_strategy or compat.is_summed(self.optimizer)
 
     def reduce_computed(self, pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-        """Reduces gradients that were just computed, unless the step that applies them does so, or a strategy.
+        """Reduce gradients that were just computed, unless the step that applies them or a strategy does so.
 
         Args:
             pairs: This rank's gradients and their variables.
@@ -148,11 +147,11 @@ class DistributedPart(compat.OptimizerState):
         return self.reduce_ahead(pairs, computed=True)
 
     def reduce_ahead(self, pairs: Sequence[tuple[Any, Any]], computed: bool) -> list[tuple[Any, Any]]:
-        """Reduces gradients for a caller that applies them later; the later step does not reduce them again.
+        """Reduce gradients for a caller that applies them later, in a step that does not reduce them again.
 
         Args:
             pairs: This rank's gradients and their variables.
-            computed: Whether the gradients have just been computed; if not, they may be reduced already.
+            computed: Whether the gradients have just been computed; if not, they may have been reduced already.
         """
         gradients, variables = [of_tensors(gradient) for gradient, _ in pairs], [variable for _, variable in pairs]
         ahead = self.ahead.find(variables)
@@ -163,35 +162,35 @@ class DistributedPart(compat.OptimizerState):
             reduced = reducer.reduce(gradients, variables)
         else:
             reduced, due = self.accumulation.collect(gradients, variables, lambda sums: reducer.reduce(sums, variables))
-        self.ahead.note(variables, due, computed)
+        self.ahead.add(variables, due, computed)
         return list(zip(reduced, variables, strict=True))
 
 
-def _nothing() -> None:
-    """What refers to no optimizer."""
+def _no_optimizer() -> None:
+    """Return None, like a dead weak reference."""
 
 
 class Reducing:
-    """What optimizers that reduce gradients say about it; mixed into a dynamic subclass of the optimizer's class.
+    """Public attributes of optimizers that reduce gradients; mixed into a dynamic subclass of the optimizer's class.
 
-    The subclass has the options, under the one name `_hvkeras`. Under the same name, the `__dict__` of an optimizer has
-    its `DistributedPart`, which neither Keras's tracker nor `tf.train.Checkpoint` see.
+    The only attribute that the subclass adds is `_hvkeras`, with the options. Under the same name, the `__dict__` of an
+    optimizer has its `DistributedPart`, which neither Keras's tracker nor `tf.train.Checkpoint` sees.
     """
 
     _hvkeras: Options
 
     @property
     def process_set(self) -> ProcessSet:
-        """The ranks whose gradients are combined."""
+        """Process set of the ranks over which gradients are reduced."""
         return part_of(self).exchange.process_set
 
     @property
     def scale_local_gradients(self) -> bool:
-        """Whether gradients that stay on this rank are divided by the number of ranks."""
+        """True if gradients of local variables are divided by the number of ranks."""
         return part_of(self).exchange.scale_local_gradients
 
     def register_local_var(self, var: VariableLike) -> None:
-        """Keeps a variable's gradient on this rank; the variable may then differ between ranks.
+        """Exclude a variable's gradient from the reduction; the variable may then differ between ranks.
 
         Args:
             var: A variable of the model; also one without a gradient, which `fit` then neither averages nor compares.
@@ -199,7 +198,7 @@ class Reducing:
         part_of(self).register_local_var(var)
 
     def keep_local(self, layers: Sequence[LayerLike]) -> None:
-        """Keeps the gradients of layers on this rank; the layers need not be built yet.
+        """Exclude the gradients of layers from the reduction; the layers need not be built yet.
 
         Args:
             layers: Layers of the model.
@@ -208,7 +207,7 @@ class Reducing:
 
 
 def part_of(optimizer: Any) -> DistributedPart:
-    """Returns the distributed part of an optimizer that is distributed itself."""
+    """Return the distributed part of an optimizer that is itself distributed."""
     found = optimizer.__dict__.get("_hvkeras")
     if isinstance(found, DistributedPart):
         part = found.of(optimizer)
@@ -223,11 +222,11 @@ def part_of(optimizer: Any) -> DistributedPart:
 
 @dataclass(frozen=True)
 class Ahead:
-    """How a variable's gradient was reduced before the step that applies it.
+    """Record of a gradient that was reduced before the step that applies it.
 
     Attributes:
-        graph: A weak reference to the function graph in which the gradient was reduced; None for eager mode.
-        due: A boolean tensor that says whether to apply the gradient; None if it is always applied.
+        graph: Weak reference to the function graph in which the gradient was reduced; None for eager mode.
+        due: Boolean tensor, true if the gradient is to be applied; None if it always is.
         computed: Whether the gradient was reduced when it was computed.
     """
 
@@ -237,24 +236,24 @@ class Ahead:
 
 
 class ReducedAhead:
-    """The variables of an optimizer whose gradients are reduced but not yet applied."""
+    """Variables of an optimizer whose gradients are reduced but not yet applied."""
 
     def __init__(self) -> None:
         self._ahead: dict[Any, Ahead] = {}
 
-    def note(self, variables: Sequence[Any], due: Any, computed: bool) -> None:
-        """Records that gradients are reduced, in the function under construction or in eager mode."""
+    def add(self, variables: Sequence[Any], due: Any, computed: bool) -> None:
+        """Record that gradients are reduced, in the function under construction or in eager mode."""
         graph = graphs.function_graph()
         ahead = Ahead(None if graph is None else weakref.ref(graph), due, computed)
         self._ahead.update((compat.variable_key(variable), ahead) for variable in variables)
 
     def forget(self, variables: Sequence[Any]) -> None:
-        """Forgets the entries of these variables: others are applied instead of the gradients that were reduced."""
+        """Discard the records of these variables, because other gradients replace the reduced ones."""
         for variable in variables:
             self._ahead.pop(compat.variable_key(variable), None)
 
     def find(self, variables: Sequence[Any]) -> Ahead | None:
-        """Returns how the gradients of these variables were reduced here, or None unless all of them were."""
+        """Return the record of these variables in this graph or in eager mode; None unless all of them have one."""
         if not self._ahead:
             return None
         graph = graphs.function_graph()
@@ -263,7 +262,7 @@ class ReducedAhead:
         return here[0] if here and len(here) == len(found) else None
 
     def take(self, variables: Sequence[Any]) -> Ahead | None:
-        """Does the same as `find`, and forgets the entries, because the gradients are being applied."""
+        """Return the record like `find`, and discard it, because the gradients are being applied."""
         found = self.find(variables)
         if found is not None:
             for variable in variables:

@@ -24,10 +24,10 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's public name
     groups: int | Sequence[Sequence[VariableLike]] | None = None, process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True, compile_update: bool | str = "auto", shard_update: bool | str = "auto",
 ) -> OptimizerT:
-    """Makes an optimizer reduce its gradients over all ranks, before clipping, loss scaling and weight decay.
+    """Make an optimizer reduce its gradients over all ranks, before clipping, loss scaling and weight decay.
 
-    The function changes the class of the given optimizer in place, so that it keeps its state, and returns it. The
-    optimizer is saved as a plain Keras optimizer; `hvkeras.load_model` wraps it again.
+    Change the class of the given optimizer in place, so that it retains its state, and return it. The optimizer is
+    saved as a plain Keras optimizer; `hvkeras.load_model` wraps it again.
 
     Example:
         hvd.init()
@@ -36,7 +36,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's public name
 
     Args:
         optimizer: Any optimizer of Keras 3 or tf_keras, built or not, including a `LossScaleOptimizer`.
-        name: The optimizer's name in messages; by default the name of its class. The same on every rank.
+        name: The optimizer's name in messages, by default the name of its class. The same on every rank.
         device_dense: The device for dense gradients; chosen by TensorFlow by default.
         device_sparse: The device for sparse gradients.
         compression: How gradients are compressed: `Compression.none`, `.fp16`, `.bf16` or a `Compressor`.
@@ -52,24 +52,24 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's public name
         process_set: The ranks to reduce over. Other ranks may continue to train; their gradients stay unchanged.
         scale_local_gradients: Whether gradients of local variables (see `register_local_var`) are
             divided by the number of ranks.
-        compile_update: Whether XLA compiles the update of the weights within the step: on CPUs one pass over them
-            instead of one for each operation of the optimizer, with the same results but for the last bits. "auto"
-            does where that pays, or what HVKERAS_COMPILE_UPDATE says. The same on every rank.
-        shard_update: Whether each rank keeps and updates a part of the optimizer's state, which takes 1/N of its memory
-            and time on N ranks (Xu et al. 2020; ZeRO stage 1). The state is gathered to be saved, see
-            `gather_optimizer`. True works for the optimizers of Keras and classes derived from them. For others, say
-            what the update of an element needs: "elements" if no other element of its variable, or "variables" if
-            these, and nothing of other variables. "auto" does what HVKERAS_SHARD_UPDATE says, by default not. The
-            same on every rank.
+        compile_update: Whether XLA compiles the update of the weights within the step. On CPUs, this replaces one pass
+            over the weights for each operation of the optimizer by a single pass. Results differ only in the last bits.
+            "auto" uses HVKERAS_COMPILE_UPDATE, by default to compile where it pays. The same on every rank.
+        shard_update: Whether each rank holds and updates only a part of the optimizer's state, which divides its memory
+            and time by the number of ranks (Xu et al. 2020; ZeRO stage 1). The state must be gathered to be saved, see
+            `gather_optimizer`. True works for Keras's optimizers and subclasses of them. For other optimizers, pass
+            "elements" if the update of an element depends on no other element, or "variables" if it depends on other
+            elements of the same variable only. "auto" uses HVKERAS_SHARD_UPDATE, by default False. The same on every
+            rank.
 
     Returns:
-        The optimizer, now with the method `register_local_var(var)`.
+        The optimizer, with the additional method `register_local_var(var)`.
 
     Raises:
         NotInitializedError: `init()` was not called.
         UsageError: `optimizer` is not an optimizer or is already distributed, or another argument is invalid.
-        UnsupportedError: Keras runs on a backend other than TensorFlow, or ranks cannot share the update of this
-            optimizer.
+        UnsupportedError: Keras runs on a backend other than TensorFlow, or the update of this optimizer cannot be
+            sharded.
     """
     current_session()
     if compat.family_of(optimizer) is None:
@@ -89,7 +89,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's public name
     kind = _kind_of_sharding(optimizer, shard_update)
     target = optimizer
     if kind and (inner := compat.inner_optimizer(optimizer)) is not None:
-        target = inner  # which has the state; the outer one stays as it is
+        target = inner  # it has the state
     exchange = ReductionOptions(
         name or type(compat.inner_optimizer(optimizer) or optimizer).__name__, op, compression, sparse_as_dense,
         gradient_predivide_factor, checked_groups(num_groups, groups), process_set, scale_local_gradients,
@@ -111,7 +111,7 @@ def PartialDistributedOptimizer(  # noqa: N802 - Horovod's public name
     local_layers: LayerLike | Iterable[LayerLike] | None = None, scale_local_gradients: bool = True,
     compile_update: bool | str = "auto", shard_update: bool | str = "auto",
 ) -> OptimizerT:
-    """Makes an optimizer reduce its gradients over all ranks, except those of local layers.
+    """Make an optimizer reduce its gradients over all ranks, except those of local layers.
 
     Example:
         optimizer = hvd.PartialDistributedOptimizer(keras.optimizers.SGD(0.1), local_layers=[model.get_layer("mine")])
@@ -130,7 +130,7 @@ def PartialDistributedOptimizer(  # noqa: N802 - Horovod's public name
         local_layers: One or several layers. They may be built later, but before the first step.
         scale_local_gradients: Whether the gradients of local layers are divided by the number of ranks.
         compile_update: See `DistributedOptimizer`.
-        shard_update: See `DistributedOptimizer`; the state of local layers stays on each rank.
+        shard_update: See `DistributedOptimizer`; the state of local layers is not sharded.
 
     Returns:
         The optimizer.
@@ -153,10 +153,10 @@ def PartialDistributedOptimizer(  # noqa: N802 - Horovod's public name
 
 
 def gather_optimizer(model_or_optimizer: Any, to: Sequence[int] = (0,)) -> None:
-    """Gathers the state of an optimizer with `shard_update=True`, so that it can be read or saved.
+    """Gather the state of an optimizer with `shard_update=True`, so that it can be read or saved.
 
-    All ranks call it, at the same step. `fit` does so by itself before callbacks that save, and at its end. What was
-    gathered is that of the step, and is let go when training goes on. It does nothing for other optimizers.
+    All ranks must call this function at the same step. `fit` calls it before callbacks that save, and at its end. The
+    gathered state is valid until the next step, which discards it. For other optimizers, the function does nothing.
 
     Example:
         for step, batch in enumerate(dataset):
@@ -168,11 +168,11 @@ def gather_optimizer(model_or_optimizer: Any, to: Sequence[int] = (0,)) -> None:
 
     Args:
         model_or_optimizer: A compiled model, or an optimizer.
-        to: The global ranks that are to have the whole state, in host memory.
+        to: The global ranks that receive the complete state, in host memory.
 
     Raises:
         NotInitializedError: `init()` was not called.
-        UsageError: A rank is not one of those that share the state.
+        UsageError: A rank does not participate in the sharded update.
     """
     current_session()
     state = state_of(getattr(model_or_optimizer, "optimizer", model_or_optimizer))
@@ -181,7 +181,7 @@ def gather_optimizer(model_or_optimizer: Any, to: Sequence[int] = (0,)) -> None:
 
 
 def _kind_of_sharding(optimizer: Any, wanted: bool | str) -> str:
-    """Returns what the update of an optimizer is split into; "" if ranks do not share it."""
+    """Return the unit of the sharded update, "elements" or "variables"; "" if the update is not sharded."""
     if wanted not in ("auto", True, False, "elements", "variables"):
         raise UsageError(explain('shard_update must be "auto", True, False, "elements" or "variables"',
                                  shard_update=wanted))
@@ -190,15 +190,15 @@ def _kind_of_sharding(optimizer: Any, wanted: bool | str) -> str:
     part = compat.inner_optimizer(optimizer) or optimizer
     name = type(part).__name__
     if compat.family_of(part) == compat.TF_KERAS_LEGACY:
-        raise UnsupportedError(explain("Ranks share the update of optimizers of Keras 3 and current ones of tf_keras,"
-                                       " not of legacy ones", "tf_keras.optimizers has a current one of the same name",
-                                       optimizer=name))
+        raise UnsupportedError(explain("shard_update=True supports optimizers of Keras 3 and current optimizers of"
+                                       " tf_keras, not legacy ones", "use the current optimizer of the same name in"
+                                       " tf_keras.optimizers", optimizer=name))
     if isinstance(wanted, str) and wanted != "auto":
         return wanted
     kind = compat.kind_of_update(type(part))
     if not kind:
         raise UnsupportedError(explain(
-            "Ranks can share the update of an optimizer if it is known what an element's update needs",
+            "shard_update=True supports optimizers whose update is known to depend on single elements or variables",
             'pass shard_update="elements" if the update of an element needs no other element, or "variables" if it'
             " needs other elements of the same variable, but no other variables", optimizer=name))
     return kind

@@ -1,4 +1,4 @@
-"""The classes that make optimizers distributed, and what other code asks of such an optimizer."""
+"""Classes that make optimizers distributed, and accessors for other modules."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hvkeras.typing import GradientTapeLike, VariableLike
 
 
 class Distributed(Reducing):
-    """The common part of all distributed optimizers; mixed into a dynamic subclass of the optimizer's class."""
+    """Common base of distributed optimizers; mixed into a dynamic subclass of the optimizer's class."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         reduced: Any = super().__reduce_ex__(protocol)  # a tuple, not a string, in every version of Keras
@@ -35,16 +35,16 @@ class Distributed(Reducing):
 
 
 def _restored(function: Callable[..., Any], arguments: tuple[Any, ...], options: Options) -> Any:
-    """Restores the distributed class of a copied or unpickled optimizer."""
+    """Restore the distributed class of a copied or unpickled optimizer."""
     return distribute(function(*arguments), options)
 
 
 class DistributedKeras(Distributed):
-    """What distributed optimizers of Keras 3 do instead of Keras."""
+    """Overrides of methods of Keras 3's optimizers."""
 
     def compute_gradients(self, loss: Any, var_list: Sequence[VariableLike],
                           tape: GradientTapeLike | None = None) -> list[tuple[Any, Any]]:
-        """Computes and reduces gradients, for loops that change them before they are applied.
+        """Compute and reduce gradients, for loops that change them before they are applied.
 
         The following call of `apply_gradients` does not reduce them again, and with `backward_passes_per_step` applies
         them only when an update is due.
@@ -52,7 +52,7 @@ class DistributedKeras(Distributed):
         Args:
             loss: A tensor, or a function that returns one.
             var_list: The variables.
-            tape: The tape that has recorded the loss; a function needs none.
+            tape: The tape that has recorded the loss; not needed if `loss` is a function.
 
         Returns:
             Pairs of a gradient and its variable.
@@ -60,7 +60,7 @@ class DistributedKeras(Distributed):
         return part_of(self).reduce_computed(compat.gradients_of(loss, var_list, tape))
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
-        """Reduces the gradients over the ranks, then applies them."""
+        """Reduce the gradients over the ranks, then apply them."""
         part, finish = part_of(self), super().apply  # type: ignore[misc]  # the optimizer's
         if compat.is_summed(self):
             return finish(grads, trainable_variables)
@@ -72,14 +72,14 @@ class DistributedKeras(Distributed):
         return GradientStep(part, self, list(grads), variables, finish_over).run()
 
     def _apply_weight_decay(self, variables: Any) -> None:
-        """Decays variables as Keras does, except for those that compiled functions decay as they update them."""
+        """Decay variables like Keras, except those that compiled functions decay when they update them."""
         update = part_of(self).current
         if update is not None and update.dense is not None and update.dense.decays:
             variables = update.dense.others(variables)
         super()._apply_weight_decay(variables)  # type: ignore[misc]  # the optimizer's
 
     def _distributed_tf_update_step(self, distribution: Any, grads_and_vars: Any, learning_rate: Any) -> None:
-        """Updates variables as Keras does, except for those whose dense gradients compiled functions apply."""
+        """Update variables like Keras, except those that compiled functions update."""
         pairs, update = list(grads_and_vars), part_of(self).current
         if update is not None and update.dense is not None:
             gradients = {compat.variable_key(variable): gradient for gradient, variable in pairs}
@@ -89,10 +89,10 @@ class DistributedKeras(Distributed):
 
 
 class DistributedTfKeras(Distributed):
-    """What distributed optimizers of tf_keras, both legacy and current, do instead of tf_keras."""
+    """Overrides of methods of tf_keras's optimizers, both legacy and current."""
 
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
-        """Reduces the gradients over the ranks, then applies them."""
+        """Reduce the gradients over the ranks, then apply them."""
         part, finish = part_of(self), super().apply_gradients  # type: ignore[misc]  # the optimizer's
         pairs = list(grads_and_vars)
         variables = [variable for _, variable in pairs]
@@ -105,12 +105,12 @@ class DistributedTfKeras(Distributed):
         return GradientStep(part, self, [gradient for gradient, _ in pairs], variables, finish_over).run()
 
     def minimize(self, *args: Any, **kwargs: Any) -> Any:
-        """Trains as ever: the step that applies the gradients also reduces them."""
+        """Minimize a loss; the step that applies the gradients also reduces them."""
         with part_of(self).minimizing():
             return super().minimize(*args, **kwargs)  # type: ignore[misc]  # the optimizer's
 
     def compute_gradients(self, loss: Any, var_list: Any, tape: Any = None) -> list[Any]:
-        """Computes and reduces gradients; within `minimize`, tf_keras calls this to compute them."""
+        """Compute and reduce gradients. Within `minimize`, tf_keras calls this method only to compute them."""
         part = part_of(self)
         if not part.is_minimizing:
             return self._compute_gradients(loss, var_list, None, tape)
@@ -119,7 +119,7 @@ class DistributedTfKeras(Distributed):
         return list(pairs)
 
     def _compute_gradients(self, loss: Any, var_list: Any, grad_loss: Any = None, tape: Any = None) -> list[Any]:
-        """Computes and reduces gradients, for training loops that call this method as in Horovod or tf_keras.
+        """Compute and reduce gradients, for training loops that call this method as in Horovod or tf_keras.
 
         The following call of `apply_gradients` does not reduce them again, and with `backward_passes_per_step` applies
         them only when an update is due.
@@ -132,7 +132,7 @@ class DistributedTfKeras(Distributed):
         return part_of(self).reduce_computed(pairs)
 
     def _aggregate_gradients(self, grads_and_vars: Any) -> list[Any]:
-        """Reduces gradients over the ranks, unless `_compute_gradients` has done so already."""
+        """Reduce gradients over the ranks, unless `_compute_gradients` has already done so."""
         part = part_of(self)
         if part.is_reduced_elsewhere():
             plain = getattr(super(), "_aggregate_gradients", list)  # legacy optimizers have it, and call it in the step
@@ -140,7 +140,7 @@ class DistributedTfKeras(Distributed):
         return part.reduce_ahead(list(grads_and_vars), computed=False)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """Copies the optimizer for the same variables and strategy; plain tf_keras fails to copy the strategy."""
+        """Copy the optimizer with a reference to its strategy, which cannot be copied; tf_keras alone would fail."""
         strategy = self.__dict__.get("_distribution_strategy")
         memo[id(strategy)] = strategy
         plain_deepcopy = getattr(super(), "__deepcopy__", None)
@@ -154,30 +154,30 @@ class DistributedTfKeras(Distributed):
 
 
 class Sharded(Distributed):
-    """What optimizers do instead of Keras of which each rank keeps and updates a part; see `Sharding`."""
+    """Overrides of methods of optimizers with a sharded update; see `Sharding`."""
 
     def build(self, variables: Any) -> None:
-        """Creates the slots of this rank's parts of the variables."""
+        """Create the slots of this rank's parts of the variables."""
         _sharding_of(self).build(super().build, variables)  # type: ignore[misc]  # the optimizer's
 
     @property
     def variables(self) -> Any:
-        """The optimizer's variables; those of which each rank holds a part are `WholeVariable`s."""
+        """The optimizer's variables; sharded ones are `ShardedStateVariable`s."""
         found: Any = super().variables  # type: ignore[misc]  # the optimizer's
         state = part_of(self).sharded_state
         return found if state is None else type(found)(state.variables(found))
 
     def set_weights(self, weights: Any) -> None:
-        """Assigns values to all variables."""
+        """Assign values to all variables."""
         variables = list(self.variables)
         if len(weights) != len(variables):
-            raise UsageError(explain("set_weights takes a value for each variable of the optimizer",
+            raise UsageError(explain("set_weights needs a value for each variable of the optimizer",
                                      values=len(weights), variables=len(variables)))
         for variable, value in zip(variables, weights, strict=True):
             variable.assign(value)
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
-        """Refuses checkpoints of TensorFlow, which would hold parts; what Keras 3 exports has no optimizer."""
+        """Raise for checkpoints of TensorFlow, which would contain parts; exports of Keras 3 have no optimizer."""
         if part_of(self).sharded_state is None:
             found: dict[str, Any] = super()._trackable_children(save_type, **kwargs)  # type: ignore[misc]
             return found
@@ -190,54 +190,53 @@ class Sharded(Distributed):
             optimizer=type(self).__name__))
 
     def _use_weight_decay(self, variable: Any) -> bool:
-        """Asks for the variable that a part belongs to, which users have named."""
+        """Return Keras's result for the variable of a part, because users exclude variables by name."""
         shards = _sharding_of(self).shards
         if shards is not None:
-            whole = shards.variable_of(variable)
-            variable = compat.as_tf_variable(whole) if compat.as_tf_variable(variable) is variable else whole
+            complete = shards.variable_of(variable)
+            variable = compat.as_tf_variable(complete) if compat.as_tf_variable(variable) is variable else complete
         return bool(super()._use_weight_decay(variable))  # type: ignore[misc]  # the optimizer's
 
     def _clip_gradients(self, grads: Any) -> Any:
-        """Clips by norms of whole gradients, of which this rank has parts."""
+        """Clip by norms of complete gradients, of which this rank has parts."""
         update = part_of(self).current
         if update is None or update.clip is None:
             return super()._clip_gradients(grads)  # type: ignore[misc]  # the optimizer's
         return update.clip(list(grads))
 
     def _update_model_variables_moving_average(self, variables: Any) -> None:
-        """Averages this rank's parts, each with its own average, whichever of them a step updates."""
+        """Update the averages of all of this rank's parts, also of those without gradients in this step."""
         with _sharding_of(self).parts_with_averages(variables) as parts:
             super()._update_model_variables_moving_average(parts)  # type: ignore[misc]  # the optimizer's
 
     def _overwrite_model_variables_with_average_value(self, variables: Any) -> None:
-        """Overwrites this rank's parts, which are gathered afterwards."""
+        """Overwrite this rank's parts, which are gathered afterwards."""
         with _sharding_of(self).parts_with_averages(variables) as parts:
             super()._overwrite_model_variables_with_average_value(parts)  # type: ignore[misc]  # the optimizer's
 
     def finalize_variable_values(self, var_list: Any) -> None:
-        """Ends training: with averages of the weights, these become the weights, on all ranks."""
+        """End training: averages of weights, if there are any, become the weights on all ranks."""
         super().finalize_variable_values(var_list)  # type: ignore[misc]  # the optimizer's
         if _sharding_of(self).has_averages:
             _sharding_of(self).gather_weights()
 
 
 class _ShardedKeras(DistributedKeras, Sharded):
-    """Both for Keras 3."""
+    pass
 
 
 class _ShardedTfKeras(DistributedTfKeras, Sharded):
-    """Both for tf_keras."""
+    pass
 
 
 def _sharding_of(optimizer: Any) -> Sharding:
-    """Returns how ranks share the update of an optimizer whose class says that they do."""
     found = part_of(optimizer).sharding
     assert found is not None
     return found
 
 
 def distribute(optimizer: Any, options: Options) -> Any:
-    """Gives an optimizer its distributed class, without validating options."""
+    """Change an optimizer's class to its distributed class, without validation of options."""
     is_keras_3 = options.family == compat.KERAS
     mixin: type = ((_ShardedKeras if options.shard_kind else DistributedKeras) if is_keras_3
                    else _ShardedTfKeras if options.shard_kind else DistributedTfKeras)
@@ -251,10 +250,13 @@ def distribute(optimizer: Any, options: Options) -> Any:
 
 
 def distributed_part(optimizer: Any) -> DistributedPart | None:
-    """Returns what makes an optimizer, or that inside it (`LossScaleOptimizer`), distributed; None if nothing does.
+    """Return the state of a distributed optimizer, or of the one inside a `LossScaleOptimizer`.
 
     Args:
         optimizer: An optimizer, or anything else.
+
+    Returns:
+        The state; None if the optimizer is not distributed.
     """
     for candidate in (optimizer, compat.inner_optimizer(optimizer)):
         if isinstance(candidate, Distributed):
@@ -263,18 +265,18 @@ def distributed_part(optimizer: Any) -> DistributedPart | None:
 
 
 def state_of(optimizer: Any) -> ShardedState | None:
-    """Returns the state that ranks share of an optimizer, or of that inside it; None if they share none."""
+    """Return the sharded state of an optimizer, or of the one inside it; None if its update is not sharded."""
     part = distributed_part(optimizer)
     return None if part is None else part.sharded_state
 
 
-def apply_alone(optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
-    """Applies gradients as a step does, but neither reduces them nor gathers what other ranks have updated.
+def apply_locally(optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+    """Apply gradients like a step, without reducing them or gathering the updates of other ranks.
 
     `hvkeras bench` times this part of a step.
 
     Args:
-        optimizer: An optimizer that is distributed itself.
+        optimizer: An optimizer that is itself distributed.
         gradients: The gradients.
         variables: The variables.
     """
@@ -284,14 +286,14 @@ def apply_alone(optimizer: Any, gradients: Sequence[Any], variables: Sequence[An
         plain: Any = part.options.plain
         return plain.apply_gradients(optimizer, list(zip(reduced, over, strict=True)))
 
-    GradientStep(part, optimizer, list(gradients), list(variables), finish, is_alone=True).run()
+    GradientStep(part, optimizer, list(gradients), list(variables), finish, is_local=True).run()
 
 
 # Hooks into Keras beyond the optimizer itself.
 
 
 def install_hooks() -> None:
-    """Changes in Keras what distributed optimizers need; single-rank jobs need it only for recording."""
+    """Install the patches of Keras that distributed optimizers need; single-rank jobs need them only for recording."""
     session = current_session() if is_initialized() else None
     if session is not None and (session.topology.size > 1 or session.settings.record or session.settings.report):
         patches.install(patches.OPTIMIZERS, patches.OptimizerBehaviour(
@@ -300,10 +302,10 @@ def install_hooks() -> None:
 
 def _reduce_before_loss_scale(finish: Callable[[list[Any]], Any], optimizer: Any, gradients: Sequence[Any],
                               variables: Sequence[Any]) -> Any:
-    """Reduces gradients before a `LossScaleOptimizer` decides whether to skip the step.
+    """Reduce gradients before a `LossScaleOptimizer` decides whether to skip the step.
 
-    The decision must be the same on all ranks: if one rank skipped alone, the others would wait in the reduction of the
-    inner optimizer. The reduction therefore comes first.
+    The decision must be the same on all ranks: if only one rank skipped the step, the others would hang in the
+    reduction of the inner optimizer.
     """
     inner = compat.inner_optimizer(optimizer)
     if isinstance(optimizer, Distributed) or not isinstance(inner, Distributed):
@@ -312,12 +314,7 @@ def _reduce_before_loss_scale(finish: Callable[[list[Any]], Any], optimizer: Any
 
 
 def _swap_averages(original: Callable[[Any], Any], callback: Any) -> None:
-    """Does what Keras's `SwapEMAWeights` does, which would exchange this rank's parts alone.
-
-    Args:
-        original: Keras's own method.
-        callback: The callback.
-    """
+    """Replace a method of `SwapEMAWeights`, which would swap only this rank's parts; `original` is Keras's method."""
     sharding = _with_averages(callback.model.optimizer)
     if sharding is None:
         original(callback)
@@ -326,12 +323,7 @@ def _swap_averages(original: Callable[[Any], Any], callback: Any) -> None:
 
 
 def _begin_averages(original: Callable[[Any], Any], callback: Any) -> None:
-    """Does what `SwapEMAWeights` does at the end of training, when averages have become the weights.
-
-    Args:
-        original: Keras's own method.
-        callback: The callback.
-    """
+    """Replace the method of `SwapEMAWeights` for the end of training, when averages have become the weights."""
     sharding = _with_averages(callback.model.optimizer)
     if sharding is None:
         original(callback)
@@ -340,24 +332,24 @@ def _begin_averages(original: Callable[[Any], Any], callback: Any) -> None:
 
 
 def _with_averages(optimizer: Any) -> Sharding | None:
-    """How ranks share an optimizer, or that inside it, if they share its averages of weights."""
+    """Return the sharding of an optimizer, or of the one inside it, if it has averages of weights."""
     part = distributed_part(optimizer)
     sharding = None if part is None else part.sharding
     return sharding if sharding is not None and sharding.has_averages else None
 
 
 def refuses_xla() -> bool:
-    """Whether Keras's automatic XLA must be off because the backend's collectives cannot be compiled."""
+    """Return whether Keras's automatic XLA must be off because the backend's collectives cannot be compiled."""
     if not is_initialized():
         return False
     session = current_session()
     if session.topology.size == 1 or not objection_to_xla(session.backend):
         return False
     if session.topology.rank == 0:
-        _say_no_xla(session.backend.name)
+        _log_no_xla(session.backend.name)
     return True
 
 
 @functools.cache
-def _say_no_xla(backend: str) -> None:
+def _log_no_xla(backend: str) -> None:
     say(f'jit_compile="auto" means False here: XLA cannot compile the collectives of the backend {backend!r}')

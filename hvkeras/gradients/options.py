@@ -1,4 +1,4 @@
-"""Options of gradients: how optimizers and tapes reduce them, and how optimizers apply them."""
+"""Options of distributed optimizers and tapes: reduction of gradients, and updates."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from hvkeras.job.process_sets import ProcessSet, global_process_set
 
 @dataclass(frozen=True)
 class ReductionOptions:
-    """How gradients are reduced.
+    """Options of the reduction of gradients; see `DistributedOptimizer`.
 
     Attributes:
-        name: The owner of the gradients, for messages and to distinguish exchanges.
+        name: Name of the optimizer or tape, for messages and to distinguish reductions.
         op: Average, Sum or Adasum.
-        compression: How the gradients are compressed.
+        compression: A compressor, such as `Compression.fp16`.
         sparse_as_dense: Whether `tf.IndexedSlices` are converted to dense tensors.
         gradient_predivide_factor: Average divides by this before the sum, and by size / this after it.
-        groups: 0 for buckets by size, else a number of groups, or lists of variables.
+        groups: 0 for buckets by size; a number of groups; or lists of variables.
         process_set: The participating ranks; the gradients of other ranks stay unchanged.
         scale_local_gradients: Whether gradients of local variables are divided by the number of ranks.
         device_dense: The device for dense gradients.
@@ -44,7 +44,7 @@ class ReductionOptions:
     def __post_init__(self) -> None:
         operation_of(self.op)
         if self.op not in (Average, Sum, Adasum):
-            raise UsageError(explain("Gradients are combined by hvd.Average, hvd.Sum or hvd.Adasum", op=self.op))
+            raise UsageError(explain("op must be hvd.Average, hvd.Sum or hvd.Adasum", op=self.op))
         if self.gradient_predivide_factor != 1.0 and self.op != Average:
             raise UsageError(explain("gradient_predivide_factor splits an average in two, so it needs op=hvd.Average",
                                      gradient_predivide_factor=self.gradient_predivide_factor, op=self.op))
@@ -60,17 +60,17 @@ class ReductionOptions:
 
 @dataclass(frozen=True)
 class Options:
-    """How an optimizer is distributed. Its class has them, so that copies and those made from a config are alike.
+    """Options of a distributed optimizer. They are stored in its class, so that copies and `from_config` have them.
 
     Attributes:
-        exchange: How gradients are reduced.
-        plain: The optimizer's class, as Keras or the user defines it.
+        exchange: Options of the reduction of gradients.
+        plain: The optimizer's original class.
         family: The Keras that it belongs to, see `hvkeras.compat.families`; "" for optimizers of TensorFlow 1.
         scales_loss: Whether it is a `LossScaleOptimizer`.
         passes: The number of backward passes per update.
-        averages_passes: Whether their sum is divided by that number.
+        averages_passes: Whether the sum over passes is divided by their number.
         compile_update: Whether XLA compiles the update: "auto", True or False.
-        shard_kind: What ranks share the update by, "elements" or "variables"; "" if they do not share it.
+        shard_kind: Unit of the sharded update, "elements" or "variables"; "" if the update is not sharded.
     """
 
     exchange: ReductionOptions
@@ -84,17 +84,17 @@ class Options:
 
 
 def checked_groups(num_groups: Any, groups: Any) -> Any:
-    """Unifies Horovod's two parameters for groups.
+    """Validate and merge Horovod's two parameters for groups.
 
     Args:
         num_groups: The older parameter: a number of groups, 0 for none.
         groups: None, a number of groups, or a list of lists of variables.
 
     Returns:
-        0, a number, or a tuple of frozensets of variable keys.
+        0, a number of groups, or a tuple of frozensets of variable keys.
 
     Raises:
-        UsageError: The parameters have any other value.
+        UsageError: A parameter has any other value.
     """
     wanted = num_groups if groups is None else groups
     if isinstance(wanted, int) and not isinstance(wanted, bool) and wanted >= 0:
@@ -109,17 +109,17 @@ def checked_groups(num_groups: Any, groups: Any) -> Any:
 
 
 def checked_layers(local_layers: Any) -> list[Any]:
-    """Returns the layers that are to stay local to each rank.
+    """Return local layers as a list.
 
     Args:
-        local_layers: A layer, some, or None.
+        local_layers: A layer, an iterable of layers, or None.
 
     Raises:
         UsageError: It contains something other than a layer.
     """
     given = [] if local_layers is None else local_layers
     layers = list(given) if isinstance(given, Iterable) else [given]
-    wrong = [layer for layer in layers if not hasattr(layer, "trainable_weights")]
-    if wrong:
-        raise UsageError(explain("local_layers must be a layer or a list of layers", received=wrong[0]))
+    invalid = [layer for layer in layers if not hasattr(layer, "trainable_weights")]
+    if invalid:
+        raise UsageError(explain("local_layers must be a layer or a list of layers", received=invalid[0]))
     return layers

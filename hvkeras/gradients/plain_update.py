@@ -1,4 +1,4 @@
-"""Interface of updates, which apply reduced gradients, and the update of Keras itself; see `step.choose_update`."""
+"""Interface of updates, which apply reduced gradients, and Keras's own update; see `step.choose_update`."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from hvkeras.diagnostics import spans
 from hvkeras.gradients.options import Options
 from hvkeras.gradients.reducer import ShardAssignment
 
-Apply = Callable[..., Any]  # applies gradients to the variables that it was made for, or to those of a second argument
+Apply = Callable[..., Any]  # applies gradients to its variables, or to those in the second argument
 
 
 class Update(Protocol):
-    """Applies the reduced gradients of one step, eagerly or in the function under construction."""
+    """Application of the reduced gradients of one step, eagerly or in the function under construction."""
 
     @property
     def text(self) -> str:
-        """What ranks must have in common about it, for the plan of the gradients; "" for nothing."""
+        """Description that must be equal on all ranks, for the plan of the gradients; "" for none."""
         ...
 
     @property
     def shares(self) -> ShardAssignment | None:
-        """The parts of the gradients that this rank applies; None if it applies all."""
+        """Parts of the gradients that this rank applies; None if it applies all."""
         ...
 
     def apply(self, reduced: Sequence[Any]) -> Any:
-        """Applies reduced gradients; returns what the optimizer does."""
+        """Apply reduced gradients; return the optimizer's result."""
         ...
 
 
 @dataclass(frozen=True)
 class DenseUpdate:
-    """What is done instead of Keras's loop over the variables that have dense gradients.
+    """Replacement of Keras's loop over the variables with dense gradients.
 
     Attributes:
         keys: The keys of these variables.
-        update: Takes their gradients.
-        decays: Whether it decays the variables as well.
+        update: Function of their gradients, which updates them.
+        decays: Whether it also applies weight decay.
     """
 
     keys: Sequence[Any]
@@ -48,22 +48,22 @@ class DenseUpdate:
     decays: bool
 
     def others(self, variables: Sequence[Any]) -> list[Any]:
-        """The variables that Keras updates itself."""
+        """Return the variables that Keras updates."""
         return [variable for variable in variables if compat.variable_key(variable) not in self.keys]
 
 
 @dataclass(frozen=True)
 class PlainUpdate:
-    """Keras's own update. While it is applied, those parts of Keras's step that can be replaced ask it what to do.
+    """Keras's own update. While it is applied, the optimizer replaces parts of Keras's step as specified here.
 
     Attributes:
         optimizer: The distributed optimizer.
-        outer: The outermost optimizer: that one, or the `LossScaleOptimizer` around it.
-        options: How the optimizer is distributed.
+        outer: The outermost optimizer: `optimizer`, or the `LossScaleOptimizer` around it.
+        options: The options of the distributed optimizer.
         variables: The variables.
-        finish: Applies gradients to them, as the optimizer would if it were not distributed.
-        dense: What is done instead of Keras's loop over variables; None for that loop.
-        clip: Clips gradients instead of Keras; None for Keras's clipping.
+        finish: Applies gradients to the variables, as the optimizer would if it were not distributed.
+        dense: Replacement of Keras's loop over variables; None for that loop.
+        clip: Replacement of Keras's clipping of gradients; None for Keras's clipping.
         is_clipped: Whether the gradients are clipped before they are applied.
     """
 
@@ -80,20 +80,20 @@ class PlainUpdate:
 
     @property
     def is_scaled(self) -> bool:
-        """Whether a `LossScaleOptimizer` decides whether to skip the step."""
+        """True if a `LossScaleOptimizer` may skip the step."""
         return self.outer is not self.optimizer or self.options.scales_loss
 
     def apply(self, reduced: Sequence[Any]) -> Any:
-        """Applies reduced gradients by Keras."""
+        """Apply reduced gradients with Keras."""
         with self.applying(reduced):
             return self.finish(list(reduced))
 
     @contextlib.contextmanager
     def applying(self, reduced: Sequence[Any]) -> Iterator[None]:
-        """A scope in which Keras's step asks this update what to do, and reduces nothing; it is recorded.
+        """Enter a context for Keras's step, which uses this update's replacements, is recorded, and does not reduce.
 
         Args:
-            reduced: The gradients.
+            reduced: The reduced gradients.
         """
         name = self.options.exchange.name
         with spans.store().update(name, reduced, self.variables), compat.summed(self.optimizer, self):

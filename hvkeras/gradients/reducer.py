@@ -1,4 +1,4 @@
-"""Gradient reduction in buckets: gradients are fused into few collectives, in an order fixed when the step is traced.
+"""Gradient reduction in buckets: gradients are fused into few collectives, in an order fixed at trace time.
 
 `HVKERAS_BUCKET_SIZE` limits the size of a bucket; see `hvkeras.settings`.
 """
@@ -47,17 +47,17 @@ FIRST_BUCKET = 1024**2
 
 
 def by_dtype(indices: Sequence[int], dtypes: dict[int, str]) -> list[list[int]]:
-    """Splits indices by dtype (and anything else that the tensors of a collective share), keeping their order."""
+    """Split indices by dtype (and anything else that the tensors of a collective have in common), in order."""
     kinds = dict.fromkeys(dtypes[index] for index in indices)
     return [[index for index in indices if dtypes[index] == kind] for kind in kinds]
 
 
 def pack(order: Sequence[int], dtypes: dict[int, str], sizes: dict[int, int | None], limit: int) -> list[list[int]]:
-    """Fills buckets in order: each has one dtype and at most `limit` bytes, unless a single tensor is larger.
+    """Fill buckets in order: each has one dtype and at most `limit` bytes, unless a single tensor is larger.
 
     Args:
         order: The tensors' indices.
-        dtypes: Each tensor's dtype, with whatever else the tensors of a bucket must share.
+        dtypes: Each tensor's dtype, and anything else that the tensors of a bucket must have in common.
         sizes: Each tensor's size in bytes; a tensor of unknown size gets a separate bucket.
         limit: The size limit of a bucket in bytes; the first bucket is smaller, see `FIRST_BUCKET`.
 
@@ -66,53 +66,53 @@ def pack(order: Sequence[int], dtypes: dict[int, str], sizes: dict[int, int | No
     """
     done: list[list[int]] = []
     filling: dict[str, tuple[list[int], int]] = {}
-    room = min(FIRST_BUCKET, limit)
+    capacity = min(FIRST_BUCKET, limit)
     for index in order:
         size = sizes[index]
         if size is None:
             done.append([index])
             continue
         bucket, used = filling.pop(dtypes[index], ([], 0))
-        if bucket and used + size > room:
+        if bucket and used + size > capacity:
             done.append(bucket)
-            bucket, used, room = [], 0, limit
+            bucket, used, capacity = [], 0, limit
         filling[dtypes[index]] = ([*bucket, index], used + size)
     return done + [bucket for bucket, _ in filling.values()]
 
 
 class ShardAssignment(Protocol):
-    """Which part of each gradient this rank reduces, where ranks share the update."""
+    """This rank's parts of the gradients, for a sharded update."""
 
     @property
     def text(self) -> str:
-        """What all ranks must have assigned alike, for a plan."""
+        """Description of the assignment, which must be equal on all ranks, for a plan."""
         ...
 
     def is_shared(self, index: int) -> bool:
-        """Whether ranks share the variable of a gradient, instead of each keeping its own."""
+        """Return whether the variable of a gradient is sharded, not local."""
         ...
 
     def bounds_for(self, indices: Sequence[int], backend: Backend) -> tuple[tuple[int, ...], ...]:
-        """The bounds of the gradients of a bucket; none if it is to be reduced as a whole."""
+        """Return the bounds of the gradients of a bucket; empty if the bucket is to be reduced entirely."""
         ...
 
     def take(self, index: int, tensor: Any, gradient: Any) -> Any:
-        """Takes this rank's part of a gradient that has been reduced; None if it has none of it."""
+        """Return this rank's part of a reduced gradient; None if it has none."""
         ...
 
 
 @dataclass(frozen=True)
 class GradientReducer:
-    """Reduces gradients over the ranks; of new values of variables (`compat.is_overwritten`), takes the largest.
+    """Reduction of gradients over the ranks. Overwrites of variables (`compat.is_overwritten`) reduce to the maximum.
 
     Attributes:
-        exchange: How to reduce.
-        local: Keys of the variables whose gradients stay on this rank.
+        exchange: The options of the reduction.
+        local: Keys of the local variables, whose gradients are not reduced.
         all_ranks_skip: Whether a non-finite gradient of a local variable on one rank must be visible to all ranks.
         differentiable: Whether the reduced gradients are themselves differentiable. If a tape records them, they are
             not fused into buckets.
-        update: What ranks must have in common about what follows the reduction; "" for nothing.
-        shares: If given, only this rank's parts of the gradients are reduced for it, and taken there.
+        update: Description of the update, which must be equal on all ranks; "" for none.
+        shares: This rank's parts of the gradients, if the update is sharded; only these are returned.
     """
 
     exchange: ReductionOptions
@@ -124,16 +124,16 @@ class GradientReducer:
 
     @graphs.without_autograph
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """Reduces the gradients of a step.
+        """Reduce the gradients of a step.
 
         Args:
             gradients: Tensors, `tf.IndexedSlices` or None, one for each variable.
             variables: The variables.
 
         Returns:
-            The reduced gradients, in order; None stays None, and sparse gradients stay sparse. A rank outside the
-            process set gets its own gradients back unchanged. With `shares`, this rank's parts; None for a gradient
-            of which it has none.
+            The reduced gradients, in order; None stays None, and sparse gradients stay sparse. On ranks outside the
+            process set, the gradients are unchanged. With `shares`, this rank's parts, or None for a gradient without
+            one.
 
         Raises:
             NotInitializedError: The job is not running.
@@ -154,38 +154,38 @@ class GradientReducer:
             gradient if gradient is None or (isinstance(gradient, tf.IndexedSlices) and not exchange.sparse_as_dense)
             else tf.convert_to_tensor(gradient) for gradient in gradients
         ]
-        kept = [index for index, variable in enumerate(variables)
-                if results[index] is not None and self.local and compat.variable_key(variable) in self.local]
+        local = [index for index, variable in enumerate(variables)
+                 if results[index] is not None and self.local and compat.variable_key(variable) in self.local]
         names = [compat.variable_name(variable) for variable in variables]
-        nan_flag = _nan_flag([results[index] for index in kept]) if kept and self.all_ranks_skip else None
-        apart = {*kept, *overwritten}
-        shared = [None if index in apart else gradient for index, gradient in enumerate(results)]
+        nan_flag = _nan_flag([results[index] for index in local]) if local and self.all_ranks_skip else None
+        excluded = {*local, *overwritten}
+        summed = [None if index in excluded else gradient for index, gradient in enumerate(results)]
         if nan_flag is not None:
-            shared, names = [*shared, nan_flag], [*names, "local gradients are finite"]
+            summed, names = [*summed, nan_flag], [*names, "local gradients are finite"]
             variables = [*variables, None]
         if self.differentiable and graphs.under_tape():
-            reduced = self._reduce_one_by_one(shared, names, ranks)
+            reduced = self._reduce_one_by_one(summed, names, ranks)
         else:  # a tape outside of a traced function, if there is one, differentiates it only after tracing
-            reduced = self._reduce_in_buckets(shared, variables, names, ranks)
-        for index in kept:
+            reduced = self._reduce_in_buckets(summed, variables, names, ranks)
+        for index in local:
             factor = 1.0 / len(ranks) if exchange.scale_local_gradients and index not in overwritten else 1.0
             reduced[index] = _scaled(results[index], factor, None if nan_flag is None else reduced[-1])
-        if largest := [index for index in overwritten if index not in kept]:
+        if maxima := [index for index in overwritten if index not in local]:
             with on_device(exchange.device_dense):
-                values = grouped_allreduce([tf.stop_gradient(results[index]) for index in largest], op=Max,
+                values = grouped_allreduce([tf.stop_gradient(results[index]) for index in maxima], op=Max,
                                            process_set=exchange.process_set, name=f"the new values of {exchange.name}")
-            for index, value in zip(largest, values, strict=True):
+            for index, value in zip(maxima, values, strict=True):
                 reduced[index] = value
         return reduced[: len(gradients)]
 
     @property
     def _scaling(self) -> Scaling:
-        """The processing of each gradient before and after the sum."""
+        """Processing of each gradient before and after the sum."""
         factor = self.exchange.gradient_predivide_factor
         return Scaling(self.exchange.op, self.exchange.compression, 1.0 / factor, factor)
 
     def _reduce_one_by_one(self, gradients: Sequence[Any], names: Sequence[str], ranks: tuple[int, ...]) -> list[Any]:
-        """Reduces gradients by the public collectives: differentiable buckets would slow every step."""
+        """Reduce gradients with the public collectives, because differentiable buckets would slow down every step."""
         results, name = list(gradients), f"the gradients of {self.exchange.name}"
         sparse = self._sparse_indices(gradients, names)
         dense = [index for index, gradient in enumerate(gradients) if gradient is not None and index not in sparse]
@@ -233,21 +233,21 @@ class GradientReducer:
                     Call("allgather", gradients[index].indices, f"{plan.key}.{index}.indices", ranks))
                    for index in sparse]
         # Adasum's collectives have their own plans, and Adasum does not support sparse gradients.
-        made = [] if exchange.op == Adasum else [*calls, *itertools.chain(*gathers)]
+        planned = [] if exchange.op == Adasum else [*calls, *itertools.chain(*gathers)]
         order = [names[index] for index in [*itertools.chain(*buckets), *(index for index in sparse for _ in range(2))]]
         first = graphs.first_of(getattr(gradients[index], "values", gradients[index]) for index in sent)
-        with job.entries.entering(plan, made, after=first):
-            if made:
-                checked = iter(compared(job, plan, made, order))
+        with job.entries.entering(plan, planned, after=first):
+            if planned:
+                checked = iter(compared(job, plan, planned, order))
                 calls, gathers = [next(checked) for _ in calls], [(next(checked), next(checked)) for _ in gathers]
             with spans.store().in_step():
                 engine = spans.store().timed(job.backend, plan)
             run = _run_differentiably if self.differentiable and not tf.executing_eagerly() else Call.run
             with on_device(exchange.device_dense):
                 for number, (bucket, call) in enumerate(zip(buckets, calls, strict=True)):
-                    back = (adasum_raw(call.data, ranks, f"{exchange.name}, bucket {number}")
-                            if exchange.op == Adasum else run(call, engine))
-                    for index, tensor in zip(bucket, back, strict=True):
+                    outputs = (adasum_raw(call.data, ranks, f"{exchange.name}, bucket {number}")
+                               if exchange.op == Adasum else run(call, engine))
+                    for index, tensor in zip(bucket, outputs, strict=True):
                         own = tensor if shares is None else shares.take(index, shaped(tensor, sent[index].tensor),
                                                                         gradients[index])
                         finished = None if own is None else scaling.received(own, sent[index], len(ranks))
@@ -258,23 +258,23 @@ class GradientReducer:
                     slices = tf.IndexedSlices(values, of_indices.run(engine), gradients[index].dense_shape)
                     rows = sparse_rows.combine_duplicate_rows(slices, gradients[index].indices)
                     results[index] = rows if shares is None else shares.take(index, rows, None)
-        if tf.executing_eagerly():  # training graphs end the job instead, which avoids an operation for each gradient
+        if tf.executing_eagerly():  # graphs fail the job instead, which avoids an operation for each gradient
             raise_if_refused(plan)
         return results
 
     def _plan(self, sent: Sequence[Sent | None], sparse: Collection[int], names: Sequence[str],
               buckets: Sequence[Sequence[int]], ranks: tuple[int, ...]) -> Plan:
-        """Describes all gradients in one plan; ranks that fuse them differently have different plans."""
+        """Return one plan for all gradients. Ranks that fuse them differently have different plans."""
         dtypes: list[str] = []
         shapes: list[tuple[int | None, ...] | None] = []
-        for index, one in enumerate(sent):
-            if one is None:
+        for index, gradient in enumerate(sent):
+            if gradient is None:
                 dtypes.append("no gradient")
                 shapes.append(None)
                 continue
-            shape = None if one.spec.shape.rank is None else tuple(one.spec.shape.as_list())
+            shape = None if gradient.spec.shape.rank is None else tuple(gradient.spec.shape.as_list())
             is_sparse = index in sparse
-            dtypes.append(f"sparse {one.spec.dtype.name}" if is_sparse else one.spec.dtype.name)
+            dtypes.append(f"sparse {gradient.spec.dtype.name}" if is_sparse else gradient.spec.dtype.name)
             # The number of rows of a sparse gradient may differ between ranks.
             shapes.append((None, *shape[1:]) if is_sparse and shape else shape)
         name = (f"{self.exchange.name} in buckets {buckets}"
@@ -286,7 +286,7 @@ class GradientReducer:
 
     def _buckets(self, dense: Sequence[int], sent: Mapping[int, Sent], variables: Sequence[Any],
                  limit: int) -> list[list[int]]:
-        """Returns the indices of the dense gradients in each bucket."""
+        """Return the indices of the dense gradients in each bucket."""
         groups, shares = self.exchange.groups, self.shares
         order = list(reversed(dense))  # the backward pass produces the last layer's gradients first
         kinds = {index: f"{sent[index].tensor.dtype.name} {sent[index].factors}"
@@ -295,24 +295,24 @@ class GradientReducer:
             length = -(-len(order) // groups)
             chunks = [order[start : start + length] for start in range(0, len(order), length)] if order else []
             return [bucket for chunk in chunks for bucket in by_dtype(chunk, kinds)]
-        whole: list[list[int]] = []
+        buckets: list[list[int]] = []
         for group in groups or ():
             chunk = [index for index in order
                      if variables[index] is not None and compat.variable_key(variables[index]) in group]
-            whole += by_dtype(chunk, kinds)
+            buckets += by_dtype(chunk, kinds)
             order = [index for index in order if index not in chunk]
         sizes = {index: _bytes_of(sent[index].tensor) for index in order}
-        return whole + pack(order, kinds, sizes, limit)
+        return buckets + pack(order, kinds, sizes, limit)
 
 
 def _nan_flag(gradients: Sequence[Any]) -> Any:
-    """Returns 0 if all gradients are finite, else NaN, which a sum over the ranks propagates."""
+    """Return 0 if all gradients are finite, otherwise NaN, which a sum over the ranks propagates."""
     finite = [tf.reduce_all(tf.math.is_finite(getattr(gradient, "values", gradient))) for gradient in gradients]
     return tf.where(tf.reduce_all(tf.stack(finite)), tf.constant(0.0), tf.constant(float("nan")))
 
 
 def _scaled(gradient: Any, factor: float, nan_flag: Any) -> Any:
-    """Scales a gradient that stays on this rank, and makes it NaN if the flag is."""
+    """Scale a local gradient, and make it NaN if the flag is NaN."""
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(_scaled(gradient.values, factor, nan_flag), gradient.indices, gradient.dense_shape)
     scaled = scale(gradient, factor)
@@ -320,11 +320,11 @@ def _scaled(gradient: Any, factor: float, nan_flag: Any) -> Any:
 
 
 def _run_differentiably(call: Call, engine: Any) -> Any:
-    """Makes a bucket's collective in a graph, with the gradient of the corresponding public collective."""
+    """Run a bucket's collective in a graph, with the gradient of the corresponding public collective."""
     name = "the gradients of a tape's gradients"
 
     @graphs.custom_gradient
-    def make(*tensors: Any) -> tuple[Any, Any]:
+    def run(*tensors: Any) -> tuple[Any, Any]:
         results = call.on(list(tensors)).run(engine)
         if call.operation == "allgather":
             _, ranks = call.arguments
@@ -333,13 +333,10 @@ def _run_differentiably(call: Call, engine: Any) -> Any:
         return results, lambda *upstream: combined(upstream, Scaling(Sum, Compression.none, *factors), ranks, name,
                                                    "allreduce")
 
-    back = make(*call.tensors)
-    return [back] if isinstance(call.data, list) and not isinstance(back, (list, tuple)) else back
+    outputs = run(*call.tensors)
+    return [outputs] if isinstance(call.data, list) and not isinstance(outputs, (list, tuple)) else outputs
 
 
 def _bytes_of(tensor: Any) -> int | None:
     count = tensor.shape.num_elements()
     return None if count is None else count * int(tensor.dtype.size)
-
-
-# How tensors are fused, by their sizes.

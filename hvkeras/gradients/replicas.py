@@ -18,29 +18,29 @@ from hvkeras.job.session import current_session
 
 
 def strategy_within_rank() -> Any:
-    """Returns the active strategy if it reduces only over this rank's devices in a multi-rank job, else None.
+    """Return the active strategy if it reduces only over this rank's devices in a multi-rank job; otherwise None.
 
     Raises:
-        UnsupportedError: The strategy compiles the step for TPUs, which cannot communicate with those of other ranks.
+        UnsupportedError: The strategy is a `TPUStrategy`, whose TPUs cannot communicate with those of other ranks.
     """
     strategy = graphs.reducing_strategy()
     if strategy is None or graphs.spans_workers(strategy) or current_session().topology.size == 1:
         return None
     if isinstance(strategy, tf.distribute.TPUStrategy):
-        raise UnsupportedError(explain("A TPUStrategy reduces over all its TPUs by itself, and cannot be one of several"
-                                       " ranks", "start one process: the strategy connects to all TPUs of the slice",
+        raise UnsupportedError(explain("A TPUStrategy must be used in a job of one rank, because it reduces over all"
+                                       " TPUs", "start one process: the strategy connects to all TPUs of the slice",
                                        strategy=type(strategy).__name__, size=current_session().topology.size))
     return strategy
 
 
 def refuse_shards(strategy: Any) -> None:
-    """Raises UnsupportedError: the ranks cannot share an update that replicas within a rank make together."""
+    """Raise UnsupportedError: an update cannot be sharded if each rank has several replicas."""
     raise UnsupportedError(explain("shard_update=True needs a model on one device of each rank",
-                                   "leave it out, or start a rank for each device", strategy=type(strategy).__name__))
+                                   "remove it, or start a rank for each device", strategy=type(strategy).__name__))
 
 
 def reduce_over_both(gradients: Sequence[Any], over_ranks: Callable[[Sequence[Any]], list[Any]]) -> list[Any]:
-    """Sums gradients over the replicas of this rank, then reduces the sums over the ranks.
+    """Sum gradients over the replicas of this rank, then reduce the sums over the ranks.
 
     Args:
         gradients: This replica's gradients, or those of the rank outside a replica context; None stays None.
@@ -57,7 +57,8 @@ def reduce_over_both(gradients: Sequence[Any], over_ranks: Callable[[Sequence[An
         return over_ranks(gradients)
 
     def reduce_over_ranks(strategy: Any, summed: Sequence[Any]) -> list[Any]:
-        return over_ranks([None if one is None else strategy.experimental_local_results(one)[0] for one in summed])
+        return over_ranks([None if gradient is None else strategy.experimental_local_results(gradient)[0]
+                           for gradient in summed])
 
     try:
         return list(replica.merge_call(reduce_over_ranks, args=(compat.sum_over_replicas(gradients),)))
@@ -66,12 +67,11 @@ def reduce_over_both(gradients: Sequence[Any], over_ranks: Callable[[Sequence[An
             raise
         raise UsageError(explain("Gradients must be reduced directly in the function that strategy.run() runs, since"
                                  " the replicas of a rank synchronize there",
-                                 "move it out of tf.cond, loops and functions with a @tf.function of their own")
-                         ) from error
+                                 "move it out of tf.cond, loops and nested functions with @tf.function")) from error
 
 
 def as_shares(reduced: Sequence[Any]) -> list[Any]:
-    """Divides reduced gradients by the number of replicas, for an optimizer that sums over the replicas."""
+    """Divide reduced gradients by the number of replicas, for an optimizer that sums over the replicas."""
     if tf.distribute.get_replica_context() is None:
         return list(reduced)
     count = tf.distribute.get_strategy().num_replicas_in_sync
@@ -85,7 +85,7 @@ def as_shares(reduced: Sequence[Any]) -> list[Any]:
 
 
 def require_servable(strategy: Any, optimizer: Any, passes: int) -> None:
-    """Ensures that an optimizer supports a strategy within each rank.
+    """Require that an optimizer supports a strategy within each rank.
 
     Args:
         strategy: The strategy.
@@ -101,5 +101,6 @@ def require_servable(strategy: Any, optimizer: Any, passes: int) -> None:
                                        "use gradient_accumulation_steps of Keras's optimizer, or larger batches",
                                        backward_passes_per_step=passes, **received))
     if not compat.sums_once(optimizer):
-        raise UnsupportedError(explain("An optimizer under a strategy within each rank must be of a Keras 3 that sums"
-                                       " gradients over replicas", "use Keras 3, and its optimizers", **received))
+        raise UnsupportedError(explain("An optimizer under a strategy within each rank must be from a version of Keras"
+                                       " 3 that sums gradients over replicas", "use Keras 3, and its optimizers",
+                                       **received))

@@ -17,11 +17,11 @@ from hvkeras.typing import Operation, OptimizerT
 
 
 def distribute_of_tensorflow_1(optimizer: OptimizerT, exchange: ReductionOptions, passes: int = 1) -> OptimizerT:
-    """Makes a `tf.compat.v1.train.Optimizer` reduce the gradients that it computes.
+    """Make a `tf.compat.v1.train.Optimizer` reduce the gradients that it computes.
 
     Args:
         optimizer: The optimizer; its class is changed in place.
-        exchange: How gradients are reduced.
+        exchange: The options of the reduction.
         passes: Horovod's `backward_passes_per_step`; only 1 is supported.
 
     Returns:
@@ -39,24 +39,23 @@ def distribute_of_tensorflow_1(optimizer: OptimizerT, exchange: ReductionOptions
     if passes != 1:
         raise UnsupportedError(explain("Optimizers of TensorFlow 1 must reduce at every pass", "use a Keras optimizer",
                                        backward_passes_per_step=passes))
-    made = compat.subclass_like(type(optimizer), _Distributed, {
-        "_hvkeras": Options(exchange, type(optimizer))})
-    compat.adopt_class(optimizer, made)
+    cls = compat.subclass_like(type(optimizer), _Distributed, {"_hvkeras": Options(exchange, type(optimizer))})
+    compat.adopt_class(optimizer, cls)
     return optimizer
 
 
 class _Distributed(Reducing):
-    """Adds gradient reduction to optimizers of TensorFlow 1; mixed into a subclass of the optimizer's class."""
+    """Mixin that adds gradient reduction to a subclass of the class of a TensorFlow 1 optimizer."""
 
     @property
     def _optimizer(self) -> Any:
-        """The original optimizer, which reduces nothing, under Horovod's name. It shares all state with this one."""
+        """The original optimizer, without reduction, under Horovod's name. It shares all state with this optimizer."""
         plain: Any = object.__new__(part_of(self).options.plain)
         plain.__dict__ = self.__dict__
         return plain
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
-        """Computes gradients as the optimizer does, and reduces them over the ranks.
+        """Compute gradients like the optimizer, and reduce them over the ranks.
 
         Args:
             *args: As for `tf.compat.v1.train.Optimizer.compute_gradients`.
@@ -77,7 +76,7 @@ _SessionRunHook: Any = tf.compat.v1.train.SessionRunHook
 
 
 class BroadcastGlobalVariablesHook(_SessionRunHook):  # type: ignore[misc]  # TensorFlow has no types
-    """Broadcasts the global variables from the root to every rank when a TensorFlow 1 session begins.
+    """Hook that broadcasts the global variables from the root to every rank when a TensorFlow 1 session begins.
 
     Example:
         hooks = [hvd.BroadcastGlobalVariablesHook(0)]
@@ -97,7 +96,7 @@ class BroadcastGlobalVariablesHook(_SessionRunHook):  # type: ignore[misc]  # Te
         self._graph: Any = None
 
     def begin(self) -> None:
-        """Adds the broadcasts to the graph, once per graph."""
+        """Add the broadcasts to the graph, once per graph."""
         graph = tf.compat.v1.get_default_graph()
         if self._graph is not graph:
             with tf.device(self.device or None):
@@ -105,5 +104,5 @@ class BroadcastGlobalVariablesHook(_SessionRunHook):  # type: ignore[misc]  # Te
             self._graph = graph
 
     def after_create_session(self, session: Any, coord: Any) -> None:  # noqa: ARG002 - TensorFlow's parameter
-        """Runs the broadcasts after the variables have been initialized."""
+        """Run the broadcasts after the variables have been initialized."""
         session.run(self.bcast_op)

@@ -1,4 +1,4 @@
-"""The state of an optimizer of which each rank holds a part: it is read, saved, loaded and sent as whole variables."""
+"""Sharded state of an optimizer, which is read, saved, loaded and sent as complete variables."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from hvkeras.gradients.options import Options
 from hvkeras.gradients.shards import Bounds, Shards
 from hvkeras.job.session import current_session
 
-PLACEHOLDER = -1  # stands for the number of a variable, for slots of the placeholder
+PLACEHOLDER = -1  # instead of the number of a variable, for slots of the placeholder
 
 
 @dataclass(frozen=True)
 class SharedSlot:
-    """A slot that ranks share.
+    """A sharded slot.
 
     Attributes:
-        slot: The variable in which this rank has its part.
+        slot: The variable with this rank's part.
         index: The slot's index in the optimizer's list of variables.
-        shape: The shape of the whole.
-        bounds: The rank at index r among those that share it has its elements `[bounds[r], bounds[r + 1])`.
+        shape: The shape of the complete slot.
+        bounds: The i-th rank of the process set has the elements `[bounds[i], bounds[i + 1])`.
     """
 
     slot: Any
@@ -39,12 +39,12 @@ class SharedSlot:
     bounds: Bounds
 
 
-class WholeVariable:
-    """A variable of an optimizer's state that no rank holds as a whole; it is read, saved and assigned as one.
+class ShardedStateVariable:
+    """A sharded variable of an optimizer's state, with the interface of the complete variable.
 
     Args:
-        state: The state.
-        slot: The slot of which this rank has its part.
+        state: The sharded state.
+        slot: The variable with this rank's part.
         number: The number of the model's variable that it belongs to.
     """
 
@@ -63,21 +63,21 @@ class WholeVariable:
 
     @property
     def shape(self) -> Any:
-        """The shape of the whole."""
+        """Shape of the complete variable."""
         return self._state.shape_of(self.slot, self.number)
 
     @property
     def has_known_shape(self) -> bool:
-        """Whether this rank knows the shape of the whole: not if only its owner does, who has not sent it yet."""
+        """False if only the owner knows the shape of the complete variable, and has not sent it yet."""
         return self._state.knows_shape(self.slot, self.number)
 
     @property
     def ndim(self) -> int:
-        """The number of its dimensions."""
+        """Number of dimensions."""
         return len(self.shape)
 
     def numpy(self) -> Any:
-        """Returns the value as an array, if it was gathered or assigned since the last step.
+        """Return the value as an array, if it was gathered or assigned since the last step.
 
         Raises:
             UsageError: It was not.
@@ -85,24 +85,23 @@ class WholeVariable:
         return self._state.value_of(self.slot, self.number)
 
     def read_value(self) -> Any:
-        """Returns the value as a tensor; see `numpy`."""
+        """Return the value as a tensor; see `numpy`."""
         return tf.convert_to_tensor(self.numpy())
 
     def value(self) -> Any:
-        """Returns the value as a tensor; see `numpy`."""
+        """Return the value as a tensor; see `numpy`."""
         return self.read_value()
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
-        """Returns the value for NumPy; see `numpy`."""
         return np.asarray(self.numpy(), dtype)
 
     def assign(self, value: Any) -> None:
-        """Assigns this rank's part of a value. All ranks assign theirs, or broadcast it afterwards."""
+        """Assign this rank's part of a value. All ranks must assign the value, or broadcast it afterwards."""
         self._state.assign(self.slot, self.number, value)
 
     @property
     def assigned(self) -> Any:
-        """The value that this rank has assigned since the last step, as an array; None if it has not."""
+        """Value that this rank has assigned since the last step, as an array; None if it has not."""
         return self._state.assigned_to(self.slot)
 
     def __repr__(self) -> str:
@@ -110,47 +109,48 @@ class WholeVariable:
 
 
 class ShardedState:
-    """The slots of an optimizer of which each rank holds those of its parts of the model's variables.
+    """Sharded slots of an optimizer: each rank holds the slots of its parts of the model's variables.
 
     Args:
         optimizer: The optimizer, built.
-        options: How it is distributed.
+        options: The options of the distributed optimizer.
         shards: The model's variables and this rank's parts.
 
     Raises:
-        UnsupportedError: It does not keep its slots in lists.
+        UnsupportedError: The optimizer does not store its slots in lists or dictionaries with one entry per variable.
     """
 
     def __init__(self, optimizer: Any, options: Options, shards: Shards) -> None:
         self._optimizer, self._options, self._shards = optimizer, options, shards
         self._process_set = options.exchange.process_set
         self._numbers = self._numbers_of_slots()
-        self._whole_variables: dict[Any, WholeVariable] = {}
-        self._shapes: dict[Any, tuple[int, ...]] = {}  # of slots of other shapes than their variables
-        # The steps at which a slot was gathered or assigned, and the other ranks' elements, or the whole value.
+        self._sharded_variables: dict[Any, ShardedStateVariable] = {}
+        self._shapes: dict[Any, tuple[int, ...]] = {}  # of slots whose shape differs from their variable's
+        # For each slot, the step at which it was gathered or assigned, and the other ranks' elements if it was
+        # gathered, or the complete value if it was assigned.
         self._values: dict[Any, tuple[int, Any]] = {}
         self._assigned: set[Any] = set()
-        self._gathered: tuple[int, list[int]] | None = None  # at which step, for which ranks
+        self._gathered: tuple[int, list[int]] | None = None  # the step, and the receiving ranks
 
     def _numbers_of_slots(self) -> dict[Any, int]:
-        """Returns the numbers of the variables of the slots that the optimizer has just created, by their keys."""
-        parts = self._shards.parts  # behind which the optimizer was built for the placeholder
+        """Return the number of the variable of each slot that the optimizer has just created, by the slot's key."""
+        parts = self._shards.parts  # the optimizer was built for these and, at the end, the placeholder
         found = {compat.variable_key(slot): number if number < len(parts) else PLACEHOLDER
                  for number, slot in compat.numbered_slots(self._optimizer, len(parts) + 1)}
         shapes = {tuple(part.shape) for part in parts if tuple(part.shape)}
         for slot in self._own():
             if tuple(slot.shape) in shapes and compat.variable_key(slot) not in found:
                 raise UnsupportedError(explain(
-                    "Ranks can share the update of an optimizer if it keeps its slots in lists or dictionaries with an"
-                    " entry for each variable, in the order of these", "keep them so, or leave out shard_update=True",
+                    "shard_update=True needs an optimizer that keeps its slots in lists or dictionaries with one entry"
+                    " per variable, in the order of the variables", "change the optimizer, or remove shard_update=True",
                     slot=str(slot.name), optimizer=type(self._optimizer).__name__))
         return found
 
     def variables(self, own: Sequence[Any]) -> list[Any]:
-        """Returns an optimizer's variables, as they would be if no ranks shared them.
+        """Return the optimizer's variables, with `ShardedStateVariable`s and without slots of the placeholder.
 
         Args:
-            own: Those that it has on this rank.
+            own: The optimizer's variables on this rank.
         """
         found = []
         for variable in own:
@@ -159,21 +159,21 @@ class ShardedState:
                 found.append(variable)
             elif number != PLACEHOLDER:
                 key = compat.variable_key(variable)
-                found.append(self._whole_variables.setdefault(key, WholeVariable(self, variable, number)))
+                found.append(self._sharded_variables.setdefault(key, ShardedStateVariable(self, variable, number)))
         return found
 
     def shared_slots(self, variables: Sequence[Any]) -> list[SharedSlot]:
-        """Returns the slots that ranks share; all of them call this together.
+        """Return the sharded slots. Called by all ranks of the process set at the same time.
 
         Args:
-            variables: The optimizer's variables, with `WholeVariable`s for those slots.
+            variables: The optimizer's variables, with `ShardedStateVariable`s for sharded slots.
         """
         with graphs.eagerly():
             self._send_shapes(self._shared())
         found = []
-        for index, whole in enumerate(variables):
-            if isinstance(whole, WholeVariable):
-                slot, number = whole.slot, whole.number
+        for index, variable in enumerate(variables):
+            if isinstance(variable, ShardedStateVariable):
+                slot, number = variable.slot, variable.number
                 shape = tuple(self.shape_of(slot, number))
                 bounds = self._shards.bounds[number] or ()
                 if not self._is_like_variable(slot, number):
@@ -186,7 +186,7 @@ class ShardedState:
         return list(self._optimizer._variables)
 
     def _shared(self) -> list[tuple[Any, int]]:
-        """The slots that ranks share, with the numbers of their variables."""
+        """Return the sharded slots, with the numbers of their variables."""
         found = [(slot, self._numbers.get(compat.variable_key(slot), PLACEHOLDER)) for slot in self._own()]
         return [(slot, number) for slot, number in found
                 if number != PLACEHOLDER and self._shards.bounds[number] is not None]
@@ -195,38 +195,38 @@ class ShardedState:
         return tuple(slot.shape) == tuple(self._shards.parts[number].shape)
 
     def shape_of(self, slot: Any, number: int) -> Any:
-        """The shape of a whole slot; where only the owner knows, and has not sent it yet, that of this rank's."""
+        """Return the shape of a complete slot; that of this rank's part if only the owner knows it."""
         if self._is_like_variable(slot, number):
             return self._shards.variables[number].shape
         return self._shapes.get(compat.variable_key(slot), tuple(slot.shape))
 
     def knows_shape(self, slot: Any, number: int) -> bool:
-        """Whether this rank knows the shape of a whole slot."""
-        return (self._is_like_variable(slot, number) or self._shards.is_all_mine(number)
+        """Return whether this rank knows the shape of a complete slot."""
+        return (self._is_like_variable(slot, number) or self._shards.has_all(number)
                 or compat.variable_key(slot) in self._shapes)
 
     def value_of(self, slot: Any, number: int) -> Any:
-        """The value of a whole slot.
+        """Return the value of a complete slot.
 
         Raises:
             UsageError: It was not gathered or assigned since the last step.
         """
         key = compat.variable_key(slot)
         steps, value = self._values.get(key, (None, None))
-        if self._shards.is_all_mine(number):
+        if self._shards.has_all(number):
             return compat.as_tf_variable(slot).numpy()
         if value is not None and steps == self._steps():
             return value if key in self._assigned else self._completed(slot, number, value)
         raise UsageError(explain(
-            "The state of an optimizer with shard_update=True is in parts on the ranks, and must be gathered before it"
-            " is read or saved" + ("; steps were made since the last time" if value is not None else ""),
-            "call hvd.gather_optimizer(model) on all ranks first; it takes to=[...] if other ranks than 0 read it",
+            "The state of an optimizer with shard_update=True must be gathered before it is read or saved"
+            + ("; training has continued since the last time" if value is not None else ""),
+            "call hvd.gather_optimizer(model) on all ranks first, with to=[...] if other ranks than 0 read the state",
             variable=str(slot.name), rank=current_session().topology.rank))
 
     def _completed(self, slot: Any, number: int, others: Any) -> Any:
-        """Puts this rank's part between the elements that others have before it and after it."""
+        """Insert this rank's part into the elements of the other ranks."""
         shape = tuple(self.shape_of(slot, number))
-        if not self._is_like_variable(slot, number) or not self._shards.is_mine(number):
+        if not self._is_like_variable(slot, number) or not self._shards.has_part(number):
             return others.reshape(shape)
         start, _ = self._shards.range_of(number)
         own = compat.as_tf_variable(slot).numpy().reshape(-1)
@@ -236,29 +236,29 @@ class ShardedState:
         return compat.step_counter(self._optimizer)
 
     def assigned_to(self, slot: Any) -> Any:
-        """The value that was assigned to a whole slot since the last step; None if none was."""
+        """Return the value that was assigned to a complete slot since the last step; None if none was."""
         key = compat.variable_key(slot)
         steps, value = self._values.get(key, (None, None))
         return value if key in self._assigned and steps == self._steps() else None
 
     def assign(self, slot: Any, number: int, value: Any) -> None:
-        """Assigns this rank's part of a whole slot, and keeps the whole for others until the next step.
+        """Assign this rank's part of a complete value, which is stored until the next step, for broadcasts.
 
         Raises:
             UsageError: The value has another shape.
         """
         array = np.asarray(value)
         is_like = self._is_like_variable(slot, number)
-        wanted = tuple(self._shards.variables[number].shape) if is_like else array.shape
-        if array.shape != wanted:
+        expected = tuple(self._shards.variables[number].shape) if is_like else array.shape
+        if array.shape != expected:
             raise UsageError(explain("A value must have the shape of its variable", variable=str(slot.name),
-                                     shape=array.shape, wanted=wanted))
+                                     shape=array.shape, expected=expected))
         with graphs.eagerly():
             if is_like:
                 part = self._shards.cut(number, tf.convert_to_tensor(array))
-                if self._shards.is_mine(number):
+                if self._shards.has_part(number):
                     slot.assign(tf.cast(part, compat.as_tf_variable(slot).dtype))
-            elif self._shards.is_all_mine(number):
+            elif self._shards.has_all(number):
                 slot.assign(array)
         key = compat.variable_key(slot)
         self._shapes[key] = array.shape
@@ -266,23 +266,24 @@ class ShardedState:
         self._assigned.add(key)
 
     def forget(self) -> None:
-        """Lets go of whole values."""
+        """Discard gathered and assigned values."""
         self._values.clear()
         self._assigned.clear()
         self._gathered = None
 
     def gather(self, to: Collection[int]) -> None:
-        """Gives some ranks the whole state, a variable at a time; all ranks that share it call this together.
+        """Gather the complete state on some ranks, one variable at a time.
 
-        They keep what they do not have: with their own parts, as much as if nothing were shared.
+        Called by all ranks of the process set at the same time. The receiving ranks store the parts of the others, in
+        host memory.
 
         Args:
-            to: The global ranks that are to have it.
+            to: The receiving global ranks.
         """
         shards, me = self._shards, current_session().topology.rank
         if unknown := set(to) - set(shards.ranks):
-            raise UsageError(explain("The state is gathered on ranks that share it", rank=sorted(unknown),
-                                     ranks=list(shards.ranks)))
+            raise UsageError(explain("The state must be gathered on ranks of the optimizer's process set",
+                                     rank=sorted(unknown), ranks=list(shards.ranks)))
         if self.is_gathered(to):
             return
         self.forget()
@@ -292,27 +293,27 @@ class ShardedState:
             self._send_shapes(shared)
             receivers = np.array([rank in to and rank != me for rank in shards.ranks], np.int64)
             for index, (slot, number) in enumerate(shared):
-                is_mine = shards.is_mine(number) if self._is_like_variable(slot, number) else shards.is_all_mine(number)
+                sends = shards.has_part(number) if self._is_like_variable(slot, number) else shards.has_all(number)
                 flat = tf.reshape(compat.as_tf_variable(slot).read_value(), [-1])
-                count = int(flat.shape[0]) if is_mine else 0
+                count = int(flat.shape[0]) if sends else 0
                 sent = tf.tile(flat[:count], [int(receivers.sum())])
                 received, _ = alltoall(sent, splits=receivers * count, name=f"optimizer state {index}",
                                        process_set=self._process_set)
-                if me in to and not shards.is_all_mine(number):
+                if me in to and not shards.has_all(number):
                     self._values[compat.variable_key(slot)] = (steps, received.numpy())
 
     def is_gathered(self, to: Collection[int]) -> bool:
-        """Whether these ranks have had the whole state since the last step."""
+        """Return whether the complete state was gathered on these ranks since the last step."""
         steps, ranks = self._gathered or (-1, [])
         return steps == self._steps() and set(to) <= set(ranks)
 
     def _send_shapes(self, shared: Sequence[tuple[Any, int]]) -> None:
-        """Has the owners of slots of other shapes than their variables' send these to all."""
+        """Send the shapes of slots that differ from their variables' from the owners to all ranks."""
         others = {index: tuple(slot.shape) for index, (slot, number) in enumerate(shared)
                   if not self._is_like_variable(slot, number)}
         if self._options.shard_kind != "variables":
             return
-        own = {index: shape for index, shape in others.items() if self._shards.is_all_mine(shared[index][1])}
+        own = {index: shape for index, shape in others.items() if self._shards.has_all(shared[index][1])}
         for received in allgather_object(own, name="shapes of the optimizer's state", process_set=self._process_set):
             for index, shape in received.items():
                 self._shapes[compat.variable_key(shared[index][0])] = shape

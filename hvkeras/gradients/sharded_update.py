@@ -1,4 +1,4 @@
-"""The update that ranks share: each reduces and updates its parts of the variables, and all get the results."""
+"""Sharded update: each rank reduces and updates its parts of the variables, and all ranks gather the results."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ Gathered = Callable[[Any], list[tuple[int, Any]]]  # takes a collective's result
 
 
 class StepShares:
-    """The parts of the gradients of one step, and the memory that is free once these are reduced.
+    """This rank's parts of the gradients of one step, and memory that can be reused after their reduction.
 
     Args:
         shards: The variables and this rank's parts.
-        numbers: The numbers of the step's variables among those; the gradients are in the same order.
+        numbers: The numbers of the step's variables in `shards`; the gradients are in the same order.
 
     Attributes:
-        memory: Tensors whose values nobody needs any more, by the numbers of the variables whose shape they have.
+        memory: Tensors whose values are no longer needed, by the numbers of the variables whose shape they have.
         reduced: The numbers of the variables whose gradients were reduced, in the order of the buckets.
     """
 
@@ -50,29 +50,29 @@ class StepShares:
 
     @property
     def text(self) -> str:
-        """What all ranks must have assigned alike, for a plan."""
+        """Hash of the assignment, which must be equal on all ranks, for a plan."""
         bounds = str([self._shards.bounds[number] for number in self._numbers])
         return hashlib.sha256(bounds.encode()).hexdigest()[:8]
 
     def is_shared(self, index: int) -> bool:
-        """Whether ranks share the variable of a gradient, instead of each keeping its own."""
+        """Return whether the variable of a gradient is sharded, not local."""
         return index < len(self._numbers) and self._shards.bounds[self._numbers[index]] is not None
 
     def bounds_for(self, indices: Sequence[int], backend: Backend) -> tuple[Bounds, ...]:
-        """The bounds of the gradients of a bucket; none if it is to be reduced as a whole."""
+        """Return the bounds of the gradients of a bucket; empty if the bucket is to be reduced entirely."""
         found = tuple(self._shards.bounds[self._numbers[index]] or () for index in indices if self.is_shared(index))
         return found if found and isinstance(backend, ReducesParts) else ()
 
     def take(self, index: int, tensor: Any, gradient: Any) -> Any:
-        """Takes this rank's part of a gradient.
+        """Return this rank's part of a reduced gradient.
 
         Args:
             index: The gradient's index.
-            tensor: What was reduced, of which at least this rank's part is the result; or `tf.IndexedSlices`.
-            gradient: The gradient as it was before, if it is dense.
+            tensor: The reduced gradient, of which at least this rank's part is defined; or `tf.IndexedSlices`.
+            gradient: The gradient before the reduction, if it is dense.
 
         Returns:
-            The part; None if this rank has none of it.
+            The part; None if this rank has none.
         """
         if not self.is_shared(index):
             return tensor
@@ -80,18 +80,18 @@ class StepShares:
         self.reduced.append(number)
         if gradient is not None:
             self.memory[number] = tensor if tensor.dtype == gradient.dtype else gradient
-        return self._shards.cut(number, tensor) if self._shards.is_mine(number) else None
+        return self._shards.cut(number, tensor) if self._shards.has_part(number) else None
 
 
 class ShardedUpdate:
-    """Applies this rank's parts of reduced gradients, and gathers what all ranks have updated.
+    """Update that applies this rank's parts of reduced gradients, and gathers the variables from all ranks.
 
     Args:
-        plain: Keras's own update, of the whole variables.
+        plain: Keras's own update, of the complete variables.
         shards: The variables that the optimizer was built for, and this rank's parts of them.
         compiler: Compiles the update of the parts, if that pays.
         gradients: This rank's gradients, not reduced yet.
-        gathers: Whether the results are gathered, as they are unless the update is timed by itself.
+        gathers: Whether the variables are gathered; False to time the update separately.
 
     Raises:
         UsageError: The optimizer was built for other variables.
@@ -103,18 +103,18 @@ class ShardedUpdate:
                  gathers: bool = True) -> None:
         self._plain, self._shards, self._compiler = plain, shards, compiler
         self._gradients, self._gathers = list(gradients), gathers
-        self._numbers = _known_numbers(shards, plain.variables)
-        shards.follow(self._numbers)
+        self._numbers = _require_numbers(shards, plain.variables)
+        shards.refresh_parts(self._numbers)
         self.shares: StepShares = StepShares(shards, self._numbers)
 
     def take(self, gradients: Sequence[Any]) -> list[Any]:
-        """Returns this rank's parts of gradients that all ranks have already; None where it has none."""
+        """Return this rank's parts of gradients that were already reduced entirely; None where it has none."""
         return [None if gradient is None else self.shares.take(index, gradient, None)
                 for index, gradient in enumerate(gradients)]
 
     @graphs.without_autograph
     def apply(self, reduced: Sequence[Any]) -> Any:
-        """Applies this rank's parts of reduced gradients, and gathers the new values of all variables."""
+        """Apply this rank's parts of reduced gradients, and gather the new values of all variables."""
         plain, shards = self._plain, self._shards
         own = [(number, result)
                for number, gradient, result in zip(self._numbers, self._gradients, reduced, strict=True)
@@ -123,8 +123,7 @@ class ShardedUpdate:
         is_clipped = False
         clip: Callable[[list[Any]], list[Any]] | None = None
 
-        def updated() -> list[int]:
-            """The indices of gradients that Keras clips and applies, instead of assigning them."""
+        def updated() -> list[int]:  # the indices of the gradients that Keras clips and applies, not of overwrites
             return [index for index, result in enumerate(given)
                     if result is not None and not compat.is_overwritten(over[index])]
 
@@ -151,17 +150,17 @@ class ShardedUpdate:
         return result
 
     def _clip(self, gradients: Sequence[Any], parts: Sequence[Any]) -> list[Any]:
-        """Clips parts of gradients by the norms of whole ones, or of all, as Keras does without parts.
+        """Clip parts of gradients by the norms of complete gradients, or by the global norm, like Keras without parts.
 
         Args:
-            gradients: This rank's parts of reduced gradients, none of them None.
+            gradients: This rank's parts of reduced gradients, without None.
             parts: The parts of variables.
         """
         shards, optimizer, exchange = self._shards, self._plain.optimizer, self._plain.options.exchange
         values = [getattr(gradient, "values", gradient) for gradient in gradients]
         dtype = tf.float64 if any(value.dtype == tf.float64 for value in values) else tf.float32
         squares = [tf.reduce_sum(tf.square(tf.cast(value, dtype))) for value in values]
-        numbers = [shards.number_of(one) for one in parts]
+        numbers = [shards.number_of(part) for part in parts]
         shared = [number is None or shards.bounds[number] is not None for number in numbers]
 
         def over_ranks(own: Any) -> Any:
@@ -181,9 +180,9 @@ class ShardedUpdate:
         else:
             own = [square for square, is_shared in zip(squares, shared, strict=True) if is_shared]
             total = over_ranks(tf.add_n(own) if own else tf.zeros([], dtype))
-            kept = [square for square, is_shared in zip(squares, shared, strict=True) if not is_shared]
-            norm, limit = tf.sqrt(tf.add_n([total, *kept])), tf.constant(optimizer.global_clipnorm, dtype)
-            # NaN if the norm is not finite, so that no wrong gradient is applied in silence.
+            local = [square for square, is_shared in zip(squares, shared, strict=True) if not is_shared]
+            norm, limit = tf.sqrt(tf.add_n([total, *local])), tf.constant(optimizer.global_clipnorm, dtype)
+            # NaN if the norm is not finite, so that wrong gradients do not go unnoticed.
             factors = [limit * tf.minimum(1.0 / norm, 1.0 / limit) + (norm - norm)] * len(gradients)
 
         def scaled(gradient: Any, factor: Any) -> Any:
@@ -198,36 +197,29 @@ class ShardedUpdate:
         return [scaled(*each) for each in zip(gradients, factors, strict=True)]
 
 
-def _known_numbers(shards: Shards, variables: Sequence[Any]) -> list[int]:
-    """Returns the numbers of a step's variables.
-
-    Raises:
-        UsageError: The optimizer was built for other variables.
-    """
+def _require_numbers(shards: Shards, variables: Sequence[Any]) -> list[int]:
     numbers = shards.numbers_of(variables)
     if numbers is None:
-        known = {compat.variable_key(variable) for variable in shards.variables}
-        other = next(one for one in variables if compat.variable_key(one) not in known)
-        raise UsageError(explain("An optimizer with shard_update=True updates the variables that it was built for",
-                                 "compile the model with a new optimizer, or build it for all variables that it is to"
-                                 " train",
-                                 variable=compat.variable_name(other)))
+        built = {compat.variable_key(variable) for variable in shards.variables}
+        other = next(variable for variable in variables if compat.variable_key(variable) not in built)
+        raise UsageError(explain("An optimizer with shard_update=True must be built for all variables that it updates",
+                                 "compile the model with a new optimizer, or call build() with all variables that it"
+                                 " will train", variable=compat.variable_name(other)))
     return numbers
 
 
-def _overwrites(optimizer: Any) -> bool:
-    """Whether the update changes variables without gradients as well: by averages of all."""
+def _overwrites(optimizer: Any) -> bool:  # all variables with averages, also those without gradients
     return bool(getattr(optimizer, "use_ema", False) and getattr(optimizer, "ema_overwrite_frequency", None))
 
 
 def gather(exchange: ReductionOptions, shards: Shards, numbers: Sequence[int], memory: dict[int, Any]) -> None:
-    """Gives all ranks the variables that each has updated a part of.
+    """Gather sharded variables on all ranks.
 
     Args:
-        exchange: How the optimizer's gradients are reduced.
-        shards: Its variables.
-        numbers: The numbers of the variables.
-        memory: Tensors whose memory the new values may take, by number.
+        exchange: The options of the optimizer's reductions.
+        shards: The variables.
+        numbers: The numbers of the variables to gather.
+        memory: Tensors whose memory the new values may reuse, by the number of the variable.
     """
     session = current_session()
     variables = {number: compat.as_tf_variable(shards.variables[number]) for number in numbers}
@@ -251,42 +243,42 @@ def gather(exchange: ReductionOptions, shards: Shards, numbers: Sequence[int], m
         for call, results in calls:
             for number, value in results(call.run(engine)):
                 variables[number].assign(shaped(value, variables[number]), read_value=False)
-                if shards.is_mine(number):
+                if shards.has_part(number):
                     compat.as_tf_variable(shards.parts[number]).assign(shards.cut(number, value), read_value=False)
 
 
 def _gather_without_copies(shards: Shards, bucket: Sequence[int], variables: dict[int, Any], memory: dict[int, Any],
                            key: str) -> tuple[Call, Gathered]:
-    wanted = [number for number in bucket if not shards.is_all_mine(number)]
-    room = [memory[number] if number in memory and memory[number].dtype == variables[number].dtype
-            else variables[number].read_value() for number in wanted]
+    incomplete = [number for number in bucket if not shards.has_all(number)]
+    buffers = [memory[number] if number in memory and memory[number].dtype == variables[number].dtype
+               else variables[number].read_value() for number in incomplete]
     own = [compat.as_tf_variable(shards.parts[number]).read_value() for number in bucket if _has_elements(shards,
                                                                                                           number)]
     bounds: tuple[Bounds, ...] = tuple(shards.bounds[number] or () for number in bucket)
-    return (Call("gather_parts", [*room, *own], key, shards.ranks, bounds, len(wanted)),
-            lambda results: list(zip(wanted, results, strict=True)))
+    return (Call("gather_parts", [*buffers, *own], key, shards.ranks, bounds, len(incomplete)),
+            lambda results: list(zip(incomplete, results, strict=True)))
 
 
 def _gather_packed(shards: Shards, bucket: Sequence[int], variables: dict[int, Any],
-                   memory: dict[int, Any],  # noqa: ARG001 - for engines that can use it
+                   memory: dict[int, Any],  # noqa: ARG001 - the signature of _gather_without_copies
                    key: str) -> tuple[Call, Gathered]:
     own = [tf.reshape(compat.as_tf_variable(shards.parts[number]).read_value(), [-1]) for number in bucket
            if _has_elements(shards, number)]
     packed = tf.concat(own, 0) if own else tf.zeros([0], variables[bucket[0]].dtype)
 
     def unpack(gathered: Any) -> list[tuple[int, Any]]:
-        pieces: dict[int, list[Any]] = {number: [] for number in bucket}
+        parts: dict[int, list[Any]] = {number: [] for number in bucket}
         start = 0
         for rank in range(len(shards.ranks)):
             for number in bucket:
                 bounds = shards.bounds[number] or ()
                 count = bounds[rank + 1] - bounds[rank]
                 if count:
-                    pieces[number].append(gathered[start : start + count])
+                    parts[number].append(gathered[start : start + count])
                 start += count
-        return [(number, tf.reshape(pieces[number][0] if len(pieces[number]) == 1 else tf.concat(pieces[number], 0),
+        return [(number, tf.reshape(parts[number][0] if len(parts[number]) == 1 else tf.concat(parts[number], 0),
                                     variables[number].shape))
-                for number in bucket if pieces[number] and not shards.is_all_mine(number)]
+                for number in bucket if parts[number] and not shards.has_all(number)]
 
     return Call("allgather", packed, key, shards.ranks), unpack
 
@@ -297,9 +289,9 @@ def _has_elements(shards: Shards, number: int) -> bool:
 
 
 def _unless_finite(exchange: ReductionOptions, given: Sequence[Any]) -> Any:
-    """Returns 0, or NaN on all ranks if any rank's part of the gradients has an infinity or NaN.
+    """Return 0, or NaN on all ranks if any rank's part of the gradients contains an infinity or NaN.
 
-    With that in the gradient of its placeholder, each rank's `LossScaleOptimizer` skips the same steps.
+    Each rank adds it to the gradient of its placeholder, so that all `LossScaleOptimizer`s skip the same steps.
     """
     flags = [tf.reduce_all(tf.math.is_finite(getattr(result, "values", result))) for result in given
              if result is not None]
@@ -309,16 +301,14 @@ def _unless_finite(exchange: ReductionOptions, given: Sequence[Any]) -> Any:
 
 
 def _clips_by_norm(optimizer: Any) -> bool:
-    """Whether an optimizer clips gradients by norms, for which it needs all parts of them."""
     return any(getattr(optimizer, name, None) for name in compat.CLIPS_BY_NORM)
 
 
 def _clips_later(optimizer: Any) -> bool:
-    """Whether the optimizer changes gradients before it clips them, so that it has to clip them itself."""
+    # These optimizers change gradients before they clip them, so the clipping cannot be done in advance.
     return any(getattr(optimizer, name, None) for name in ("loss_scale_factor", "gradient_accumulation_steps"))
 
 
-def _is_across(shards: Shards, number: int) -> bool:
-    """Whether several ranks have a part of a variable."""
+def _is_across(shards: Shards, number: int) -> bool:  # several ranks have parts of the variable
     bounds = shards.bounds[number]
     return bounds is not None and sum(start < stop for start, stop in itertools.pairwise(bounds)) > 1

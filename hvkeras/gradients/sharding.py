@@ -1,4 +1,4 @@
-"""How the ranks share the update of one optimizer: who has which parts of its variables, and what follows from that."""
+"""Sharding of one optimizer's update: assignment of variables to ranks, slots of parts, and averages of weights."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _AVERAGES = "_model_variables_moving_average"  # Keras's attribute
 
 
 class Sharding:
-    """Builds an optimizer on this rank's parts of the variables, so that it holds their slots alone.
+    """Sharding of an optimizer, which is built on this rank's parts of the variables and holds only their slots.
 
     Args:
         optimizer: The optimizer.
-        options: How it is distributed.
-        local_keys: Returns the keys of the variables that each rank keeps for itself.
+        options: The options of the distributed optimizer.
+        local_keys: Returns the keys of the local variables, which are not sharded.
 
     Attributes:
-        shards: The variables and this rank's parts; None if it is not built, or there is nobody to share them with.
-        state: The slots; None under the same conditions.
+        shards: The variables and this rank's parts; None if the optimizer is not built, or if there is only one rank.
+        state: The sharded slots; None under the same conditions.
     """
 
     def __init__(self, optimizer: Any, options: Options, local_keys: Callable[[], Collection[Any]]) -> None:
@@ -41,7 +41,7 @@ class Sharding:
         self.state: ShardedState | None = None
 
     def build(self, plain: Callable[[Any], Any], variables: Any) -> None:
-        """Creates the slots of this rank's parts of the variables, once.
+        """Create the slots of this rank's parts of the variables, once.
 
         Args:
             plain: Keras's own `build`.
@@ -56,14 +56,14 @@ class Sharding:
             if self.shards is not None:
                 self.state = ShardedState(self._optimizer, self._options, self.shards)
         except BaseException:
-            self._forget()
+            self._reset()
             raise
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self.shards, self.state, self._is_assigned = None, None, False
 
     def _assigned(self, variables: Sequence[Any]) -> Shards | None:
-        """Assigns parts of variables to the ranks; None where there is nobody to share them with."""
+        """Assign parts of variables to the ranks; return None if there is only one rank."""
         process_set, kind = self._options.exchange.process_set, self._options.shard_kind
         if not is_initialized() or not current_session().backend.has_ranks or not variables:
             return None
@@ -72,7 +72,7 @@ class Sharding:
             return None
         if any(isinstance(compat.as_tf_variable(variable), tf.distribute.DistributedValues) for variable in variables):
             raise UnsupportedError(explain("shard_update=True needs variables that belong to one device of each rank",
-                                           "leave it out where a strategy of tf.distribute keeps copies of the model"))
+                                           "remove it under a strategy of tf.distribute with copies of the model"))
         local = self._local_keys()
         extents = {number: extent_of(variable, kind == "elements") for number, variable in enumerate(variables)
                    if compat.variable_key(variable) not in local and not compat.is_overwritten(variable)}
@@ -83,10 +83,10 @@ class Sharding:
                       ranks.index(current_session().topology.rank))
 
     def shards_for(self, outer: Any, variables: Sequence[Any]) -> Shards | None:
-        """Returns the parts of variables in which the ranks share the update; None if they do not.
+        """Return the parts of variables of the sharded update; None if the update is not sharded.
 
         Args:
-            outer: The outermost optimizer, which is built first if it is not.
+            outer: The outermost optimizer, which is built if it is not built yet.
             variables: The variables to build it for.
 
         Raises:
@@ -95,19 +95,19 @@ class Sharding:
         compat.build_optimizer(outer, variables)
         if not self._is_assigned:
             with tf.init_scope():
-                self._share_built(variables)
+                self._shard_built(variables)
         if self.shards is not None and not tf.executing_eagerly() and not graphs.from_function_graphs():
             raise UnsupportedError(explain("shard_update=True works in eager mode and in functions, not in sessions of"
-                                           " TensorFlow 1", "leave it out"))
+                                           " TensorFlow 1", "remove it"))
         return self.shards
 
     def share_if_built(self) -> None:
-        """Keeps this rank's parts of the slots, if the optimizer is built and has kept the variables."""
+        """Shard the slots, if the optimizer is built and has stored the variables."""
         if _is_built(self._optimizer) and self._optimizer.__dict__.get("_trainable_variables"):
-            self._share_built([])
+            self._shard_built([])
 
-    def _share_built(self, variables: Sequence[Any]) -> None:
-        """Keeps this rank's parts of the slots of an optimizer that was built before it was distributed."""
+    def _shard_built(self, variables: Sequence[Any]) -> None:
+        """Shard the slots of an optimizer that was built before it was distributed."""
         optimizer = self._optimizer
         values = [np.asarray(compat.as_tf_variable(variable)) for variable in optimizer.variables]
         trained = list(optimizer.__dict__.get("_trainable_variables") or variables)
@@ -119,17 +119,17 @@ class Sharding:
             self.state.forget()
 
     def reshard(self, variables: Sequence[Any] = ()) -> None:
-        """Assigns the variables to the ranks that the job has now; parts of slots are forgotten, whole values stay.
+        """Assign the variables to the current ranks of the job. Sharded slots are reset; other slots keep their values.
 
         Args:
-            variables: The model's trainable variables, for an optimizer that does not know them.
+            variables: The model's trainable variables, for an optimizer that does not store them.
         """
         optimizer = self._optimizer
-        values = [None if getattr(one, "is_whole_of_shards", False) else np.asarray(compat.as_tf_variable(one))
-                  for one in optimizer.variables]
+        values = [None if getattr(variable, "is_whole_of_shards", False)
+                  else np.asarray(compat.as_tf_variable(variable)) for variable in optimizer.variables]
         trained = (self.shards.variables if self.shards is not None
                    else optimizer.__dict__.get("_trainable_variables") or variables)
-        self._forget()
+        self._reset()
         compat.forget_slots(optimizer)
         optimizer.build(list(trained))
         for variable, value in zip(optimizer.variables, values, strict=True):
@@ -137,24 +137,24 @@ class Sharding:
                 variable.assign(value)
 
     def is_for(self, ranks: int, rank: int) -> bool:
-        """Whether the variables are assigned to so many ranks, of which this is one."""
+        """Return whether the variables are assigned to this number of ranks, with this rank as `rank`."""
         return ranks == 1 if self.shards is None else self.shards.is_for(ranks, rank)
 
     # Averages of weights.
 
     @property
     def has_averages(self) -> bool:
-        """Whether ranks share averages of the weights."""
+        """True if the optimizer has sharded averages of the weights."""
         return self.shards is not None and bool(getattr(self._optimizer, "use_ema", False))
 
     @contextlib.contextmanager
     def parts_with_averages(self, variables: Any) -> Iterator[Sequence[Any]]:
-        """Gives Keras this rank's parts of the model's variables, or those given that are parts, with their averages.
+        """Yield this rank's parts of variables, and set Keras's attribute with the averages to those of the parts.
 
-        Keras goes through variables and averages side by side, and takes these from an attribute of its own.
+        Keras iterates over the variables and this attribute in parallel.
 
         Args:
-            variables: The variables that Keras would go through.
+            variables: The variables over which Keras would iterate: the model's, or parts.
         """
         parts, averages = self._with_averages(variables)
         with compat.attribute(self._optimizer, _AVERAGES, averages):
@@ -164,17 +164,17 @@ class Sharding:
         given, averages, shards = list(variables), getattr(self._optimizer, _AVERAGES, []), self.shards
         if shards is None:
             return given, averages
-        numbers: Sequence[int | None] = shards.numbers_of(given) or [shards.number_of(one) for one in given]
-        mine = [number for number in numbers if number is not None and shards.is_mine(number)]
+        numbers: Sequence[int | None] = shards.numbers_of(given) or [shards.number_of(part) for part in given]
+        mine = [number for number in numbers if number is not None and shards.has_part(number)]
         return [shards.parts[number] for number in mine], [averages[number] for number in mine]
 
     def gather_weights(self) -> None:
-        """Gives all ranks the weights of which each has its part."""
+        """Gather the sharded weights on all ranks."""
         if self.shards is not None:
             gather(self._options.exchange, self.shards, self.shards.shared_numbers(), {})
 
     def swap_averages(self) -> None:
-        """Exchanges the model's weights and their averages, on all ranks together."""
+        """Swap the model's weights and their averages. Called by all ranks at the same time."""
         for part, average in self._parts_and_averages():
             value = tf.identity(part)
             part.assign(average)
@@ -182,7 +182,7 @@ class Sharding:
         self.gather_weights()
 
     def begin_averages(self) -> None:
-        """Gives the averages the values that the model's weights have."""
+        """Set the averages to the model's weights."""
         for part, average in self._parts_and_averages():
             average.assign(part)
 

@@ -1,9 +1,9 @@
-"""The parts of variables that each rank updates, where the ranks share an optimizer's update.
+"""Parts of variables that each rank updates in a sharded update.
 
-Optimizers that treat each element by itself get parts of the buckets in which gradients are reduced: each bucket is cut
-into as many pieces of equal size as there are ranks, so that each rank reduces, updates and sends as much of it as the
-others. Few variables lie across a cut. Optimizers that look at a whole variable get whole variables, the largest first,
-each on the rank that has the least by then (docs/decisions/sharded-update.md).
+For optimizers that update each element independently, the buckets in which gradients are reduced are cut into parts of
+equal size, one for each rank. Each rank then reduces, updates and sends the same amount of each bucket, and few
+variables lie across a cut. Other optimizers get complete variables, which are assigned to ranks in order of size, each
+to the rank with the lowest load so far (docs/decisions/sharded-update.md).
 """
 
 from __future__ import annotations
@@ -19,23 +19,16 @@ from hvkeras import compat
 from hvkeras.compat import graphs
 from hvkeras.gradients.reducer import pack
 
-Bounds = tuple[int, ...]  # the rank at index r of a process set has elements [bounds[r], bounds[r + 1])
+Bounds = tuple[int, ...]  # the i-th rank of a process set has the elements [bounds[i], bounds[i + 1])
 
 ALIGNED = 64  # bytes to which cuts are rounded, so that TensorFlow can slice without a copy
-ROUGH = 50  # a cut is between two rows where a row is less than this fraction of a rank's part of the bucket
-SLIVER = 200  # and at the end of a variable where that is nearer than this fraction of it
+ROUGH = 50  # cuts are rounded to rows if a row is less than 1 / ROUGH of a rank's part of the bucket
+SLIVER = 200  # and to an end of the variable if that is closer than 1 / SLIVER of this part
 
 
 @dataclass(frozen=True)
 class Extent:
-    """How large a variable is, and whether it may be cut.
-
-    Attributes:
-        shape: Its shape.
-        dtype: The name of its dtype.
-        itemsize: The bytes of an element.
-        may_be_cut: Whether several ranks may have a part of it.
-    """
+    """Shape and dtype of a variable, and whether several ranks may have parts of it (`may_be_cut`)."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -44,24 +37,24 @@ class Extent:
 
     @property
     def count(self) -> int:
-        """The number of its elements."""
+        """Number of elements."""
         return math.prod(self.shape)
 
     @property
     def row(self) -> int:
-        """The number of elements of one of its rows."""
+        """Number of elements in a row."""
         return math.prod(self.shape[1:])
 
 
 def by_elements(extents: Sequence[Extent], ranks: int, limit: int) -> list[Bounds]:
-    """Assigns parts of variables, so that each rank has an equal part of each bucket.
+    """Assign parts of variables, so that each rank has an equal part of each bucket.
 
     Example:
         >>> by_elements([Extent((8, 4), "float32", 4), Extent((64,), "float32", 4)], 2, 2**20)
         [(0, 0, 32), (0, 48, 64)]
 
     Args:
-        extents: The variables, in the order of the model's.
+        extents: The variables, in the model's order.
         ranks: The number of ranks.
         limit: The size limit of a bucket in bytes.
 
@@ -80,9 +73,9 @@ def by_elements(extents: Sequence[Extent], ranks: int, limit: int) -> list[Bound
     return bounds
 
 
-def _cut(extent: Extent, wanted: float, share: float) -> int:
-    """Rounds where a variable is cut: to its rows if that is exact enough, so that sparse gradients can be cut too."""
-    at = min(max(wanted, 0.0), extent.count)
+def _cut(extent: Extent, exact: float, share: float) -> int:
+    """Round the index of a cut: to rows if that is precise enough, so that sparse gradients can be cut, too."""
+    at = min(max(exact, 0.0), extent.count)
     if not extent.may_be_cut or min(at, extent.count - at) * SLIVER < share:
         return extent.count if at * 2 > extent.count else 0
     aligned = max(ALIGNED // extent.itemsize, 1)
@@ -93,7 +86,7 @@ def _cut(extent: Extent, wanted: float, share: float) -> int:
 
 
 def by_variables(extents: Sequence[Extent], ranks: int) -> list[Bounds]:
-    """Assigns whole variables, so that ranks have about as many bytes.
+    """Assign complete variables, so that the ranks have similar numbers of bytes.
 
     Args:
         extents: The variables.
@@ -114,17 +107,17 @@ def by_variables(extents: Sequence[Extent], ranks: int) -> list[Bounds]:
 
 
 class Shards:
-    """The variables that an optimizer updates, and for each what this rank updates of it.
+    """The variables that an optimizer updates, and this rank's part of each.
 
-    The part of a variable that this rank has all of is the variable itself. Of one that lies across a cut, the part is
-    a variable of its own, whose value shares the memory of the whole one but for the time between the update and the
-    gathering that follows it. The parts of other ranks' variables are empty.
+    If this rank has an entire variable, the part is the variable itself. If the variable lies across a cut, the part is
+    a separate variable, whose value shares the memory of the complete one, except between the update and the following
+    gather. The parts of other ranks' variables are empty.
 
     Args:
         variables: The model's variables.
-        bounds: The bounds of each; None for one that each rank keeps and updates for itself.
-        ranks: The ranks that share the update.
-        index: This rank's index among them.
+        bounds: The bounds of each variable; None for a local variable.
+        ranks: The global ranks of the sharded update.
+        index: This rank's index in `ranks`.
     """
 
     def __init__(self, variables: Sequence[Any], bounds: Sequence[Bounds | None], ranks: Sequence[int],
@@ -132,58 +125,58 @@ class Shards:
         self.variables: list[Any] = list(variables)
         self.bounds: list[Bounds | None] = list(bounds)
         self.ranks: tuple[int, ...] = tuple(ranks)
-        self._me = index
+        self._index = index
         self._indices = {compat.variable_key(variable): number for number, variable in enumerate(variables)}
         self.parts: list[Any] = [self._part(number) for number in range(len(self.variables))]
         self._of_parts = {compat.variable_key(part): number for number, part in enumerate(self.parts)}
-        # What a rank gives the optimizer that has no part of any gradient of a step.
+        # For the optimizer's update on a rank that has no part of any gradient of a step.
         self.placeholder: Any = compat.variable_like(self.variables[0], (1,), "hvkeras_placeholder")
 
     def is_for(self, ranks: int, rank: int) -> bool:
-        """Whether they are assigned to all ranks of a job of this size, in which this process has this rank."""
-        return self.ranks == tuple(range(ranks)) and self._me == rank
+        """Return whether the variables are assigned to all ranks of a job of this size, with this rank as `rank`."""
+        return self.ranks == tuple(range(ranks)) and self._index == rank
 
     def numbers_of(self, variables: Sequence[Any]) -> list[int] | None:
-        """The numbers of variables of the model; None if there are others among them."""
+        """Return the numbers of variables of the model; None if any other variable is among them."""
         found = [self._indices.get(compat.variable_key(variable)) for variable in variables]
         return None if None in found else [number for number in found if number is not None]
 
     def variable_of(self, part: Any) -> Any:
-        """The variable of the model that a part belongs to; anything else is returned as it is."""
+        """Return the variable of the model that a part belongs to; the argument itself if it is not a part."""
         number = self._of_parts.get(compat.variable_key(part))
         return part if number is None else self.variables[number]
 
     def number_of(self, part: Any) -> int | None:
-        """The number of the variable that a part belongs to."""
+        """Return the number of the variable that a part belongs to."""
         return self._of_parts.get(compat.variable_key(part))
 
     def shared_numbers(self) -> list[int]:
-        """The numbers of the variables of which each rank has a part, instead of keeping its own."""
+        """Return the numbers of the sharded variables."""
         return [number for number, bounds in enumerate(self.bounds) if bounds is not None]
 
     def range_of(self, number: int) -> tuple[int, int]:
-        """The elements of a variable that this rank updates: the first one, and the one after the last."""
+        """Return the range of flattened elements that this rank updates, as start and stop."""
         bounds = self.bounds[number]
-        return (0, _count(self.variables[number])) if bounds is None else (bounds[self._me], bounds[self._me + 1])
+        return (0, _count(self.variables[number])) if bounds is None else (bounds[self._index], bounds[self._index + 1])
 
-    def is_mine(self, number: int) -> bool:
-        """Whether this rank updates at least an element of a variable."""
+    def has_part(self, number: int) -> bool:
+        """Return whether this rank updates at least one element of a variable."""
         start, stop = self.range_of(number)
         return start < stop or self.bounds[number] is None
 
-    def is_all_mine(self, number: int) -> bool:
-        """Whether it updates all of it."""
+    def has_all(self, number: int) -> bool:
+        """Return whether this rank updates all elements of a variable."""
         return self.parts[number] is self.variables[number]
 
     def rows_of(self, number: int) -> tuple[int, int] | None:
-        """The rows that this rank updates; None if the variable is cut within rows."""
+        """Return the range of rows that this rank updates; None if the variable is cut within rows."""
         row = _row(self.variables[number])
         start, stop = self.range_of(number)
         is_by_rows = row and all(cut % row == 0 for cut in self.bounds[number] or ())
         return (start // row, stop // row) if is_by_rows else None
 
     def part_shape(self, number: int) -> tuple[int, ...]:
-        """The shape of this rank's part."""
+        """Return the shape of this rank's part."""
         shape, (start, stop) = tuple(self.variables[number].shape), self.range_of(number)
         if stop - start == _count(self.variables[number]):
             return shape
@@ -191,8 +184,8 @@ class Shards:
         return (stop - start,) if rows is None or not shape else (rows[1] - rows[0], *shape[1:])
 
     def cut(self, number: int, tensor: Any) -> Any:
-        """This rank's part of a tensor of a variable's shape, or of `tf.IndexedSlices`; it shares the memory."""
-        if self.is_all_mine(number):
+        """Return this rank's part of a tensor of the variable's shape, or of `tf.IndexedSlices`, without a copy."""
+        if self.has_all(number):
             return tensor
         rows = self.rows_of(number)
         if isinstance(tensor, tf.IndexedSlices):
@@ -205,12 +198,12 @@ class Shards:
             tensor = tf.convert_to_tensor(tensor)
         return self._within(number, tensor)
 
-    def follow(self, numbers: Sequence[int]) -> None:
-        """Gives the parts of variables that lie across cuts the values that these have now."""
+    def refresh_parts(self, numbers: Sequence[int]) -> None:
+        """Update the parts of variables that lie across cuts with the current values of the variables."""
         for number in numbers:
-            if self.is_mine(number) and not self.is_all_mine(number):
-                whole = compat.as_tf_variable(self.variables[number])
-                compat.as_tf_variable(self.parts[number]).assign(self.cut(number, whole.read_value()), read_value=False)
+            if self.has_part(number) and not self.has_all(number):
+                value = compat.as_tf_variable(self.variables[number]).read_value()
+                compat.as_tf_variable(self.parts[number]).assign(self.cut(number, value), read_value=False)
 
     def _part(self, number: int) -> Any:
         variable, (start, stop) = self.variables[number], self.range_of(number)
@@ -223,19 +216,18 @@ class Shards:
                 compat.as_tf_variable(part).assign(self._within(number, compat.as_tf_variable(variable).read_value()))
         return part
 
-    def _within(self, number: int, whole: Any) -> Any:
-        """This rank's part of a dense tensor, of which it has neither all nor nothing."""
+    def _within(self, number: int, tensor: Any) -> Any:
         rows = self.rows_of(number)
         start, stop = self.range_of(number) if rows is None else rows
-        return (tf.reshape(whole, [-1]) if rows is None else whole)[start:stop]
+        return (tf.reshape(tensor, [-1]) if rows is None else tensor)[start:stop]
 
 
 def extent_of(variable: Any, may_be_cut: bool) -> Extent:
-    """What of a variable matters for assigning its parts.
+    """Return the extent of a variable. Variables with a constraint are never cut.
 
     Args:
         variable: A variable of the model.
-        may_be_cut: Whether the optimizer treats each of its elements by itself.
+        may_be_cut: Whether the optimizer updates each element independently.
     """
     dtype = tf.as_dtype(variable.dtype)
     is_constrained = getattr(variable, "constraint", None) is not None

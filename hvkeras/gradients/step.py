@@ -1,6 +1,6 @@
-"""One step of a distributed optimizer: it reduces gradients over all ranks, and applies the results by an update.
+"""One step of a distributed optimizer, which reduces gradients over all ranks, and applies the results.
 
-`choose_update` decides whether the update is plain, compiled or shared between ranks.
+`choose_update` selects the kind of update: plain, compiled or sharded.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class GradientStep:
     """One step: gradients on this rank, which are reduced over all ranks and then applied.
 
     Attributes:
-        part: The distributed part of the optimizer.
-        outer: The outermost optimizer: that one, or the `LossScaleOptimizer` around it.
+        part: The state of the distributed optimizer.
+        outer: The outermost optimizer: the distributed one, or the `LossScaleOptimizer` around it.
         gradients: This rank's gradients.
         variables: Their variables.
-        finish: Applies reduced gradients to the variables, or to those that are its second argument.
-        is_alone: Whether this rank makes its part of the step by itself: what it gets is reduced already, and what it
-            updates is not gathered. `hvkeras bench` times the update of a step so.
+        finish: Applies reduced gradients to the variables, or to those in its second argument.
+        is_local: True to run only this rank's update, without communication: the gradients are already reduced, and
+            sharded variables are not gathered. `hvkeras bench` times updates in this way.
     """
 
     part: DistributedPart
@@ -39,10 +39,10 @@ class GradientStep:
     gradients: Sequence[Any]
     variables: Sequence[Any]
     finish: Apply
-    is_alone: bool = False
+    is_local: bool = False
 
     def run(self) -> Any:
-        """Makes the step, eagerly or in the function under construction; returns what the optimizer does."""
+        """Run the step, eagerly or in the function under construction; return the optimizer's result."""
         within = None
         if graphs.reducing_strategy() is not None:
             within = replicas.strategy_within_rank()
@@ -60,9 +60,9 @@ class GradientStep:
         return self.outer.iterations
 
     def _update(self, gradients: Sequence[Any], within: Any) -> Any:
-        """Reduces gradients, also over the replicas of a strategy within this rank, and applies them."""
+        """Reduce gradients, also over the replicas of a strategy within this rank, and apply them."""
         update = choose_update(self, gradients, within)
-        if self.is_alone:
+        if self.is_local:
             return update.apply(_already_reduced(update, gradients))
         is_scaled = self.outer is not self.part.optimizer or self.part.options.scales_loss
         reducer = GradientReducer(self.part.exchange, self.part.local_keys(), is_scaled, update=update.text,
@@ -74,7 +74,7 @@ class GradientStep:
         return update.apply(reduced)
 
     def _when_due(self, due: Any) -> Any:
-        """Applies gradients that are reduced already, if an update is due."""
+        """Apply gradients that are already reduced, if an update is due."""
         def update() -> Any:
             chosen = choose_update(self, self.gradients, may_compile=False)
             return chosen.apply(_already_reduced(chosen, self.gradients))
@@ -87,20 +87,19 @@ class GradientStep:
 
 
 def _already_reduced(update: Update, gradients: Sequence[Any]) -> list[Any]:
-    """Returns what an update applies of gradients that all ranks have reduced already."""
     return update.take(gradients) if isinstance(update, ShardedUpdate) else list(gradients)
 
 
 @graphs.without_autograph
 def choose_update(step: GradientStep, gradients: Sequence[Any], within: Any = None, may_compile: bool = True) -> Update:
-    """Chooses how a step applies gradients: shared with other ranks if the user wants that, compiled where that pays.
+    """Return the update of a step: sharded if the user wants that, compiled if that pays, otherwise plain.
 
     Args:
         step: The step.
-        gradients: Its gradients on this rank, not reduced yet.
+        gradients: This rank's gradients, not reduced yet.
         within: The strategy within this rank, if there is one.
-        may_compile: Whether the update of whole variables may be compiled: not where gradients were reduced before the
-            step, by a plan that said nothing about it.
+        may_compile: Whether the update of complete variables may be compiled. False if gradients were reduced before
+            the step, because their plan does not contain the decision, and ranks could differ in it.
     """
     part = step.part
     plain = PlainUpdate(part.optimizer, step.outer, part.options, step.variables, step.finish)
@@ -108,7 +107,7 @@ def choose_update(step: GradientStep, gradients: Sequence[Any], within: Any = No
     if shards is not None:
         if within is not None:
             replicas.refuse_shards(within)
-        return ShardedUpdate(plain, shards, part.compiler, gradients, not step.is_alone)
+        return ShardedUpdate(plain, shards, part.compiler, gradients, not step.is_local)
     compiled = part.compiler.compiled(plain, gradients) if may_compile else None
     if within is not None:
         replicas.require_servable(within, part.optimizer, part.options.passes)

@@ -22,7 +22,7 @@ from hvkeras.typing import DistributedGradientTape as Tape
 
 
 class _DistributedTape:
-    """Wraps a tape: records through it, and reduces the gradients that `gradient` returns."""
+    """Wrapper of a tape, which reduces the gradients that `gradient` returns."""
 
     def __init__(self, tape: Any, exchange: ReductionOptions) -> None:
         self._tape, self._exchange = tape, exchange
@@ -51,7 +51,7 @@ class _DistributedTape:
         return getattr(self._tape, name)
 
     def register_local_source(self, source: VariableLike) -> None:
-        """Keeps the gradient of a variable on this rank.
+        """Exclude the gradient of a variable from the reduction.
 
         Args:
             source: A variable that is later passed to `gradient`.
@@ -59,7 +59,7 @@ class _DistributedTape:
         self._local.add(_key(source))
 
     def keep_local(self, layers: Sequence[LayerLike]) -> None:
-        """Keeps the gradients of layers on this rank; the layers need not be built yet.
+        """Exclude the gradients of layers from the reduction; the layers need not be built yet.
 
         Args:
             layers: Layers of the model.
@@ -71,7 +71,7 @@ class _DistributedTape:
         self, target: Any, sources: Any, output_gradients: Any = None, unconnected_gradients: Any = None,
         use_generic_names: bool = False,  # noqa: ARG002 - Horovod's parameter
     ) -> Any:
-        """Computes gradients as `tf.GradientTape.gradient` does, and reduces them over the ranks.
+        """Compute gradients like `tf.GradientTape.gradient`, and reduce them over the ranks.
 
         If another tape records this call or the enclosing function (for a gradient penalty, for instance), the
         results are themselves differentiable, with the gradients of `hvd.allreduce`.
@@ -108,7 +108,7 @@ class _DistributedTape:
     def get_local_and_global_gradients(
         self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: bool = False,
     ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
-        """Computes gradients as `gradient` does, separately for local sources and the others.
+        """Compute gradients like `gradient`, separately for local sources and the others.
 
         Example:
             tape = hvd.PartialDistributedGradientTape(tape, local_layers=model.layers[:1])
@@ -122,8 +122,7 @@ class _DistributedTape:
             use_generic_names: As for `gradient`.
 
         Returns:
-            Pairs of a source and its gradient: those whose gradients stay on this rank, and those whose gradients are
-            reduced over the ranks.
+            Pairs of a source and its gradient: those of local sources, and those that are reduced over the ranks.
         """
         sources = list(sources)
         gradients = self.gradient(target, sources, output_gradients, use_generic_names=use_generic_names)
@@ -132,12 +131,11 @@ class _DistributedTape:
                 [pair for pair in pairs if _key(pair[0]) not in local])
 
     def _local_keys(self) -> set[Any]:
-        """Returns the keys of the sources whose gradients stay on this rank."""
         return self._local | {_key(weight) for layer in self._local_layers for weight in layer.trainable_weights}
 
 
 class _Source:
-    """Wraps a source of a tape, which may be a tensor, in the variable interface that gradient reduction expects."""
+    """A source of a tape, which may be a tensor, with the variable interface that gradient reduction expects."""
 
     def __init__(self, source: Any, number: int) -> None:
         self.source = source
@@ -157,7 +155,7 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's public name
     groups: int | Sequence[Sequence[VariableLike]] | None = None, process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Tape:
-    """Makes a gradient tape reduce its gradients over all ranks.
+    """Make a gradient tape reduce its gradients over all ranks.
 
     Example:
         with tf.GradientTape() as tape:
@@ -208,7 +206,7 @@ def PartialDistributedGradientTape(  # noqa: N802 - Horovod's public name
     groups: int | Sequence[Sequence[VariableLike]] | None = None, process_set: ProcessSet = global_process_set,
     local_layers: LayerLike | Iterable[LayerLike] | None = None, scale_local_gradients: bool = True,
 ) -> Tape:
-    """Makes a gradient tape reduce its gradients over all ranks, except those of local layers.
+    """Make a gradient tape reduce its gradients over all ranks, except those of local layers.
 
     Example:
         tape = hvd.PartialDistributedGradientTape(tape, local_layers=model.layers[:1])

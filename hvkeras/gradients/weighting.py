@@ -1,4 +1,4 @@
-"""Gradient weights: ranks without batches left in an epoch keep participating in its steps, with weight 0."""
+"""Gradient weights: ranks without batches left in an epoch still participate in its steps, with weight 0."""
 
 from __future__ import annotations
 
@@ -14,42 +14,42 @@ from hvkeras.job.session import this_process
 
 
 class Joining:
-    """This rank's weight in the next step: 1 for a batch of its own, 0 if it only participates for the other ranks."""
+    """This rank's weight in the next step: 1 if it has a batch, 0 if it only participates for the other ranks."""
 
     def __init__(self) -> None:
         self.active: bool = False
         self._weight: Any = None
 
     def start(self) -> None:
-        """Enables weighting for all steps that are traced from now on, with weight 1."""
+        """Enable weighting for all steps that are traced from now on, with weight 1."""
         self.active = True
         if self._weight is None:
             self._weight = tf.Variable(1.0, trainable=False, name="hvkeras_weight")
         self._weight.assign(1.0)
 
     def stop(self) -> None:
-        """Resets the weight to 1, and disables weighting for all steps that are traced from now on."""
+        """Reset the weight to 1, and disable weighting for all steps that are traced from now on."""
         self.active = False
         if self._weight is not None:
             self._weight.assign(1.0)
 
     def set_weight(self, own: bool) -> None:
-        """Sets the weight of the next step, depending on whether its batch is this rank's own."""
+        """Set the weight of the next step: 1 if its batch is this rank's `own`, otherwise 0."""
         self._weight.assign(float(own))
 
     def weight(self) -> Any:
-        """Returns this rank's weight in the step, a float32 scalar, while weighting is enabled."""
+        """Return this rank's weight in the step, a float32 scalar, while weighting is enabled."""
         return self._weight.read_value()
 
     def apply_weights(self, gradients: Sequence[Any], op: int, process_set: ProcessSet,
                       overwritten: Collection[int] = ()) -> list[Any]:
-        """Scales this rank's gradients, so that the average over all ranks equals the average over those with weight 1.
+        """Scale this rank's gradients, so that the average over all ranks equals the average over those with weight 1.
 
         Args:
             gradients: Tensors, `tf.IndexedSlices` or None.
-            op: How the gradients are reduced afterwards, Average or Sum.
+            op: The following reduction, Average or Sum.
             process_set: The participating ranks.
-            overwritten: The places of new values of variables, of which the largest counts.
+            overwritten: Indices of overwrites of variables, which reduce to the maximum.
         """
         mine = self._weight > 0.0
         factor = self._weight.read_value()
@@ -61,7 +61,7 @@ class Joining:
 
 
 def joining() -> Joining:
-    """Returns this rank's weight."""
+    """Return this rank's `Joining`."""
     return this_process().part(Joining)
 
 

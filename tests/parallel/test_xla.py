@@ -58,7 +58,7 @@ def test_loops_branches_and_nested_functions_keep_the_order(outcome: Outcome) ->
 
 def test_a_shape_that_is_not_known_is_refused(outcome: Outcome) -> None:
     for text in outcome.results("unknown_shape"):
-        assert "reduces tensors whose shapes are known when it is traced. Received: shape='(None,)'." in text
+        assert "reduces only tensors with static shapes. Received: shape='(None,)'." in text
         assert "or pass jit_compile=False" in text
 
 

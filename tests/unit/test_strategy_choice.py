@@ -132,6 +132,6 @@ def test_callbacks_and_fit_step_aside_under_tpus(tpus: Any) -> None:
 
 def test_tpus_are_no_part_of_several_ranks(tpus: Any) -> None:
     two_ranks = Session(LocalBackend(), EntryCounts(), topology_from_hosts(0, ["a", "a"]))
-    sentence = r"cannot be one of several ranks.*start one process"
+    sentence = r"must be used in a job of one rank.*start one process"
     with two_ranks.made_current(), pytest.raises(hvd.UnsupportedError, match=sentence):
         replicas.strategy_within_rank()

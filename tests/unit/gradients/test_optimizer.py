@@ -262,7 +262,7 @@ def test_wrapped_twice(kind: tuple[Any, Any]) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"op": hvd.Max}, "combined by hvd.Average, hvd.Sum or hvd.Adasum"),
+        ({"op": hvd.Max}, "op must be hvd.Average, hvd.Sum or hvd.Adasum"),
         ({"op": 17}, "op must be one of"),
         ({"op": True}, "op must be one of"),
         ({"op": hvd.Sum, "gradient_predivide_factor": 2.0}, "needs op=hvd.Average"),
