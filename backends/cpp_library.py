@@ -109,7 +109,7 @@ class Library:
         self.functions.hvkeras_start_recording(key.encode(), columns, capacity)
 
     def read_recording(self, key: str, columns: int, capacity: int) -> tuple[Array, int]:
-        """Return the rows of a key, oldest first, and the index of the oldest row; arguments as for `start_recording`."""
+        """Return the rows of a key, oldest first, and the index of the oldest; arguments as for `start_recording`."""
         rows = np.zeros((capacity, columns))
         count = int(self.functions.hvkeras_read_recording(key.encode(), rows.ctypes.data))
         return rows[: min(count, capacity)], max(0, count - capacity)
