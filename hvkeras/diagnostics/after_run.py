@@ -14,12 +14,12 @@ TICK = 0.1
 
 
 def reports_to(settings: Any) -> Path | None:
-    """The folder of the report that the settings ask for; None under `hvkeras compare`, which writes its own."""
+    """Return the folder of the report that the settings ask for; None under `hvkeras compare`, which writes its own."""
     return Path(settings.report) if settings.report and not settings.record else None
 
 
 def forget_run(folder: Path | None) -> None:
-    """Removes the records of an earlier job."""
+    """Remove the records of an earlier job."""
     if folder is not None:
         from hvkeras.diagnostics.record import remove  # noqa: PLC0415 - imports NumPy; the launcher does not
 
@@ -28,7 +28,7 @@ def forget_run(folder: Path | None) -> None:
 
 
 def write_outcome(folder: Path | None, outcome: Outcome) -> None:
-    """Writes how the job ended next to the records."""
+    """Write how the job ended next to the records."""
     if folder is not None:
         try:
             outcome.write(folder / "records")
@@ -37,7 +37,7 @@ def write_outcome(folder: Path | None, outcome: Outcome) -> None:
 
 
 def report_on_run(folder: Path) -> str:
-    """Writes the report.
+    """Write the report.
 
     Returns:
         A line that says where the report is, or why there is none.
@@ -52,7 +52,7 @@ def report_on_run(folder: Path) -> str:
 
 
 def await_records(folder: Path, size: int) -> None:
-    """Waits until all ranks have written their last record, for `PATIENCE` seconds at most."""
+    """Wait until all ranks have written their last record, for `PATIENCE` seconds at most."""
     deadline = time.monotonic() + PATIENCE
     waiting = set(range(size))
     while waiting and time.monotonic() < deadline:

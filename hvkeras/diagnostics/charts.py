@@ -63,14 +63,14 @@ class Chart:
         self._draw, self._size, self._description = draw, (width, height), description
 
     def svg(self) -> str:
-        """The chart as an SVG element for a page; its text and axes have the page's colours."""
+        """Return the chart as an SVG element for a page; its text and axes have the page's colours."""
         file = io.StringIO()
         self._save(file, format="svg", transparent=True,
                    metadata={"Creator": None, "Date": None, "Format": None, "Type": None})
         return _for_a_page(file.getvalue(), self._description)
 
     def png(self, path: Path) -> None:
-        """Writes the chart to a PNG file, on a white background."""
+        """Write the chart to a PNG file, on a white background."""
         self._save(path, format="png", dpi=150, facecolor=PAPER)
 
     def _save(self, target: Any, **options: Any) -> None:
@@ -86,7 +86,7 @@ class Chart:
 
 
 def _for_a_page(svg: str, description: str) -> str:
-    """Extracts the SVG element, with the colours of the page and with IDs that are unique in it."""
+    """Extract the SVG element, with the colours of the page and with IDs that are unique in it."""
     svg = svg[svg.index("<svg"):].strip()
     svg = re.sub(r"\s+xmlns(:\w+)?=\"[^\"]*\"", "", svg)  # not needed in HTML, and a page contains no addresses
     for colour, name in _OF_THE_PAGE.items():
@@ -98,7 +98,7 @@ def _for_a_page(svg: str, description: str) -> str:
 
 
 def stacked(labels: Sequence[str], parts: Mapping[str, Sequence[float]], x_label: str) -> Chart:
-    """Draws a horizontal stacked bar for each label.
+    """Draw a horizontal stacked bar for each label.
 
     Args:
         labels: The bars, from top to bottom.
@@ -130,7 +130,7 @@ def stacked(labels: Sequence[str], parts: Mapping[str, Sequence[float]], x_label
 
 
 def distribution(groups: Mapping[str, Sequence[float]], x_label: str) -> Chart:
-    """Draws a box plot for each group: quartiles as a box, 5th to 95th percentile as whiskers, values as points below.
+    """Draw a box plot for each group: quartiles as a box, 5th to 95th percentile as whiskers, values as points below.
 
     Args:
         groups: The values by name, from top to bottom. Of many values, only a sample is drawn as points. Values far
@@ -162,7 +162,7 @@ def distribution(groups: Mapping[str, Sequence[float]], x_label: str) -> Chart:
 
 
 def _rows(axes: Any, labels: Sequence[str], x_label: str) -> None:
-    """Labels the rows, with the first one at the top."""
+    """Label the rows, with the first one at the top."""
     axes.set_yticks(range(len(labels)), labels)
     axes.set_ylim(len(labels) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
@@ -193,7 +193,7 @@ class Line:
 
 
 def scaling(lines: Sequence[Line], y_label: str, x_label: str = "processes") -> Chart:
-    """Draws a quantity against the number of processes, with a tick at each number; logarithmic for a wide range.
+    """Draw a quantity against the number of processes, with a tick at each number; logarithmic for a wide range.
 
     Args:
         lines: The lines; `dashed` ones are thin.
@@ -217,7 +217,7 @@ def scaling(lines: Sequence[Line], y_label: str, x_label: str = "processes") -> 
 
 
 def curves(lines: Sequence[Line], x_label: str, y_label: str) -> Chart:
-    """Draws lines with many points, such as loss against time.
+    """Draw lines with many points, such as loss against time.
 
     Args:
         lines: The lines.
@@ -237,7 +237,7 @@ def curves(lines: Sequence[Line], x_label: str, y_label: str) -> Chart:
 
 
 def levels(x: Sequence[float], y: Sequence[int], end: float, x_label: str, y_label: str) -> Chart:
-    """Draws a whole number that changes in steps.
+    """Draw a whole number that changes in steps.
 
     Args:
         x: When it takes each value; the first is 0.
@@ -273,7 +273,7 @@ def _lines(axes: Any, lines: Sequence[Line], points: bool) -> None:
 
 
 def colours_of(names: Iterable[str]) -> dict[str, str]:
-    """Assigns a colour to each name; an engine has the same colour in all charts."""
+    """Assign a colour to each name; an engine has the same colour in all charts."""
     names = list(dict.fromkeys(names))
     taken = {_ENGINES.get(name) for name in names}
     free = itertools.cycle([colour for colour in _OTHERS if colour not in taken])

@@ -56,13 +56,13 @@ class Finding:
 
 
 def enough(splits: Mapping[int, TimeSplit]) -> bool:
-    """Whether enough steps were timed to draw conclusions."""
+    """Return whether enough steps were timed to draw conclusions."""
     return bool(splits) and all(split.steps >= THRESHOLDS["steps"] and split.steps * split.step >= THRESHOLDS["seconds"]
                                 for split in splits.values())
 
 
 def slowest_rank(splits: Mapping[int, TimeSplit]) -> Slowest | None:
-    """Finds the rank that is busy longest, if it stands out from the others.
+    """Find the rank that is busy longest, if it stands out from the others.
 
     Args:
         splits: The time breakdown of a typical step, by rank.
@@ -199,6 +199,6 @@ def _pauses(summary: Summary) -> Finding | None:
 
 
 def milliseconds(seconds: float) -> str:
-    """Formats a time in milliseconds for readers."""
+    """Format a time in milliseconds for readers."""
     value = 1000 * seconds
     return f"{value:,.0f} ms" if value >= 100 else f"{value:.3g} ms"

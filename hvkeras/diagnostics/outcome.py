@@ -39,17 +39,17 @@ class Outcome:
     began: float = 0.0
 
     def write(self, folder: Path) -> None:
-        """Writes it next to the records."""
+        """Write it next to the records."""
         folder.mkdir(parents=True, exist_ok=True)
         write_durably(folder / _NAME, json.dumps(dataclasses.asdict(self), indent=2))
 
     @classmethod
     def read(cls, folder: Path) -> Outcome | None:
-        """Reads it; None if no launcher has written one."""
+        """Read it; None if no launcher has written one."""
         path = folder / _NAME
         return cls(**json.loads(path.read_text())) if path.is_file() else None
 
     @staticmethod
     def remove(folder: Path) -> None:
-        """Removes the outcome of an earlier job."""
+        """Remove the outcome of an earlier job."""
         (folder / _NAME).unlink(missing_ok=True)

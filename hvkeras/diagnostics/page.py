@@ -58,7 +58,7 @@ class Section:
 
 
 def page(title: str, sentences: Sequence[str], sections: Sequence[Section]) -> str:
-    """Lays out a page.
+    """Lay out a page.
 
     Args:
         title: Its heading, as text.
@@ -76,7 +76,7 @@ def page(title: str, sentences: Sequence[str], sections: Sequence[Section]) -> s
 
 
 def fragment(sentences: Sequence[str], sections: Sequence[Section]) -> str:
-    """Lays out the same without a title, for embedding in another page such as the output of a notebook cell."""
+    """Lay out the same without a title, for embedding in another page such as the output of a notebook cell."""
     return f"<div class=\"hvkeras part\">\n<style>{STYLE}</style>\n{_body(sentences, sections)}</div>\n"
 
 
@@ -92,7 +92,7 @@ def _section(section: Section) -> str:
 
 
 def table_html(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Makes a table; numbers are right-aligned, longer text is left-aligned.
+    """Make a table; numbers are right-aligned, longer text is left-aligned.
 
     Args:
         headers: The header row.

@@ -33,7 +33,7 @@ class RankTimes:
 
     @classmethod
     def of(cls, executions: Array, collectives: Mapping[str, Rows]) -> RankTimes:
-        """Summarizes the given executions, as far as all of their collectives are known.
+        """Summarize the given executions, as far as all of their collectives are known.
 
         Args:
             executions: float64, [n, 4]: start and end of each execution of an epoch, and its first and last step.

@@ -87,7 +87,7 @@ class Record:
     written: float = 0.0
 
     def write(self, folder: Path) -> None:
-        """Writes the record into a folder atomically."""
+        """Write the record into a folder atomically."""
         facts = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)
                  if each.name not in (*_TABLES, "collectives")}
         tables = {name: getattr(self, name) for name in _TABLES}
@@ -96,7 +96,7 @@ class Record:
 
     @classmethod
     def read(cls, folder: Path, rank: int) -> Record | None:
-        """Reads a rank's record; None if there is none."""
+        """Read a rank's record; None if there is none."""
         if not (folder / _name(rank)).is_file():
             return None
         with np.load(folder / _name(rank)) as file:
@@ -110,7 +110,7 @@ _RUNS = "collective "
 
 
 def remove(folder: Path, since: int = 0) -> None:
-    """Removes an earlier job's records from a folder: those of ranks from `since` on.
+    """Remove an earlier job's records from a folder: those of ranks from `since` on.
 
     Args:
         folder: The folder, which need not exist.
@@ -127,7 +127,7 @@ def _name(rank: int) -> str:
 
 
 def write_weights(folder: Path, values: Sequence[Array]) -> None:
-    """Writes the values of variables, in order, into a folder."""
+    """Write the values of variables, in order, into a folder."""
     _save(folder / WEIGHTS, {f"{index:06}": value for index, value in enumerate(values)})
 
 

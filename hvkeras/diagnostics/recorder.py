@@ -95,12 +95,12 @@ class Recorder:
         self.report: Path | None = None  # folder for the report on the whole job, if this rank writes it at the end
 
     def begin(self) -> None:
-        """Writes what is known so far, replacing an earlier job's record, and starts the writer thread."""
+        """Write what is known so far, replacing an earlier job's record, and starts the writer thread."""
         self._write()
         self._writer.start()
 
     def step(self, gradients: Sequence[Any], variables: Sequence[Any], local: Collection[Any]) -> None:
-        """Adds a timestamp and remembers the variables; see `recorder.step`."""
+        """Add a timestamp and remembers the variables; see `recorder.step`."""
         sources = [getattr(variable, "source", variable) for variable in variables]  # those of a tape may be tensors
         known = {compat.variable_key(source): source for source in sources if hasattr(source, "trainable")}
         if self._keeps_weights:
@@ -116,7 +116,7 @@ class Recorder:
         self._steps.ready(done, kind)
 
     def around_call(self, original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
-        """Calls a model, and counts its samples if this is the outermost call and trains."""
+        """Call a model, and counts its samples if this is the outermost call and trains."""
         depth = getattr(self._depth, "value", 0)
         if depth == 0 and self.is_on() and graphs.under_tape():
             self._count(model, (args, kwargs))
@@ -127,7 +127,7 @@ class Recorder:
             self._depth.value = depth
 
     def _count(self, model: Any, inputs: Any) -> None:
-        """Adds the rows of a model call; if a step calls several models, only the first one counts."""
+        """Add the rows of a model call; if a step calls several models, only the first one counts."""
         models = self._models_of_step()
         if id(model) in models:
             self._record.no_samples = SEVERAL_CALLS
@@ -138,14 +138,14 @@ class Recorder:
             self._steps.batch_arrived(rows, tensors)
 
     def _models_of_step(self) -> set[int]:
-        """The models called since the last step, in the function under construction or eagerly."""
+        """Return the models called since the last step, in the function under construction or eagerly."""
         graph = graphs.function_graph()
         if graph is None:
             return self._eager_models
         return self._models.setdefault(graph, set())
 
     def note_call(self, began: float, ended: float, logs: Any) -> None:
-        """Records when a call of fit's train function began and ended, and from time to time its loss."""
+        """Record when a call of fit's train function began and ended, and from time to time its loss."""
         if not self.is_on():
             return
         self._calls.append(began, ended)
@@ -154,13 +154,13 @@ class Recorder:
             self.note_loss(ended, logs)
 
     def note_loss(self, now: float, logs: Any) -> None:
-        """Records the loss, if the logs have one."""
+        """Record the loss, if the logs have one."""
         self._last_loss = now
         with contextlib.suppress(TypeError, ValueError, KeyError, AttributeError):
             self._losses.append(now - self._training_began, float(logs["loss"]))
 
     def note_logs(self, kind: str, logs: Mapping[str, Any]) -> None:
-        """Records the latest logs of a kind; see `recorder.note_logs`."""
+        """Record the latest logs of a kind; see `recorder.note_logs`."""
         numbers = {}
         for name, value in logs.items():
             with contextlib.suppress(TypeError, ValueError):
@@ -169,25 +169,25 @@ class Recorder:
         self._record.last_logs = kind
 
     def note_stall(self, text: str) -> None:
-        """Records a warning; see `recorder.note_stall`."""
+        """Record a warning; see `recorder.note_stall`."""
         if len(self._record.stalls) < STALLS:
             self._record.stalls.append(text)
 
     def note_compilation(self, seconds: float) -> None:
-        """Records a compilation of the update; see `recorder.note_compilation`."""
+        """Record a compilation of the update; see `recorder.note_compilation`."""
         self._record.compiling += seconds
 
     def steps_made(self) -> int:
-        """How many steps this rank has computed."""
+        """Return the number of steps this rank has computed."""
         return self._steps.rows().after
 
     def tracks(self) -> dict[str, Track]:
-        """The tracks of this rank's training, by name; a call of the train function is recorded after its steps."""
+        """Return the tracks of this rank's training, by name; a call of the train function is recorded after its steps."""
         return {**spans.store().collectives(), **spans.store().updates(), CALLS: self._calls, STEPS: self._steps,
                 **self.input_waits.tracks()}
 
     def tables(self, rows: Mapping[str, Rows]) -> dict[str, Any]:
-        """Converts rows of tracks to attributes of a record.
+        """Convert rows of tracks to attributes of a record.
 
         Args:
             rows: The rows, by the name of their track.
@@ -209,7 +209,7 @@ class Recorder:
         }
 
     def current(self) -> Record:
-        """The record in its current state."""
+        """Return the record in its current state."""
         with self._updating:
             rows = {name: track.rows(self.first_rows.get(name, 0)) for name, track in self.tracks().items()}
             for name, table in self.tables(rows).items():
@@ -222,7 +222,7 @@ class Recorder:
             return dataclasses.replace(self._record)
 
     def finish(self, ended: str) -> None:
-        """Ends the thread and writes the record for the last time."""
+        """End the thread and writes the record for the last time."""
         if os.getpid() != self._record.pid:  # a forked process is not a rank
             return
         self._over.set()
@@ -242,14 +242,14 @@ class Recorder:
             self.trace.finish(ended)
 
     def write_report(self, patient: bool) -> None:
-        """Writes the report if this rank is responsible for it; `patient` waits for the other ranks' last records."""
+        """Write the report if this rank is responsible for it; `patient` waits for the other ranks' last records."""
         if self.report is not None and os.getpid() == self._record.pid:
             if patient:
                 await_records(self.report, self._record.size)
             say(report_on_run(self.report).removeprefix("hvkeras: "))
 
     def amend(self, ended: str) -> None:
-        """Writes the record once more when the job failed after `finish`."""
+        """Write the record once more when the job failed after `finish`."""
         if self._folder is not None and os.getpid() == self._record.pid and self._record.ended != ended:
             self._record.ended = ended
             self._record.write(self._folder)
@@ -268,11 +268,11 @@ class Recorder:
             pause = max(WRITE_EVERY, seconds / WRITE_SHARE)
 
     def writing_share(self) -> float:
-        """The fraction of time that the writer thread was busy; see `recorder.writing_share`."""
+        """Return the fraction of time that the writer thread was busy; see `recorder.writing_share`."""
         return self._wrote / (time.time() - self._record.began)
 
     def _write(self) -> None:
-        """Updates the record and writes it atomically."""
+        """Update the record and writes it atomically."""
         if not self._writing.acquire(timeout=LAST_WRITE):
             return
         try:
@@ -283,7 +283,7 @@ class Recorder:
             self._writing.release()
 
     def _compare_clocks(self) -> None:
-        """Records this host's offset from the common clock, and requests a new measurement from time to time."""
+        """Record this host's offset from the common clock, and requests a new measurement from time to time."""
         if self._control is None:
             self._record.clock_uncertainty = 0.0
             return
@@ -295,7 +295,7 @@ class Recorder:
 
 
 def _rows_of(inputs: Any) -> Any:
-    """The length of the first axis of the first tensor among a call's arguments; None if there is none."""
+    """Return the length of the first axis of the first tensor among a call's arguments; None if there is none."""
     for tensor in tf.nest.flatten(inputs):
         if isinstance(tensor, tf.SparseTensor):
             return tf.cast(tensor.dense_shape[0], tf.int64)
@@ -309,7 +309,7 @@ def _rows_of(inputs: Any) -> Any:
 
 
 def _value(variable: Any) -> Array:
-    """A variable's value, in a dtype that NumPy's file format supports."""
+    """Return a variable's value, in a dtype that NumPy's file format supports."""
     value = np.asarray(compat.as_tf_variable(variable))
     return value if value.dtype.kind in "biufc" else value.astype(np.float32)
 
@@ -318,7 +318,7 @@ _USER, _TIMELINE = "recording", "timeline"
 
 
 def folder_of(settings: Any) -> Path | None:
-    """The folder for a job's records according to its settings; None if it writes none."""
+    """Return the folder for a job's records according to its settings; None if it writes none."""
     if settings.record:
         return Path(settings.record)
     return Path(settings.report) / "records" if settings.report else None
@@ -337,12 +337,12 @@ class Recording:
         detach_in_children(self)
 
     def in_child(self) -> None:
-        """Leaves the record to the process that a child was forked from."""
+        """Leave the record to the process that a child was forked from."""
         self._active = None
         self._recorders.clear()
 
     def start(self, session: Session) -> None:
-        """Starts to record a session, if its settings ask for it."""
+        """Start to record a session, if its settings ask for it."""
         settings, folder = session.settings, folder_of(session.settings)
         if folder is None and settings.trace_steps is None:
             return
@@ -356,7 +356,7 @@ class Recording:
         return None if self._active is None else self._active.timeline
 
     def start_timeline(self, session: Session, path: str) -> None:
-        """Starts a timeline, and for as long as it runs to record the session, if that is not yet the case.
+        """Start a timeline, and for as long as it runs to record the session, if that is not yet the case.
 
         Args:
             session: The session.
@@ -375,7 +375,7 @@ class Recording:
             raise
 
     def stop_timeline(self) -> None:
-        """Stops the timeline, if one is running, and writes what remains."""
+        """Stop the timeline, if one is running, and writes what remains."""
         spans.store().stop(_TIMELINE)
         if self._active is None:
             return
@@ -410,11 +410,11 @@ class Recording:
         return recorder
 
     def is_on(self) -> bool:
-        """Whether this rank is being recorded."""
+        """Return whether this rank is being recorded."""
         return self._active is not None
 
     def step(self, gradients: Sequence[Any], variables: Sequence[Any], local: Collection[Any] = ()) -> None:
-        """Records a step; in a graph, each run of the step under construction.
+        """Record a step; in a graph, each run of the step under construction.
 
         Args:
             gradients: This rank's gradients: tensors, `tf.IndexedSlices` or None.
@@ -425,7 +425,7 @@ class Recording:
             self._active.step(gradients, variables, local)
 
     def note_logs(self, kind: str, logs: Mapping[str, Any]) -> None:
-        """Records the logs of Keras at the end of an epoch or an evaluation.
+        """Record the logs of Keras at the end of an epoch or an evaluation.
 
         Args:
             kind: `fit` or `evaluate`.
@@ -435,7 +435,7 @@ class Recording:
             self._active.note_logs(kind, logs)
 
     def note_epoch(self, logs: Any) -> None:
-        """Records the loss at the end of an epoch.
+        """Record the loss at the end of an epoch.
 
         Args:
             logs: The logs of Keras, combined over all ranks.
@@ -444,22 +444,22 @@ class Recording:
             self._active.note_loss(time.time(), logs)
 
     def note_stall(self, text: str) -> None:
-        """Records a warning about late ranks, on the rank that receives it first."""
+        """Record a warning about late ranks, on the rank that receives it first."""
         if self._active is not None:
             self._active.note_stall(text)
 
     def note_compilation(self, seconds: float) -> None:
-        """Records how long XLA has compiled the optimizer's update."""
+        """Record how long XLA has compiled the optimizer's update."""
         if self._active is not None:
             self._active.note_compilation(seconds)
 
     def evaluating(self) -> contextlib.AbstractContextManager[None]:
-        """Returns a context whose batches do not count as training."""
+        """Return a context whose batches do not count as training."""
         return contextlib.nullcontext() if self._active is None else self._active.input_waits.paused()
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Suspends recording in its body, and for functions that are traced in it."""
+        """Suspend recording in its body, and for functions that are traced in it."""
         recorder, self._active = self._active, None
         spans.store().stop(_USER)
         try:
@@ -471,11 +471,11 @@ class Recording:
                 spans.store().start(_USER)
 
     def writing_share(self) -> float:
-        """Returns the fraction of time that the thread which writes the record was busy."""
+        """Return the fraction of time that the thread which writes the record was busy."""
         return 0.0 if self._active is None else self._active.writing_share()
 
     def finish(self, ended: str | None = None) -> None:
-        """Writes the final record: at `shutdown()`, at process exit or at the end of the job, whichever comes first.
+        """Write the final record: at `shutdown()`, at process exit or at the end of the job, whichever comes first.
 
         Args:
             ended: How this rank ends; by default, well, or with the exception being handled.
@@ -491,7 +491,7 @@ class Recording:
 
 
 def recording() -> Recording:
-    """Returns what this process records."""
+    """Return what this process records."""
     return this_process().part(Recording)
 
 

@@ -50,7 +50,7 @@ def joined(parts: Sequence[Rows]) -> Rows:
 
 
 def ring(name: str, columns: int, capacity: int) -> Ring | NativeRing:
-    """Makes a ring buffer that functions append to without running Python, and that any thread may read meanwhile.
+    """Make a ring buffer that functions append to without running Python, and that any thread may read meanwhile.
 
     Args:
         name: Its name.
@@ -70,14 +70,14 @@ class NativeRing:
         self._library.keep(self._key, columns, capacity)
 
     def append(self, numbers: Sequence[Any], count: Any = 1) -> None:
-        """Appends a row of float64 numbers, unless `count`, an int64, is 0."""
+        """Append a row of float64 numbers, unless `count`, an int64, is 0."""
         with tf.device("CPU:0"):
             noted = self._library.operations.hvkeras_record(
                 numbers=list(numbers), keep=tf.convert_to_tensor(count, tf.int64), key=self._key)
         graphs.run_independently(noted)
 
     def rows(self, since: int = 0) -> Rows:
-        """The latest rows, from an index on."""
+        """Return the latest rows, from an index on."""
         return Rows(*self._library.kept(self._key, self._columns, self._capacity)).since(since)
 
 
@@ -90,7 +90,7 @@ class Ring:
         self._rows = graphs.persistent_variable(np.zeros((self._slots, columns)), tf.float64, f"{name}_rows")
 
     def append(self, numbers: Sequence[Any], count: Any = 1) -> None:
-        """Appends a row of float64 numbers; if `count`, an int64, is 0, the next row overwrites it."""
+        """Append a row of float64 numbers; if `count`, an int64, is 0, the next row overwrites it."""
         with tf.device("CPU:0"):
             row = tf.stack(list(numbers))
             index = self._count.read_value() % self._slots
@@ -99,7 +99,7 @@ class Ring:
                 self._count.assign_add(count, read_value=False)
 
     def rows(self, since: int = 0) -> Rows:
-        """The latest rows, from an index on."""
+        """Return the latest rows, from an index on."""
         count = int(self._count.numpy())
         rows: Array = self._rows.numpy()
         first = max(0, int(self._count.numpy()) - self._slots + 1)  # rows from here on were not overwritten meanwhile
@@ -115,13 +115,13 @@ class PythonRing:
         self._rows: collections.deque[tuple[float, ...]] = collections.deque(maxlen=capacity)
 
     def append(self, *numbers: float) -> None:
-        """Appends a row."""
+        """Append a row."""
         with self._lock:
             self._rows.append(numbers)
             self._count += 1
 
     def rows(self, since: int = 0) -> Rows:
-        """The latest rows, from an index on."""
+        """Return the latest rows, from an index on."""
         with self._lock:
             rows, count = self._rows.copy(), self._count
         first = min(max(since, count - len(rows)), count)
@@ -133,7 +133,7 @@ class Track(Protocol):
     """Whatever holds spans."""
 
     def rows(self, since: int = 0) -> Rows:
-        """The latest spans, from an index on."""
+        """Return the latest spans, from an index on."""
 
 
 class RingReader:
@@ -153,7 +153,7 @@ class RingReader:
         self.lost = 0
 
     def new(self) -> dict[str, Rows]:
-        """The rows that were appended since the last call, by track."""
+        """Return the rows that were appended since the last call, by track."""
         found = {}
         for name, track in self._tracks().items():
             seen = self._next.get(name, 0)
@@ -164,5 +164,5 @@ class RingReader:
 
 
 def counts(tracks: Mapping[str, Track]) -> dict[str, int]:
-    """How many rows have been appended to each track."""
+    """Return the number of rows have been appended to each track."""
     return {name: track.rows().after for name, track in tracks.items()}

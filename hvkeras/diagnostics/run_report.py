@@ -38,7 +38,7 @@ _HOW = ("A step lasts from the moment a rank's gradients are ready to the same m
 
 
 def write_report(folder: Path) -> Path:
-    """Writes the report on the records in a folder, however the job ended, or while it is running.
+    """Write the report on the records in a folder, however the job ended, or while it is running.
 
     Args:
         folder: The folder given to `hvkeras run --report` or in HVKERAS_REPORT.

@@ -67,7 +67,7 @@ class Summary:
 
     @classmethod
     def of(cls, folder: Path) -> Summary:
-        """Reads the records in a folder.
+        """Read the records in a folder.
 
         Args:
             folder: The folder of the report, or that of the records.
@@ -106,7 +106,7 @@ class Summary:
 
     @property
     def shares_update(self) -> bool:
-        """Whether each rank updates a part of the weights."""
+        """Return whether each rank updates a part of the weights."""
         return any(each.operation == GATHER for each in self.collectives)
 
     @property
@@ -126,14 +126,14 @@ class Summary:
         return own + (self.outcome.stalls if self.outcome is not None else [])
 
     def host(self, rank: int) -> str:
-        """The host of a rank; "" if unknown."""
+        """Return the host of a rank; "" if unknown."""
         record = self.records[rank]
         if record is not None and record.host:
             return record.host
         return self.outcome.hosts[rank] if self.outcome is not None else ""
 
     def name(self, rank: int) -> str:
-        """A rank and its host, for sentences."""
+        """Return a rank and its host, for sentences."""
         return f"rank {rank} on {self.host(rank)}" if self.host(rank) else f"rank {rank}"
 
     def end(self, rank: int) -> str:

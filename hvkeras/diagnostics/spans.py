@@ -70,11 +70,11 @@ class Collective:
     read: Callable[[], Rows]
 
     def rows(self, since: int = 0) -> Rows:
-        """The latest runs, from an index on."""
+        """Return the latest runs, from an index on."""
         return self.read().since(since)
 
     def append(self, times: Sequence[Any]) -> None:
-        """Adds a run, if timestamps are taken of it."""
+        """Add a run, if timestamps are taken of it."""
         if self.ring is not None:
             self.ring.append(times)
 
@@ -93,7 +93,7 @@ class SpanStore:
         self._contents: dict[Content, int] = {}
 
     def start(self, user: str, outside_steps: bool = False) -> None:
-        """Starts to record collectives, in steps and in functions traced from now on.
+        """Start to record collectives, in steps and in functions traced from now on.
 
         Args:
             user: Who later calls `stop` with the same name.
@@ -102,17 +102,17 @@ class SpanStore:
         self._users[user] = outside_steps
 
     def stop(self, user: str) -> None:
-        """Stops recording for this user; functions traced meanwhile go on."""
+        """Stop recording for this user; functions traced meanwhile go on."""
         self._users.pop(user, None)
         self._is_in_step = False
 
     def set_in_step(self, inside: bool) -> None:
-        """Sets whether eager collectives belong to a training step."""
+        """Set whether eager collectives belong to a training step."""
         self._is_in_step = inside and bool(self._users)
 
     @contextlib.contextmanager
     def in_step(self) -> Iterator[None]:
-        """Marks its body as part of a training step, such as the exchange of gradients."""
+        """Mark its body as part of a training step, such as the exchange of gradients."""
         before = self._is_in_step
         self.set_in_step(True)
         try:
@@ -121,12 +121,12 @@ class SpanStore:
             self._is_in_step = before
 
     def collectives(self) -> dict[str, Collective]:
-        """Returns the tracks of collectives, by their keys."""
+        """Return the tracks of collectives, by their keys."""
         with self._lock:
             return dict(self._collectives)
 
     def updates(self) -> dict[str, Track]:
-        """Returns the tracks of optimizers' updates, by their labels."""
+        """Return the tracks of optimizers' updates, by their labels."""
         with self._lock:
             return dict(self._updates)
 
@@ -138,7 +138,7 @@ class SpanStore:
             yield vars(contents[int(index)]), began, ended
 
     def timed(self, backend: Backend, plan: Plan) -> Any:
-        """Returns the backend, wrapped so that its collectives are recorded if anybody wants them to be.
+        """Return the backend, wrapped so that its collectives are recorded if anybody wants them to be.
 
         Args:
             backend: The engine.
@@ -152,7 +152,7 @@ class SpanStore:
 
     @contextlib.contextmanager
     def update(self, name: str, gradients: Sequence[Any], variables: Sequence[Any]) -> Iterator[None]:
-        """Records when an optimizer's update runs, which its body makes: eagerly, or in the function being built.
+        """Record when an optimizer's update runs, which its body makes: eagerly, or in the function being built.
 
         It begins when all reduced gradients are there, and ends when all variables have their new values. What of it
         runs before that, beside collectives, is not part of it.
@@ -181,7 +181,7 @@ class SpanStore:
 
     def _in_track(self, run: Callable[[], Any], inputs: Sequence[Any], content: Callable[[], Content], key: str,
                   backend: Backend) -> Any:
-        """Makes a collective of a step, or of a function, that is recorded whenever it runs."""
+        """Make a collective of a step, or of a function, that is recorded whenever it runs."""
         track = self._track_of(key, content, backend)
         if track is None or track.ring is None:
             return run()
@@ -205,7 +205,7 @@ class SpanStore:
 
     def _by_python(self, run: Callable[[], Any], inputs: Sequence[Any], content: Callable[[], Content],
                    *_: Any) -> Any:
-        """Makes a collective that Python times: an eager one now, or one of a session whenever it runs."""
+        """Make a collective that Python times: an eager one now, or one of a session whenever it runs."""
         with tf.control_dependencies(inputs):
             size = tf.add_n([tf.size(tensor, tf.int64) * tensor.dtype.size for tensor in inputs])
             began = tf.numpy_function(lambda _: np.float64(time.time()), [size], tf.float64)
@@ -228,7 +228,7 @@ class SpanStore:
 
 
 def store() -> SpanStore:
-    """Returns the spans of this process."""
+    """Return the spans of this process."""
     return this_process().part(SpanStore)
 
 
@@ -270,7 +270,7 @@ class Steps:
         self._steps: Ring | NativeRing | None = None
 
     def batch_arrived(self, rows: Any, inputs: Sequence[Any]) -> None:
-        """Counts the samples of a batch that a model is called on, and records when its tensors are available."""
+        """Count the samples of a batch that a model is called on, and records when its tensors are available."""
         self._prepare()
         with tf.device("CPU:0"):
             count = tf.cast(rows, tf.int64)
@@ -279,7 +279,7 @@ class Steps:
                 self._samples.assign_add(count, read_value=False)
 
     def ready(self, gradients: Sequence[Any], kind: int) -> None:
-        """Ends a step of this kind once its gradients are computed."""
+        """End a step of this kind once its gradients are computed."""
         steps = self._prepare()
         with tf.device("CPU:0"), tf.control_dependencies(gradients):
             samples = tf.cast(self._samples.read_value(), tf.float64)
@@ -295,7 +295,7 @@ class Steps:
         return self._steps
 
     def rows(self, since: int = 0) -> Rows:
-        """The latest steps from an index on, in the columns of `Record.stamps`."""
+        """Return the latest steps from an index on, in the columns of `Record.stamps`."""
         return Rows(np.zeros((0, 4)), 0) if self._steps is None else self._steps.rows(since)
 
 
@@ -309,12 +309,12 @@ class InputWaits:
         self._pauses = 0
 
     def stop(self) -> None:
-        """Stops recording in eager mode and in functions traced from now on."""
+        """Stop recording in eager mode and in functions traced from now on."""
         self._on = False
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Marks the batches fetched in its body as not those of training: an evaluation, a prediction."""
+        """Mark the batches fetched in its body as not those of training: an evaluation, a prediction."""
         self._pauses += 1
         try:
             yield
@@ -322,12 +322,12 @@ class InputWaits:
             self._pauses -= 1
 
     def tracks(self) -> dict[str, Track]:
-        """The tracks of the waits in eager mode and in functions, by name."""
+        """Return the tracks of the waits in eager mode and in functions, by name."""
         found: dict[str, Track] = {INPUT_WAITS: self._eager}
         return found if self._in_functions is None else {**found, f"{INPUT_WAITS} in functions": self._in_functions}
 
     def around(self, original: Callable[..., Any], iterator: Any, *args: Any, **kwargs: Any) -> Any:
-        """Fetches the next batch from an iterator."""
+        """Fetch the next batch from an iterator."""
         if not self._on or self._pauses or graphs.compiled_by_xla() or not graphs.from_function_graphs():
             return original(iterator, *args, **kwargs)
         if tf.executing_eagerly():

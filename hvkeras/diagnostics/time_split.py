@@ -19,12 +19,12 @@ Runs = tuple[Array, int]  # start and end of each run of a collective, and the i
 
 
 def numbered(record: Record) -> dict[str, Runs]:
-    """The runs of the collectives in a record, by key."""
+    """Return the runs of the collectives in a record, by key."""
     return {key: (rows, record.first_runs.get(key, 0)) for key, rows in record.collectives.items()}
 
 
 def matched(runs: Sequence[Runs]) -> tuple[list[Array], int]:
-    """The runs of a collective that all ranks know.
+    """Return the runs of a collective that all ranks know.
 
     Args:
         runs: Those that each rank knows.
@@ -38,7 +38,7 @@ def matched(runs: Sequence[Runs]) -> tuple[list[Array], int]:
 
 
 def shortest(everyone: Sequence[Mapping[str, Runs]]) -> dict[str, Runs]:
-    """The shortest time that any rank spent in each run of each collective.
+    """Return the shortest time that any rank spent in each run of each collective.
 
     Args:
         everyone: The runs that each rank knows, by key.
@@ -69,7 +69,7 @@ class Cover:
         self.length: float = float((rows @ (-1.0, 1.0)).sum())
 
     def mean(self, begins: Array, ends: Array) -> float:
-        """The mean time covered, in seconds, of the intervals from `begins` to `ends`."""
+        """Return the mean time covered, in seconds, of the intervals from `begins` to `ends`."""
         if not len(self.spans):
             return 0.0
         total = np.concatenate([[0.0], np.cumsum(self.spans @ (-1.0, 1.0))])
@@ -116,7 +116,7 @@ class TimeSplit:
 
 
 def time_splits(records: Sequence[Record | None]) -> dict[int, TimeSplit]:
-    """Splits the typical step of each rank whose steps are known.
+    """Split the typical step of each rank whose steps are known.
 
     Clocks of different ranks are never compared: a rank's wait in a collective is the time it spends there beyond the
     shortest time that any rank spent in the same run.
@@ -135,7 +135,7 @@ def time_splits(records: Sequence[Record | None]) -> dict[int, TimeSplit]:
 
 
 def pauses(record: Record) -> tuple[float, float]:
-    """The total duration of a rank's recorded steps with a pause, and of all its recorded steps.
+    """Return the total duration of a rank's recorded steps with a pause, and of all its recorded steps.
 
     The first pause is skipped like the first steps, because validation is traced and saving is set up in it.
     """
@@ -169,7 +169,7 @@ def _split(record: Record, compared: Mapping[str, Runs], complete: bool) -> Time
 
 
 def _of_gradients(record: Record, key: str) -> bool:
-    """Whether a collective exchanges gradients; the backward pass does not wait for those."""
+    """Return whether a collective exchanges gradients; the backward pass does not wait for those."""
     return record.buckets.get(key, {}).get("operation") == GRADIENTS
 
 
@@ -195,7 +195,7 @@ class _Steps:
         return np.where(indices >= 0, ends[indices], 0.0)
 
     def exposed_from(self, runs: Array) -> Array:
-        """The time from which each run of a gradient exchange is exposed: once all gradients are ready."""
+        """Return the time from which each run of a gradient exchange is exposed: once all gradients are ready."""
         if not len(self._ready):
             return runs[:, 0]
         indices = np.minimum(np.searchsorted(self._ready, runs[:, 0]), len(self._ready) - 1)
@@ -204,7 +204,7 @@ class _Steps:
 
     def split(self, exposed: Cover, waits: Cover, everything: Cover, updates: Cover, since: float, until: float,
               complete: bool) -> TimeSplit | None:
-        """The mean over the steps that began after `since` and ended before `until`, except warm-up and pauses."""
+        """Return the mean over the steps that began after `since` and ended before `until`, except warm-up and pauses."""
         chosen = self._chosen(since, until)
         if not len(chosen):
             return None
@@ -222,7 +222,7 @@ class _Steps:
                          len(chosen), update)
 
     def _chosen(self, since: float, until: float) -> Array:
-        """The indices of the steps to average, among those of the most frequent kind."""
+        """Return the indices of the steps to average, among those of the most frequent kind."""
         kinds, counts = np.unique(self._kinds, return_counts=True)
         own = self._kinds == kinds[counts.argmax()] if len(kinds) else np.zeros(0, bool)
         times, arrivals = self._ready[own], self._arrived[own]

@@ -11,7 +11,7 @@ from hvkeras.job.session import current_session, is_initialized
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:  # noqa: ARG001 - Horovod's parameter
-    """Starts a timeline: a file that shows when collectives began and ended, for ui.perfetto.dev or chrome://tracing.
+    """Start a timeline: a file that shows when collectives began and ended, for ui.perfetto.dev or chrome://tracing.
 
     It is the Chrome trace that `hvkeras run --trace-steps` writes of a window of steps, here of all that runs until
     `stop_timeline()`, including collectives outside of steps. Only rank 0 writes one, unless the path contains
@@ -48,11 +48,11 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:  # noqa: 
 
 
 def stop_timeline() -> None:
-    """Stops the timeline, if one is running, and writes what remains."""
+    """Stop the timeline, if one is running, and writes what remains."""
     if is_initialized():
         recording().stop_timeline()
 
 
 def is_on() -> bool:
-    """Returns whether this rank's collectives are being timed."""
+    """Return whether this rank's collectives are being timed."""
     return recording().timeline is not None

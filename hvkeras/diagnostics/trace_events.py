@@ -41,7 +41,7 @@ class Step:
 
 
 def _steps(record: Record, first: int, after: int) -> list[Step]:
-    """The steps of a window, and some around it: those of the train function's calls or, in custom loops, consecutive.
+    """Return the steps of a window, and some around it: those of the train function's calls or, in custom loops, consecutive.
 
     In a custom training loop, a step lasts until its last collective ends or, without any, until its gradients are
     ready.
@@ -58,7 +58,7 @@ def _steps(record: Record, first: int, after: int) -> list[Step]:
 
 
 def _of_call(call: Array, record: Record) -> list[Step]:
-    """The steps of one call; if there are several, they end when their collectives end."""
+    """Return the steps of one call; if there are several, they end when their collectives end."""
     begin, end, first, last = float(call[0]), float(call[1]), int(call[2]), int(call[3])
     if last < first:
         return []
@@ -137,7 +137,7 @@ def events(record: Record, window: tuple[int, int] | None,
 
 
 def _between(spans: Array, since: float, until: float) -> list[list[float]]:
-    """The spans that begin in an interval."""
+    """Return the spans that begin in an interval."""
     chosen: list[list[float]] = spans[(spans[:, 0] >= since) & (spans[:, 0] < until)].tolist()
     return chosen
 
@@ -155,7 +155,7 @@ def _calls(calls: Array, first: int, after: int) -> Iterator[_Found]:
 
 
 def _natural(label: str) -> list[tuple[int, str]]:
-    """A sort key that puts part 2 before part 10."""
+    """Return a sort key that puts part 2 before part 10."""
     return [(int(piece), "") if piece.isdecimal() else (-1, piece) for piece in re.split(r"(\d+)", label)]
 
 
@@ -164,7 +164,7 @@ def _named(first: int, last: int) -> str:
 
 
 def _computing(steps: Sequence[Step], inputs: Array) -> Iterator[_Found]:
-    """The time from the start of each step, or the end of its input, until its gradients are ready."""
+    """Return the time from the start of each step, or the end of its input, until its gradients are ready."""
     for step in steps:
         if step.ready:
             waited = inputs[(inputs[:, 1] > step.begin) & (inputs[:, 1] <= step.ready), 1]

@@ -38,7 +38,7 @@ def process_name(record: Record) -> list[Event]:
 
 
 def rank_file(path: Path, rank: int) -> Path:
-    """The path of a rank's part of a trace.
+    """Return the path of a rank's part of a trace.
 
     Args:
         path: The merged file.
@@ -48,7 +48,7 @@ def rank_file(path: Path, rank: int) -> Path:
 
 
 def rank_files(path: Path) -> dict[int, Path]:
-    """The existing files of ranks, by rank.
+    """Return the existing files of ranks, by rank.
 
     Args:
         path: The merged file.
@@ -78,7 +78,7 @@ class Merged:
     uncertainty: float | None
 
     def sentence(self) -> str:
-        """A summary of the trace in one sentence."""
+        """Return a summary of the trace in one sentence."""
         text = f"trace of {in_words(self.ranks)} in {self.path}, to be opened at {VIEWER}"
         if self.no_steps:
             text += f"; steps cannot be seen: {self.no_steps}"
@@ -94,7 +94,7 @@ class Merged:
 
 
 def write(path: Path, events: Iterable[Event], facts: dict[str, Any]) -> None:
-    """Writes a trace atomically.
+    """Write a trace atomically.
 
     Args:
         path: The file.
@@ -119,7 +119,7 @@ def write(path: Path, events: Iterable[Event], facts: dict[str, Any]) -> None:
 
 
 def parts(path: Path) -> dict[int, dict[str, Any]]:
-    """Reads the files that the ranks of the latest job have written, by rank.
+    """Read the files that the ranks of the latest job have written, by rank.
 
     Args:
         path: The merged file.
@@ -151,7 +151,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def merge(path: Path) -> Merged | None:
-    """Merges the existing rank files of a trace.
+    """Merge the existing rank files of a trace.
 
     Args:
         path: The merged file, which is replaced if it exists.
@@ -182,7 +182,7 @@ def merge(path: Path) -> Merged | None:
 
 
 def _share_clocks(found: Sequence[dict[str, Any]]) -> float | None:
-    """Applies the best offset measured on each machine to all of its ranks, since they share one clock.
+    """Apply the best offset measured on each machine to all of its ranks, since they share one clock.
 
     Returns the maximum error between the times of two machines, in seconds; None if unknown.
     """
@@ -204,7 +204,7 @@ def _share_clocks(found: Sequence[dict[str, Any]]) -> float | None:
 
 
 def merge_all(index: Path) -> list[Merged]:
-    """Merges every trace in a folder, or a single trace.
+    """Merge every trace in a folder, or a single trace.
 
     Args:
         index: A folder, or a merged file, which need not exist.

@@ -171,7 +171,7 @@ class StepsTrace:
         self._thread.start()
 
     def finish(self, ended: str) -> None:
-        """Ends the thread, writes what remains, and on rank 0 merges the ranks' files unless the launcher does.
+        """End the thread, writes what remains, and on rank 0 merges the ranks' files unless the launcher does.
 
         Args:
             ended: How this rank ends; see `Record.ended`.

@@ -43,7 +43,7 @@ class CallHandler(Handler):
         self.clocks: dict[str, float] = {}
 
     def on_message(self, member: Member, message: Message) -> None:
-        """Records the time on a host."""
+        """Record the time on a host."""
         if isinstance(message, HostTime):
             self.clocks[member.host] = message.time - time.time()
             member.send(HostTimeNoted())
@@ -63,7 +63,7 @@ class CallServer:
 
 
 def call(address: str, name: str, secret: str) -> CheckResult:
-    """Connects to the host that requested the check, and sends it the time.
+    """Connect to the host that requested the check, and sends it the time.
 
     Args:
         address: Its `host:port`.
@@ -86,7 +86,7 @@ def call(address: str, name: str, secret: str) -> CheckResult:
 
 
 def names(others: Sequence[str]) -> CheckResult:
-    """Checks whether this host can resolve the others' names, and from which of its addresses it would reach them."""
+    """Check whether this host can resolve the others' names, and from which of its addresses it would reach them."""
     routes, unknown = [], []
     for other in others:
         try:
@@ -100,7 +100,7 @@ def names(others: Sequence[str]) -> CheckResult:
 
 
 def ask_all(hosts: Sequence[str], ssh: Ssh) -> dict[str, Report]:
-    """Runs the checks on every host.
+    """Run the checks on every host.
 
     Args:
         hosts: Hosts other than this one.
@@ -124,7 +124,7 @@ def ask_all(hosts: Sequence[str], ssh: Ssh) -> dict[str, Report]:
 
 @contextlib.contextmanager
 def _call_server(hosts: Sequence[str]) -> Iterator[CallServer | None]:
-    """Accepts connections during the checks; None if no host has an address here, which `names` reports."""
+    """Accept connections during the checks; None if no host has an address here, which `names` reports."""
     for host in hosts:
         with contextlib.suppress(UsageError):
             call_server = CallServer(host)
@@ -163,7 +163,7 @@ def _no_report(found: str, fix: str) -> Report:
 
 
 def differences(versions: Mapping[str, Mapping[str, str]]) -> Iterator[CheckResult]:
-    """Compares the versions that must be the same on all hosts.
+    """Compare the versions that must be the same on all hosts.
 
     Args:
         versions: The installed versions of each host.

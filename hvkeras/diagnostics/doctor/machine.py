@@ -36,12 +36,12 @@ class CheckResult:
     fix: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """The row as data for JSON."""
+        """Return the row as data for JSON."""
         return asdict(self)
 
 
 def check_result(check: str, found: str, objection: str = "", fix: str = "", state: str = PROBLEM) -> CheckResult:
-    """Makes a finding that is `ok` without an objection, else has `state` and `found` followed by the objection."""
+    """Make a finding that is `ok` without an objection, else has `state` and `found` followed by the objection."""
     return CheckResult(check, state, f"{found}: {objection}", fix) if objection else CheckResult(check, OK, found)
 
 
@@ -56,7 +56,7 @@ _CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 def findings(environ: Mapping[str, str]) -> Iterator[CheckResult]:
-    """Checks this machine.
+    """Check this machine.
 
     Args:
         environ: The environment variables, for the proxies set in them.
@@ -74,7 +74,7 @@ def findings(environ: Mapping[str, str]) -> Iterator[CheckResult]:
 
 
 def cores() -> CheckResult:
-    """Checks how many cores this process may use."""
+    """Check how many cores this process may use."""
     allowed = len(os.sched_getaffinity(0))
     quota = _quota()
     text = f"{allowed} of {psutil.cpu_count()}"
@@ -83,7 +83,7 @@ def cores() -> CheckResult:
 
 
 def _quota() -> float:
-    """The number of cores that the container may use; 0 without a limit."""
+    """Return the number of cores that the container may use; 0 without a limit."""
     with contextlib.suppress(OSError, ValueError):
         limit, period = _CGROUP_QUOTA.read_text().split()
         return int(limit) / int(period)
@@ -91,7 +91,7 @@ def _quota() -> float:
 
 
 def memory() -> CheckResult:
-    """Checks the available memory."""
+    """Check the available memory."""
     free, total = psutil.virtual_memory().available, psutil.virtual_memory().total
     return check_result("memory", f"{free / MIB:,.0f} of {total / MIB:,.0f} MiB free",
                         "a rank takes about 1 GiB with a small model" if free < LEAST_MEMORY else "",
@@ -99,7 +99,7 @@ def memory() -> CheckResult:
 
 
 def shared_memory(folder: Path = SHARED_MEMORY) -> CheckResult:
-    """Checks the free space for shared memory between the ranks of a host."""
+    """Check the free space for shared memory between the ranks of a host."""
     try:
         free = psutil.disk_usage(str(folder)).free
     except OSError as error:
@@ -111,7 +111,7 @@ def shared_memory(folder: Path = SHARED_MEMORY) -> CheckResult:
 
 
 def open_files() -> CheckResult:
-    """Checks how many files and connections a process may have open."""
+    """Check how many files and connections a process may have open."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     few = limit != resource.RLIM_INFINITY and limit < LEAST_FILES
     return check_result("open files", "no limit" if limit == resource.RLIM_INFINITY else f"up to {limit:,} per process",
@@ -120,7 +120,7 @@ def open_files() -> CheckResult:
 
 
 def ports() -> CheckResult:
-    """Checks whether processes on this machine can connect to each other over TCP."""
+    """Check whether processes on this machine can connect to each other over TCP."""
     fix = f"allow TCP connections to {LOOPBACK} in the firewall"
     try:
         with socket.create_server((LOOPBACK, 0)) as server, \
@@ -132,7 +132,7 @@ def ports() -> CheckResult:
 
 
 def name() -> CheckResult:
-    """Checks whether this machine's own name resolves."""
+    """Check whether this machine's own name resolves."""
     own = socket.gethostname()
     try:
         address = socket.gethostbyname(own)
@@ -145,7 +145,7 @@ def name() -> CheckResult:
 
 
 def proxies(environ: Mapping[str, str]) -> CheckResult:
-    """Checks whether a proxy would intercept connections between TensorFlow workers; hvkeras's backends avoid it."""
+    """Check whether a proxy would intercept connections between TensorFlow workers; hvkeras's backends avoid it."""
     found = [name for name in (*_PROXIES, *map(str.upper, _PROXIES)) if environ.get(name)]
     excluded = environ.get("no_proxy") or environ.get("NO_PROXY") or environ.get("no_grpc_proxy") or ""
     text = ", ".join(found) + (f"; not for {excluded}" if excluded else "") if found else "none"

@@ -56,7 +56,7 @@ PARTS: dict[str, Callable[[], dict[str, Any]]] = {
 
 
 def main(parts: list[str]) -> None:
-    """Prints a line of JSON for each part: its properties, or the `error` that its import raised."""
+    """Print a line of JSON for each part: its properties, or the `error` that its import raised."""
     for part in parts:
         try:
             found = PARTS[part]()

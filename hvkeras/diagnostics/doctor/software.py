@@ -33,7 +33,7 @@ _DEADLINE = 20.0  # seconds for `java -version`
 
 
 def spark(version: str, environ: Mapping[str, str]) -> CheckResult:
-    """Checks whether `hvkeras.spark` works here.
+    """Check whether `hvkeras.spark` works here.
 
     Args:
         version: The installed version of pyspark.
@@ -61,12 +61,12 @@ def spark(version: str, environ: Mapping[str, str]) -> CheckResult:
 
 
 def _prefix_of(python: str) -> str:
-    """Returns the folder of a Python's environment; several names in it are the same Python."""
+    """Return the folder of a Python's environment; several names in it are the same Python."""
     return os.path.dirname(os.path.abspath(python))
 
 
 def _major_of(command: str) -> int | None:
-    """Returns the major version of a Java; None if it does not start."""
+    """Return the major version of a Java; None if it does not start."""
     try:
         done = subprocess.run([command, "-version"], capture_output=True, text=True, timeout=_DEADLINE, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -79,7 +79,7 @@ _NEWEST_RAY = 3  # major version that hvkeras.ray is not made for
 
 
 def scheduler_findings(environ: Mapping[str, str]) -> Iterator[CheckResult]:
-    """Checks the schedulers.
+    """Check the schedulers.
 
     Args:
         environ: The environment variables.
@@ -118,7 +118,7 @@ Facts = dict[str, dict[str, Any]]
 
 
 def probed() -> Facts:
-    """Imports what is installed, in a separate process.
+    """Import what is installed, in a separate process.
 
     Returns:
         For each part its properties, or the `error`; no entry for a part that is not installed.
@@ -137,7 +137,7 @@ def probed() -> Facts:
 
 
 def _probe(parts: list[str]) -> tuple[Facts, str]:
-    """The output of the parts, and how the process failed if it did."""
+    """Return the output of the parts, and how the process failed if it did."""
     command = [sys.executable, "-m", "hvkeras.diagnostics.doctor.probe", *parts]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_DEADLINE, check=False)
@@ -153,7 +153,7 @@ def _probe(parts: list[str]) -> tuple[Facts, str]:
 
 
 def findings(facts: Facts, environ: Mapping[str, str]) -> Iterator[CheckResult]:
-    """Checks what is installed.
+    """Check what is installed.
 
     Args:
         facts: The result of `probed`.
@@ -242,7 +242,7 @@ def _mpi(facts: Facts) -> Iterator[CheckResult]:
 
 
 def _launcher_version(launcher: str) -> str:
-    """The MPI version of a launcher, in the format of that MPI's library; "" if the launcher does not start."""
+    """Return the MPI version of a launcher, in the format of that MPI's library; "" if the launcher does not start."""
     answer = version_output(launcher) or ""
     if match := re.search(r"\(Open MPI\) (\S+)", answer):
         return f"Open MPI v{match[1]}"
@@ -298,7 +298,7 @@ def _gpus(facts: Facts) -> CheckResult:
 
 
 def versions(facts: Facts) -> dict[str, str]:
-    """The versions that must be the same on all hosts."""
+    """Return the versions that must be the same on all hosts."""
     return {
         "hvkeras": __version__,
         "Python": ".".join(sys.version.split()[0].split(".")[:2]),
