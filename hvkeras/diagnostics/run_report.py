@@ -1,4 +1,4 @@
-"""The report on one run: `report.html`, a page for people, and `report.json`, the same data for programs."""
+"""Report on one run: `report.html` for people, and the same data in `report.json` for programs."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from hvkeras.diagnostics.run_summary import Summary
 from hvkeras.host.files import write_durably
 
 PAGE, DATA = "report.html", "report.json"
-SCHEMA = 1  # version of report.json, which docs/report.md describes
+SCHEMA = 1  # version of the format of report.json; see docs/report.md
 SHOWN = 20  # maximum number of collectives, and of stalls, that the page shows
 BARS = 32  # maximum number of ranks that the chart shows
 _PARTS = ("input", "compute", "update", "wait", "communication")
-_HOW = ("A step lasts from the moment a rank's gradients are ready to the same moment of the next step."
+_SPLIT_NOTE = ("A step lasts from the moment a rank's gradients are ready to the same moment of the next step."
         " Input: until the next batch arrives. Compute: forward and backward pass, callbacks. Update: of the weights,"
         " once all gradients are reduced. Wait: for ranks that enter a collective later. Communication: the rest of"
         " collectives, as far as nothing else was done meanwhile. Hidden: collectives that run concurrently with"
@@ -38,13 +38,13 @@ _HOW = ("A step lasts from the moment a rank's gradients are ready to the same m
 
 
 def write_report(folder: Path) -> Path:
-    """Write the report on the records in a folder, however the job ended, or while it is running.
+    """Write the report on the records in a folder, of a completed, failed or running job.
 
     Args:
-        folder: The folder given to `hvkeras run --report` or in HVKERAS_REPORT.
+        folder: Folder of `hvkeras run --report` or HVKERAS_REPORT.
 
     Returns:
-        The path of the page.
+        Path of the HTML page.
 
     Raises:
         MachineError: There are no records.
@@ -84,14 +84,15 @@ def _end(summary: Summary) -> str:
 
 def _step(summary: Summary) -> str:
     if not summary.splits:
-        why = next((record.no_steps for record in summary.present if record.no_steps), "")
-        reason = f", as {why}." if why else (
+        no_steps = next((record.no_steps for record in summary.present if record.no_steps), "")
+        reason = f", as {no_steps}." if no_steps else (
             ": fewer than two steps of a distributed optimizer or tape were seen after the first ones.")
         return f"Where the time of steps goes is not known{reason}"
     splits = list(summary.splits.values())
     step = sum(split.step for split in splits) / len(splits)
     shares = {part: sum(getattr(split, part) or 0.0 for split in splits) / len(splits) / step for part in _PARTS}
-    text = ", ".join(f"{share:.0%} {_WORDS[part]}" for part, share in sorted(shares.items(), key=lambda each: -each[1]))
+    text = ", ".join(f"{share:.0%} {_PART_LABELS[part]}"
+                     for part, share in sorted(shares.items(), key=lambda each: -each[1]))
     return f"A typical step takes {milliseconds(step)}: {text} (mean of the ranks)."
 
 
@@ -100,7 +101,7 @@ def _compiling(summary: Summary) -> str:
     return f"XLA compiled the optimizer's update in {longest:.1f} s, before the first step." if longest else ""
 
 
-_WORDS = {"input": "waiting for data", "compute": "computing", "update": "updating the weights",
+_PART_LABELS = {"input": "waiting for data", "compute": "computing", "update": "updating the weights",
           "wait": "waiting for other ranks",
           "communication": "communicating"}
 
@@ -132,7 +133,7 @@ def _split_section(summary: Summary) -> Section | None:
     splits = dict(list(summary.splits.items())[:BARS])
     if not splits:
         return None
-    html, note = "", _HOW
+    html, note = "", _SPLIT_NOTE
     several = len({summary.host(rank) for rank in splits}) > 1
     labels = [summary.name(rank) if several else f"rank {rank}" for rank in splits]
     parts = {part: [1000 * (getattr(split, part) or 0.0) for split in splits.values()] for part in _PARTS}
@@ -150,7 +151,6 @@ def _split_section(summary: Summary) -> Section | None:
 
 
 def _changes_section(summary: Summary) -> Section | None:
-    """What became of the ranks of an elastic job."""
     outcome = summary.outcome
     if outcome is None or not outcome.changes:
         return None

@@ -16,18 +16,18 @@ import psutil
 
 from hvkeras.host.network import LOOPBACK
 
-OK, NOTE, PROBLEM = "ok", "note", "problem"  # a note affects or slows down some jobs; a problem prevents all of them
+OK, NOTE, PROBLEM = "ok", "note", "problem"  # a note affects some jobs; a problem prevents all jobs
 
 
 @dataclass(frozen=True)
 class CheckResult:
-    """One row of the table.
+    """Result of one check, a row of the table.
 
     Attributes:
-        check: What was checked.
+        check: Name of the check.
         state: `ok`, `note` or `problem`.
-        found: What was found, and why it matters.
-        fix: What to do about it; "" if there is nothing to do.
+        found: Finding, and why it matters.
+        fix: Suggested fix, or "".
     """
 
     check: str
@@ -36,19 +36,19 @@ class CheckResult:
     fix: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """Return the row as data for JSON."""
+        """Return the result as a JSON-serializable dict."""
         return asdict(self)
 
 
 def check_result(check: str, found: str, objection: str = "", fix: str = "", state: str = PROBLEM) -> CheckResult:
-    """Make a finding that is `ok` without an objection, else has `state` and `found` followed by the objection."""
+    """Return a result that is `ok` without an objection, else has `state` and the objection."""
     return CheckResult(check, state, f"{found}: {objection}", fix) if objection else CheckResult(check, OK, found)
 
 
 MIB = 1024**2
 SHARED_MEMORY = Path("/dev/shm")
-LEAST_SHARED = 64 * MIB  # what the native engine needs for a few ranks, with a margin
-LEAST_MEMORY = 2048 * MIB  # two ranks with TensorFlow and a small model
+LEAST_SHARED = 64 * MIB  # for a few ranks of the native backend, with a margin
+LEAST_MEMORY = 2048 * MIB  # for two ranks with TensorFlow and a small model
 LEAST_FILES = 1024
 _CONNECT_DEADLINE = 2.0
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy", "all_proxy")
@@ -59,10 +59,10 @@ def findings(environ: Mapping[str, str]) -> Iterator[CheckResult]:
     """Check this machine.
 
     Args:
-        environ: The environment variables, for the proxies set in them.
+        environ: Environment variables, which may set proxies.
 
     Yields:
-        A finding for each check.
+        A result for each check.
     """
     yield cores()
     yield memory()
@@ -74,7 +74,7 @@ def findings(environ: Mapping[str, str]) -> Iterator[CheckResult]:
 
 
 def cores() -> CheckResult:
-    """Check how many cores this process may use."""
+    """Check the number of cores that this process may use."""
     allowed = len(os.sched_getaffinity(0))
     quota = _quota()
     text = f"{allowed} of {psutil.cpu_count()}"
@@ -83,7 +83,7 @@ def cores() -> CheckResult:
 
 
 def _quota() -> float:
-    """Return the number of cores that the container may use; 0 without a limit."""
+    """Return the container's CPU quota in cores; 0 without a limit."""
     with contextlib.suppress(OSError, ValueError):
         limit, period = _CGROUP_QUOTA.read_text().split()
         return int(limit) / int(period)
@@ -111,7 +111,7 @@ def shared_memory(folder: Path = SHARED_MEMORY) -> CheckResult:
 
 
 def open_files() -> CheckResult:
-    """Check how many files and connections a process may have open."""
+    """Check the limit of open files and connections per process."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     few = limit != resource.RLIM_INFINITY and limit < LEAST_FILES
     return check_result("open files", "no limit" if limit == resource.RLIM_INFINITY else f"up to {limit:,} per process",
@@ -132,7 +132,7 @@ def ports() -> CheckResult:
 
 
 def name() -> CheckResult:
-    """Check whether this machine's own name resolves."""
+    """Check whether this machine's host name resolves."""
     own = socket.gethostname()
     try:
         address = socket.gethostbyname(own)
