@@ -282,7 +282,7 @@ class _SurvivingCall(_Call):
         return self._is_done
 
     def _restore_handover(self) -> bool:
-        """Restore the commit that the program handover over when it restarted; return False if there is none."""
+        """Restore the commit that the program handed over when it restarted; return False if there is none."""
         handover = self._membership.handed_over(self._index)
         if handover is None:
             return False
