@@ -13,12 +13,12 @@ PATIENCE = 5.0  # seconds that rank 0 waits for the last records of other ranks
 TICK = 0.1
 
 
-def reports_to(settings: Any) -> Path | None:
+def report_folder(settings: Any) -> Path | None:
     """Return the folder of the report that the settings request; None under `hvkeras compare`, which writes its own."""
     return Path(settings.report) if settings.report and not settings.record else None
 
 
-def forget_run(folder: Path | None) -> None:
+def remove_run(folder: Path | None) -> None:
     """Remove the records and the outcome of an earlier job."""
     if folder is not None:
         from hvkeras.diagnostics.record import remove  # noqa: PLC0415 - imports NumPy; the launcher does not

@@ -24,7 +24,7 @@ _REASON = 0.25  # minimum fraction of a rank's delay to mention a cause
 
 
 @dataclass(frozen=True)
-class Slowest:
+class Straggler:
     """Straggler: the rank that the others wait for.
 
     Attributes:
@@ -55,13 +55,13 @@ class Finding:
     remedy: str
 
 
-def enough(splits: Mapping[int, TimeSplit]) -> bool:
+def has_enough_steps(splits: Mapping[int, TimeSplit]) -> bool:
     """Return whether enough steps were timed to draw conclusions."""
     return bool(splits) and all(split.steps >= THRESHOLDS["steps"] and split.steps * split.step >= THRESHOLDS["seconds"]
                                 for split in splits.values())
 
 
-def slowest_rank(splits: Mapping[int, TimeSplit]) -> Slowest | None:
+def slowest_rank(splits: Mapping[int, TimeSplit]) -> Straggler | None:
     """Find the straggler: the rank that is busy longest.
 
     Args:
@@ -70,7 +70,7 @@ def slowest_rank(splits: Mapping[int, TimeSplit]) -> Slowest | None:
     Returns:
         The straggler; None if the ranks are similar or too few steps were timed.
     """
-    if len(splits) < 2 or not enough(splits):
+    if len(splits) < 2 or not has_enough_steps(splits):
         return None
     busy = {rank: split.busy for rank, split in splits.items()}
     rank = max(busy, key=lambda each: busy[each])
@@ -80,13 +80,13 @@ def slowest_rank(splits: Mapping[int, TimeSplit]) -> Slowest | None:
         return None
     parts = {"input": splits[rank].input - median(split.input for split in others),
              "compute": splits[rank].busy - splits[rank].input - median(split.busy - split.input for split in others)}
-    return Slowest(rank, more, {part: seconds for part, seconds in parts.items() if seconds >= _REASON * more})
+    return Straggler(rank, more, {part: seconds for part, seconds in parts.items() if seconds >= _REASON * more})
 
 
 def findings(summary: Summary) -> list[Finding]:
     """Return the bottlenecks of a job, the largest first; an empty list if too few steps were timed."""
     splits = summary.splits
-    if not enough(splits):
+    if not has_enough_steps(splits):
         return []
     found = [_slow_rank(summary), _input(splits), _wait(summary), _communication(splits), _update(summary),
              _pauses(summary)]
@@ -108,7 +108,7 @@ def limit(splits: Mapping[int, TimeSplit], found: Sequence[Finding]) -> str:
         return f"What limits training most: {found[0].text} {found[0].remedy}"
     if not splits:
         return ""
-    if not enough(splits):
+    if not has_enough_steps(splits):
         count, seconds = min((split.steps, split.steps * split.step) for split in splits.values())
         return (f"The run is too short to judge what limits it: {count} typical step{'s' * (count != 1)},"
                 f" {seconds:.2g} s in all, were timed on a rank, and at least {THRESHOLDS['steps']:g} steps and"
@@ -126,7 +126,7 @@ _REMEDIES = {
 }
 
 
-def because(summary: Summary, slowest: Slowest) -> str:
+def explain_delay(summary: Summary, slowest: Straggler) -> str:
     """Return why a rank is slow, as the end of a sentence."""
     names = {"input": "its input takes", "compute": "its computing takes"}
     reasons = [f"{names[part]} {milliseconds(seconds)} longer" for part, seconds in slowest.parts.items()]
@@ -141,7 +141,7 @@ def _slow_rank(summary: Summary) -> Finding | None:
     share = slowest.seconds / summary.splits[slowest.rank].step
     remedy = " ".join(_REMEDIES[part] for part in slowest.parts)
     return Finding("slow rank", share, f"All ranks wait for {summary.name(slowest.rank)} ({share:.0%} of each step), as"
-                   f" {because(summary, slowest)}.", remedy)
+                   f" {explain_delay(summary, slowest)}.", remedy)
 
 
 def _input(splits: Mapping[int, TimeSplit]) -> Finding | None:

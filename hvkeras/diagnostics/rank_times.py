@@ -9,7 +9,7 @@ import numpy as np
 
 from hvkeras.diagnostics.record import Array
 from hvkeras.diagnostics.ring_buffer import Rows
-from hvkeras.diagnostics.time_split import Cover, shortest
+from hvkeras.diagnostics.time_split import Cover, shortest_times
 
 STEP_TIME, COMMUNICATION, WAIT = "ranks/step_time_ms", "ranks/communication_ms", "ranks/wait_ms"
 LATEST = 512  # maximum number of an epoch's executions to consider
@@ -60,7 +60,7 @@ def figures(everyone: Mapping[int, RankTimes]) -> dict[int, dict[str, float]]:
         everyone: Times of all ranks, or of the chief alone, for which no wait time can be computed.
     """
     # The latest runs are the same on all ranks, so they are numbered from the end.
-    compared = shortest([{key: (rows, -len(rows)) for key, rows in times.collectives.items()}
+    compared = shortest_times([{key: (rows, -len(rows)) for key, rows in times.collectives.items()}
                          for times in everyone.values()])
     found: dict[int, dict[str, float]] = {}
     for rank, times in everyone.items():

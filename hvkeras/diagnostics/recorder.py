@@ -30,7 +30,7 @@ from hvkeras.compat import graphs, patches
 from hvkeras.control import stalls
 from hvkeras.control.launch_environments import hvkeras_run
 from hvkeras.diagnostics import spans
-from hvkeras.diagnostics.after_run import await_records, report_on_run, reports_to
+from hvkeras.diagnostics.after_run import await_records, report_folder, report_on_run
 from hvkeras.diagnostics.record import WELL, Array, Record, remove, write_weights
 from hvkeras.diagnostics.ring_buffer import PythonRing, Rows, Track, counts
 from hvkeras.diagnostics.spans import CALLS, STEPS, InputWaits, Steps
@@ -143,23 +143,23 @@ class Recorder:
             return self._eager_models
         return self._models.setdefault(graph, set())
 
-    def note_call(self, began: float, ended: float, logs: Any) -> None:
+    def record_call(self, began: float, ended: float, logs: Any) -> None:
         """Record the begin and end of a call of fit's train function, and its loss every `LOSS_EVERY` seconds."""
         if not self.is_on():
             return
         self._calls.append(began, ended)
         self._training_began = self._training_began or began
         if ended - self._last_loss >= LOSS_EVERY:
-            self.note_loss(ended, logs)
+            self.record_loss(ended, logs)
 
-    def note_loss(self, now: float, logs: Any) -> None:
+    def record_loss(self, now: float, logs: Any) -> None:
         """Record the loss, if the logs have one."""
         self._last_loss = now
         with contextlib.suppress(TypeError, ValueError, KeyError, AttributeError):
             self._losses.append(now - self._training_began, float(logs["loss"]))
 
-    def note_logs(self, kind: str, logs: Mapping[str, Any]) -> None:
-        """Record the latest logs of a kind; see `Recording.note_logs`."""
+    def record_logs(self, kind: str, logs: Mapping[str, Any]) -> None:
+        """Record the latest logs of a kind; see `Recording.record_logs`."""
         numbers = {}
         for name, value in logs.items():
             with contextlib.suppress(TypeError, ValueError):
@@ -167,13 +167,13 @@ class Recorder:
         self._record.logs = {**self._record.logs, kind: numbers}  # replaced, not modified: the writer may be reading it
         self._record.last_logs = kind
 
-    def note_stall(self, text: str) -> None:
-        """Record a stall warning; see `Recording.note_stall`."""
+    def record_stall(self, text: str) -> None:
+        """Record a stall warning; see `Recording.record_stall`."""
         if len(self._record.stalls) < STALLS:
             self._record.stalls.append(text)
 
-    def note_compilation(self, seconds: float) -> None:
-        """Record a compilation of the update; see `Recording.note_compilation`."""
+    def record_compilation(self, seconds: float) -> None:
+        """Record a compilation of the update; see `Recording.record_compilation`."""
         self._record.compiling += seconds
 
     def steps_made(self) -> int:
@@ -394,15 +394,15 @@ class Recording:
                         began=time.time())
         recorder = self._active = Recorder(folder, record, bool(settings.record) and rank == 0, session.control)
         if rank == 0 and session.launch.launcher != hvkeras_run.LAUNCHER:  # that launcher writes the report itself
-            recorder.report = reports_to(settings)
+            recorder.report = report_folder(settings)
         recorder.is_on = lambda: self._active is recorder
         self._recorders.append(recorder)
-        if self.note_stall not in stalls.listeners:
-            stalls.listeners.append(self.note_stall)
+        if self.record_stall not in stalls.listeners:
+            stalls.listeners.append(self.record_stall)
         if session.hooks is not None and self.finish not in session.hooks.before_last_line:
             session.hooks.before_last_line.append(self.finish)
         patches.install(patches.RECORDING, patches.RecordingBehaviour(
-            recorder.around_call, recorder.note_call, self.is_on, recorder.input_waits.around))
+            recorder.around_call, recorder.record_call, self.is_on, recorder.input_waits.around))
         spans.store().start(_USER)
         recorder.begin()
         return recorder
@@ -422,7 +422,7 @@ class Recording:
         if self._active is not None:
             self._active.step(gradients, variables, local)
 
-    def note_logs(self, kind: str, logs: Mapping[str, Any]) -> None:
+    def record_logs(self, kind: str, logs: Mapping[str, Any]) -> None:
         """Record the Keras logs at the end of an epoch or an evaluation.
 
         Args:
@@ -430,26 +430,26 @@ class Recording:
             logs: Numbers by name, such as `loss` and `val_accuracy`.
         """
         if self._active is not None:
-            self._active.note_logs(kind, logs)
+            self._active.record_logs(kind, logs)
 
-    def note_epoch(self, logs: Any) -> None:
+    def record_epoch(self, logs: Any) -> None:
         """Record the loss at the end of an epoch.
 
         Args:
             logs: Keras logs, combined over all ranks.
         """
         if self._active is not None:
-            self._active.note_loss(time.time(), logs)
+            self._active.record_loss(time.time(), logs)
 
-    def note_stall(self, text: str) -> None:
+    def record_stall(self, text: str) -> None:
         """Record a stall warning, on the rank that receives it first."""
         if self._active is not None:
-            self._active.note_stall(text)
+            self._active.record_stall(text)
 
-    def note_compilation(self, seconds: float) -> None:
+    def record_compilation(self, seconds: float) -> None:
         """Record the seconds in which XLA compiled the optimizer's update."""
         if self._active is not None:
-            self._active.note_compilation(seconds)
+            self._active.record_compilation(seconds)
 
     def evaluating(self) -> contextlib.AbstractContextManager[None]:
         """Return a context manager whose batches do not count as training."""

@@ -39,7 +39,7 @@ class Rows(NamedTuple):
         return Rows(self.table[max(0, index - self.first):], min(max(self.first, index), self.after))
 
 
-def joined(parts: Sequence[Rows]) -> Rows:
+def concatenate(parts: Sequence[Rows]) -> Rows:
     """Concatenate consecutive parts of a track.
 
     Args:

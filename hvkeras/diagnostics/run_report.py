@@ -13,9 +13,9 @@ from hvkeras import __version__
 from hvkeras.diagnostics import charts
 from hvkeras.diagnostics.findings import (
     Finding,
-    because,
-    enough,
+    explain_delay,
     findings,
+    has_enough_steps,
     limit,
     milliseconds,
     slowest_rank,
@@ -112,8 +112,8 @@ def _slowest(summary: Summary, found: list[Finding]) -> str:
         return ""  # this rank is reported as what limits training
     if slowest is not None:
         return (f"The slowest rank is {summary.name(slowest.rank)}: it is busy for {milliseconds(slowest.seconds)}"
-                f" longer in each step, as {because(summary, slowest)}.")
-    if len(summary.splits) > 1 and enough(summary.splits):
+                f" longer in each step, as {explain_delay(summary, slowest)}.")
+    if len(summary.splits) > 1 and has_enough_steps(summary.splits):
         return "No rank is slower than the others."
     return ""
 

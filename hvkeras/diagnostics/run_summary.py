@@ -10,7 +10,7 @@ import numpy as np
 
 from hvkeras.diagnostics.outcome import Outcome
 from hvkeras.diagnostics.record import GATHER, WELL, Record
-from hvkeras.diagnostics.time_split import TimeSplit, numbered, pauses, shortest, time_splits
+from hvkeras.diagnostics.time_split import TimeSplit, pauses, runs_by_key, shortest_times, time_splits
 from hvkeras.errors import MachineError, explain
 
 RUNNING = "was running when its record was last written, or was killed"
@@ -160,7 +160,7 @@ class Summary:
 def _collectives(records: Sequence[Record | None]) -> list[CollectiveSummary]:
     present = [record for record in records if record is not None]
     found = []
-    for key, (lengths, _) in shortest([numbered(record) for record in present]).items():
+    for key, (lengths, _) in shortest_times([runs_by_key(record) for record in present]).items():
         known = [record for record in present if key in record.collectives]
         content = known[0].buckets.get(key, {})
         runs = max(record.first_runs.get(key, 0) + len(record.collectives[key]) for record in known)

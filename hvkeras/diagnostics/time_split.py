@@ -18,12 +18,12 @@ from hvkeras.diagnostics.record import Array, Record
 Runs = tuple[Array, int]  # start and end of each run of a collective, and the index of the first run
 
 
-def numbered(record: Record) -> dict[str, Runs]:
+def runs_by_key(record: Record) -> dict[str, Runs]:
     """Return the runs of the collectives in a record, by key."""
     return {key: (rows, record.first_runs.get(key, 0)) for key, rows in record.collectives.items()}
 
 
-def matched(runs: Sequence[Runs]) -> tuple[list[Array], int]:
+def common_runs(runs: Sequence[Runs]) -> tuple[list[Array], int]:
     """Return the runs of a collective that all ranks have recorded.
 
     Args:
@@ -37,7 +37,7 @@ def matched(runs: Sequence[Runs]) -> tuple[list[Array], int]:
     return [rows[first - start : last - start] for rows, start in runs], first
 
 
-def shortest(everyone: Sequence[Mapping[str, Runs]]) -> dict[str, Runs]:
+def shortest_times(everyone: Sequence[Mapping[str, Runs]]) -> dict[str, Runs]:
     """Return the shortest time of any rank in each run of each collective.
 
     Args:
@@ -48,7 +48,7 @@ def shortest(everyone: Sequence[Mapping[str, Runs]]) -> dict[str, Runs]:
     """
     found = {}
     for key in dict.fromkeys(key for runs in everyone for key in runs):
-        known, first = matched([runs[key] for runs in everyone if key in runs])
+        known, first = common_runs([runs[key] for runs in everyone if key in runs])
         if len(known[0]):
             found[key] = np.min([rows @ (-1.0, 1.0) for rows in known], axis=0), first
     return found
@@ -128,7 +128,7 @@ def time_splits(records: Sequence[Record | None]) -> dict[int, TimeSplit]:
     """
     present = [record for record in records if record is not None]
     complete = len(present) == len(records) and all(len(present) >= record.size for record in present)
-    compared = shortest([numbered(record) for record in present]) if complete else {}
+    compared = shortest_times([runs_by_key(record) for record in present]) if complete else {}
     found = {record.rank: _split(record, compared, complete) for record in present}
     return {rank: split for rank, split in found.items() if split is not None}
 
@@ -150,7 +150,7 @@ def _split(record: Record, compared: Mapping[str, Runs], complete: bool) -> Time
     steps = _Steps(record)
     exposed, waits, everything = [np.zeros((0, 2))], [np.zeros((0, 2))], [np.zeros((0, 2))]
     since, until = -np.inf, np.inf
-    for key, (runs, first) in numbered(record).items():
+    for key, (runs, first) in runs_by_key(record).items():
         starts = steps.exposed_from(runs) if _of_gradients(record, key) else runs[:, 0]
         exposed.append(np.column_stack([starts, runs[:, 1]]))
         everything.append(runs)

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from hvkeras.control.launch_environments import hvkeras_run
 from hvkeras.diagnostics import spans, trace_files
 from hvkeras.diagnostics.record import WELL, Record
-from hvkeras.diagnostics.ring_buffer import RingReader, Rows, Track, joined
+from hvkeras.diagnostics.ring_buffer import RingReader, Rows, Track, concatenate
 from hvkeras.diagnostics.spans import OUTSIDE, STEPS
 from hvkeras.diagnostics.trace_events import events
 from hvkeras.errors import HvkerasError, MachineError, explain
@@ -75,7 +75,7 @@ class _Spans:
                     self.count += len(rows.table)
                 else:
                     self.left_out += len(rows.table)
-            spans_by_track = {name: joined(parts) for name, parts in self._parts.items()}
+            spans_by_track = {name: concatenate(parts) for name, parts in self._parts.items()}
             self._parts = {name: [rows] for name, rows in spans_by_track.items()}
             return spans_by_track
 

@@ -240,7 +240,7 @@ def commit_file(number: int) -> CommitFile | None:
     if session.settings.elastic_dir:
         return CommitFile(Path(session.settings.elastic_dir).absolute(), number, session.topology.size)
     if session.topology.size > 1 and number == 0:
-        say_on_rank_0("holds commits in memory only; they are lost if a rank is lost. HINT: start the script with"
+        log_on_rank_0("holds commits in memory only; they are lost if a rank is lost. HINT: start the script with"
                       " hvkeras run --reset-limit 3")
     return None
 
@@ -253,7 +253,7 @@ def remove_commits_at_exit(session: Session) -> None:
     at_exit(_remove_commits, session, Path(session.settings.elastic_dir).absolute())
 
 
-def say_on_rank_0(text: str) -> None:
+def log_on_rank_0(text: str) -> None:
     """Print a message about elastic training, on rank 0."""
     session = current_session()
     if session.topology.rank == 0 and prints_at(session.settings, "WARNING"):

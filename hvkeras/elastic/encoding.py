@@ -149,7 +149,7 @@ def _value(tree: Any, parts: list[memoryview]) -> Any:
 Commits = dict[int, dict[str, Any]]  # last commit by index of the elastic function
 
 
-def written(commits: Mapping[int, Mapping[str, Any]]) -> int:
+def write_commits(commits: Mapping[int, Mapping[str, Any]]) -> int:
     """Write commits to an anonymous file in memory.
 
     Args:
@@ -165,8 +165,8 @@ def written(commits: Mapping[int, Mapping[str, Any]]) -> int:
     return descriptor
 
 
-def read(descriptor: int) -> Commits:
-    """Read the commits that `written` wrote; the file stays open."""
+def read_commits(descriptor: int) -> Commits:
+    """Read the commits that `write_commits` wrote; the file stays open."""
     with os.fdopen(os.dup(descriptor), "rb") as file:
         file.seek(0)
         commits: Commits = decode(file.read())

@@ -16,8 +16,8 @@ from hvkeras.collectives.reductions import allreduce
 from hvkeras.compat import graphs
 from hvkeras.control.cause import Cause
 from hvkeras.data.accounts import accounts, keeps_accounts
-from hvkeras.elastic.commits import CommitFile, commit_file, remove_commits_at_exit, say_on_rank_0
-from hvkeras.elastic.shared_slots import LostPartsError
+from hvkeras.elastic.commits import CommitFile, commit_file, log_on_rank_0, remove_commits_at_exit
+from hvkeras.elastic.shared_slots import LostShardsError
 from hvkeras.elastic.state import State
 from hvkeras.elastic.worker_membership import WorkerMembership, membership
 from hvkeras.errors import HorovodInternalError, HostsUpdatedInterrupt, UsageError, explain
@@ -91,7 +91,7 @@ def run_fn(func: Function, reset: Callable[[], Any]) -> Function:
         if members is not None and state.must_restart and not members.is_waiting:
             members.require_restarts()
         if members is not None and members.restarts and state.saved() is None:
-            say_on_rank_0(f"restarts all ranks when one is lost, because backend {current_session().backend.name}"
+            log_on_rank_0(f"restarts all ranks when one is lost, because backend {current_session().backend.name}"
                           f" starts only once per process, and {type(state).__name__} does not implement saved()")
             members = None
         call = (_Call(state, next(_call_indices), reset) if members is None
@@ -124,7 +124,7 @@ class _Call:
         try:
             return self._run(function)
         finally:
-            self._state.commit_on(None)
+            self._state.set_preemption_signal(None)
             if self._preemption is not None:
                 self._preemption.forget()
 
@@ -134,7 +134,7 @@ class _Call:
             self._preemption = PreemptionSignal(f"elastic function {self._index}",
                                                 range(current_session().topology.size))
             self._preemption.listen()
-            self._state.commit_on(self._preemption)
+            self._state.set_preemption_signal(self._preemption)
 
     def _run(self, function: Callable[[], Any]) -> Any:
         rebuild = False
@@ -182,13 +182,13 @@ class _Call:
         if self._commits is not None:
             self._commits.abandon()
         self._commits = commit_file(self._index)
-        self._state.keep_commits_in(self._commits)
+        self._state.write_commits_to(self._commits)
 
     def _synchronize(self) -> None:
         # Rank 0 has restored the last commit.
         try:
             self._state.sync()
-        except LostPartsError as error:
+        except LostShardsError as error:
             self._restore_from_disk(error)
             self._state.sync()
         if keeps_accounts():
@@ -196,7 +196,7 @@ class _Call:
             accounts().restore(self._state.data_positions)
         self._is_synchronized = True
 
-    def _restore_from_disk(self, error: LostPartsError) -> None:
+    def _restore_from_disk(self, error: LostShardsError) -> None:
         """Restore the last commit on disk, because all in-memory copies of a shard were lost."""
         commit = self._commits.read() if self._commits is not None else None
         exists, = _values_of_rank_0([commit is not None and commit.saved is not None],
@@ -208,21 +208,21 @@ class _Call:
         if self._commits is not None:
             self._is_done = _restore_commit(self._state, self._commits)
         earlier = before - (self._state.steps_made() or 0)
-        say_on_rank_0("restores the last commit on disk" + f", {earlier} steps earlier" * (earlier > 0)
+        log_on_rank_0("restores the last commit on disk" + f", {earlier} steps earlier" * (earlier > 0)
                       + ", because all copies of some shards of the optimizer's state were lost")
 
     def _finish(self, result: Any) -> None:
         """Commit the final state, if the job may be restarted."""
         if self._commits is not None or self._state.is_shared:
-            self._state.note_commit()
-        full_state = self._state.whole(self._commits is not None)
+            self._state.record_commit()
+        full_state = self._state.gather_full_state(self._commits is not None)
         if self._commits is not None:
             self._commits.write(full_state, result is None, self._state.data_positions)
 
     def _may_recover(self, error: Exception) -> bool:
         if not isinstance(error, HorovodInternalError) or _has_lost_rank():
             return False
-        say_on_rank_0(f"restarts from the last commit after {type(error).__name__}: {error}")
+        log_on_rank_0(f"restarts from the last commit after {type(error).__name__}: {error}")
         return True
 
     def _rebuild(self) -> None:
@@ -244,17 +244,17 @@ class _SurvivingCall(_Call):
 
     def run(self, function: Callable[[], Any]) -> Any:
         self._membership.enter(self._index)
-        self._state.check_hosts_with(self._hosts_have_changed, lambda: self._membership.must_leave)
+        self._state.set_host_checks(self._hosts_have_changed, lambda: self._membership.must_leave)
         try:
             return super().run(function)
         finally:
             self._membership.leave()
-            self._state.check_hosts_with(None)
+            self._state.set_host_checks(None)
 
     def _watch_for_preemption(self) -> None:
         # Commit at the next step when workers must leave soon; see `WorkerMembership` for SIGTERM.
         membership = self._membership
-        self._state.commit_on(PreemptionSignal(f"elastic function {self._index}",
+        self._state.set_preemption_signal(PreemptionSignal(f"elastic function {self._index}",
                                                range(current_session().topology.size),
                                                lambda: membership.must_leave_soon))
 
@@ -265,15 +265,15 @@ class _SurvivingCall(_Call):
             runs = super()._prepare()
         if runs and self._membership.has_joined_others:
             self._membership.has_joined_others, self._is_rebuilt = False, True
-        self._membership.begun(self._restart_when_stuck)
+        self._membership.raise_failures(self._restart_when_stuck)
         return runs
 
     def _log_memory(self) -> None:
         """Log once how much memory the shards of the optimizer's state in a commit take."""
-        own, others = self._state.memory_of_parts()
+        own, others = self._state.memory_of_shards()
         if others and not self._has_logged_memory and not self._membership.handed_over(self._index):
             self._has_logged_memory = True
-            say_on_rank_0("holds shards of the optimizer's state in memory with each commit:"
+            log_on_rank_0("holds shards of the optimizer's state in memory with each commit:"
                           f" {own / MIB:,.3g} MiB of this rank, and {others / MIB:,.3g} MiB as backup of other ranks")
 
     def _restore_last_commit(self) -> bool:
@@ -306,11 +306,11 @@ class _SurvivingCall(_Call):
 
     def _finish(self, result: Any) -> None:
         session = current_session()
-        self._state.note_commit()
+        self._state.record_commit()
         self._is_done = result is None
         if self._membership.restarts:
             self._hand_over()
-        full_state = self._state.whole(self._commits is not None)
+        full_state = self._state.gather_full_state(self._commits is not None)
         if self._commits is not None:
             self._commits.write(full_state, self._is_done, self._state.data_positions)
         if session.control is not None:  # until all have arrived, the loss of a rank affects the others
@@ -346,7 +346,7 @@ class _SurvivingCall(_Call):
     def _hand_over(self) -> None:
         """Store the commit for the restarted program."""
         state = self._state
-        self._membership.keep(self._index, {
+        self._membership.store_commit(self._index, {
             "saved": state.saved(), "positions": state.data_positions, "number": state.commit_number,
             "is_over": self._is_done, "why": self._reason, "since": self._change_began,
             "repeated": self._repeated_steps})
@@ -356,9 +356,9 @@ class _SurvivingCall(_Call):
         if self._state.newest_commit is None or self._state.newest_commit[0] is None:
             return  # there is no commit to resume from: the launcher will replace this process
         saved, positions, number = self._state.newest_commit
-        self._membership.keep(self._index, {"saved": saved, "positions": positions, "number": number, "is_over": False,
-                                          "why": cause.sentence(), "since": time.monotonic() - STUCK_AFTER,
-                                          "repeated": None})
+        self._membership.store_commit(self._index, {
+            "saved": saved, "positions": positions, "number": number, "is_over": False, "why": cause.sentence(),
+            "since": time.monotonic() - STUCK_AFTER, "repeated": None})
         self._membership.restart(number, is_stuck=True)
 
     def _restart(self) -> None:
@@ -376,7 +376,7 @@ class _SurvivingCall(_Call):
         changes().append(change)
         if current_session().topology.rank == 0:
             self._membership.notify_change(change)
-            say_on_rank_0(change.sentence())
+            log_on_rank_0(change.sentence())
         self._reason, self._change_began, self._repeated_steps = "", 0.0, None
 
     def _join(self, commit: int) -> bool:
@@ -402,7 +402,7 @@ def _restore_commit(state: State, commits: CommitFile) -> bool:
     if commit is None:
         return False
     if commit.note:
-        say_on_rank_0(f"resumes from the commit before the last one: {commit.note}")
+        log_on_rank_0(f"resumes from the commit before the last one: {commit.note}")
     if commit.saved is None:  # the state does not implement saved()
         return False
     state.take(commit.saved)
@@ -410,10 +410,10 @@ def _restore_commit(state: State, commits: CommitFile) -> bool:
     state.data_positions = commit.positions
     size = current_session().topology.size
     if commit.ranks not in (0, size) and not commit.positions:
-        say_on_rank_0(f"resumes on {size} rank{'s' * (size > 1)} from a commit of {commit.ranks}: the shards of"
+        log_on_rank_0(f"resumes on {size} rank{'s' * (size > 1)} from a commit of {commit.ranks}: the shards of"
                       " hvd.shard, the global batch size and the steps per epoch differ")
     if commit.over:
-        say_on_rank_0("does not call the function again, which had completed before the job was restarted")
+        log_on_rank_0("does not call the function again, which had completed before the job was restarted")
     return commit.over
 
 

@@ -26,7 +26,7 @@ from hvkeras.job.session import current_session
 Range = tuple[int, int, int]  # rank, and the [start, stop) of its elements in the flat variable
 
 
-class LostPartsError(CommitError):
+class LostShardsError(CommitError):
     """All copies of some shards of the last commit were lost.
 
     Args:
@@ -85,7 +85,7 @@ class SlotAssignment:
 
 
 @dataclass
-class KeptSlots:
+class ShardCommit:
     """Shards of a commit that this rank holds.
 
     Attributes:
@@ -93,31 +93,31 @@ class KeptSlots:
         rank: This rank at the time of the commit.
         assignment: Assignment of the state at the time of the commit.
         own: Values of this rank's slots.
-        guarded: Backups of other ranks' shards, by rank: flat arrays, one for each variable of the assignment.
+        backups: Backups of other ranks' shards, by rank: flat arrays, one for each variable of the assignment.
     """
 
     number: int
     rank: int
     assignment: SlotAssignment
     own: Snapshot
-    guarded: dict[int, list[Any]] = field(default_factory=dict)
+    backups: dict[int, list[Any]] = field(default_factory=dict)
 
     def ranks(self) -> list[int]:
         """Return the ranks whose shards it includes."""
-        return sorted({self.rank, *self.guarded}) if self.assignment.indices else []
+        return sorted({self.rank, *self.backups}) if self.assignment.indices else []
 
     def part(self, rank: int) -> list[Any]:
         """Return the shard of a rank, as flat tensors or arrays."""
         if rank != self.rank:
-            return self.guarded[rank]
+            return self.backups[rank]
         return [tf.reshape(value, [-1]) for value in self.own.values()]
 
 
-def guards(hosts: Sequence[int], staying: Collection[int] = ()) -> dict[int, int]:
+def choose_backups(hosts: Sequence[int], staying: Collection[int] = ()) -> dict[int, int]:
     """Choose for each rank another one that holds a backup of its shard, on another host if possible.
 
     Example:
-        >>> guards([0, 0, 1, 1])
+        >>> choose_backups([0, 0, 1, 1])
         {0: 2, 1: 3, 2: 0, 3: 1}
 
     Args:
@@ -149,8 +149,8 @@ class SharedSlots:
         self._part = part
         self._reader = SnapshotReader([])
         self._number = -1  # of the last commit
-        self._pending: KeptSlots | None = None  # not yet known to be complete on all ranks
-        self.kept: KeptSlots = KeptSlots(-1, current_session().topology.rank, SlotAssignment(1), Snapshot([]))
+        self._pending: ShardCommit | None = None  # not yet known to be complete on all ranks
+        self.commit: ShardCommit = ShardCommit(-1, current_session().topology.rank, SlotAssignment(1), Snapshot([]))
 
     def plain(self) -> list[Any]:
         """Return the optimizer's variables that are not sharded."""
@@ -169,27 +169,27 @@ class SharedSlots:
         """
         topology = current_session().topology
         assignment, slots = self._assignment()
-        new = KeptSlots(self._number + 1, topology.rank, assignment, self._snapshot(slots))
+        new = ShardCommit(self._number + 1, topology.rank, assignment, self._snapshot(slots))
         if for_others and topology.size > 1 and assignment.indices:
-            chosen = guards(topology.host_numbers, staying)
-            new.guarded = self._exchange(new, chosen)
+            chosen = choose_backups(topology.host_numbers, staying)
+            new.backups = self._exchange(new, chosen)
             self._pending = new
             # A rank that returns from this knows that all ranks hold the new commit; one that fails here holds both.
-            allreduce(tf.zeros([1]), name="the parts of a commit are kept")
-        self.kept, self._pending, self._number = new, None, new.number
+            allreduce(tf.zeros([1]), name="completion of a commit of shards")
+        self.commit, self._pending, self._number = new, None, new.number
 
-    def is_safe_with(self, staying: Collection[int]) -> bool:
+    def is_recoverable_from(self, staying: Collection[int]) -> bool:
         """Return whether the staying ranks hold all shards of the last commit, by the default choice of backups."""
         topology = current_session().topology
-        chosen = guards(topology.host_numbers)
+        chosen = choose_backups(topology.host_numbers)
         return all(rank in staying or chosen.get(rank) in staying for rank in range(topology.size))
 
     def memory(self) -> tuple[int, int]:
         """Return the bytes of this rank's shard, and of its backups of other ranks' shards."""
-        kept = self.kept
-        if not kept.assignment.indices:
+        commit = self.commit
+        if not commit.assignment.indices:
             return 0, 0
-        return kept.assignment.bytes_of(kept.rank), sum(kept.assignment.bytes_of(rank) for rank in kept.guarded)
+        return commit.assignment.bytes_of(commit.rank), sum(commit.assignment.bytes_of(rank) for rank in commit.backups)
 
     def _snapshot(self, slots: Sequence[Any]) -> Snapshot:
         if not self._reader.reads(slots):
@@ -206,14 +206,14 @@ class SharedSlots:
                     [tf.as_dtype(piece.slot.dtype).name for piece in pieces], [piece.bounds for piece in pieces])
         return assignment, [piece.slot for piece in pieces]
 
-    def _exchange(self, new: KeptSlots, chosen: Mapping[int, int]) -> dict[int, list[Any]]:
+    def _exchange(self, new: ShardCommit, chosen: Mapping[int, int]) -> dict[int, list[Any]]:
         """Send this rank's shard to the rank that holds its backup; return the shards received."""
         assignment, me = new.assignment, new.rank
-        backups = {rank: [_empty(dtype) for dtype in assignment.dtypes] for rank, guard in chosen.items()
-                   if guard == me and assignment.has_part(rank)}
-        pairs = {rank: {guard} for rank, guard in chosen.items()}
+        backups = {rank: [_empty(dtype) for dtype in assignment.dtypes] for rank, backup in chosen.items()
+                   if backup == me and assignment.has_part(rank)}
+        pairs = {rank: {backup} for rank, backup in chosen.items()}
         received = _transfer(assignment, {me: new.part(me)}, pairs,
-                             lambda sender, _, each: [assignment.range_of(sender, each)], "parts of a commit")
+                             lambda sender, _, each: [assignment.range_of(sender, each)], "shards of a commit")
         for each, (rank, _, _), values in received:
             backups[rank][each] = values
         return backups
@@ -222,13 +222,13 @@ class SharedSlots:
 
     def restore(self) -> None:
         """Assign this rank's shard of the last commit to its slots, if the assignment has not changed."""
-        kept = self.kept
+        commit = self.commit
         state = self._part.sharded_state
-        if state is None or not self._fits() or kept.number < 0:
+        if state is None or not self._fits() or commit.number < 0:
             return
         with graphs.eagerly():
             _, slots = self._own_slots()
-            for slot, value in zip(slots, kept.own.values(), strict=True):
+            for slot, value in zip(slots, commit.own.values(), strict=True):
                 slot.assign(tf.reshape(tf.convert_to_tensor(value), slot.shape))
         state.forget()
 
@@ -239,8 +239,8 @@ class SharedSlots:
 
     def _fits(self) -> bool:
         """Return whether this rank's shard is the same as in the last commit."""
-        topology, kept = current_session().topology, self.kept
-        is_same = kept.number < 0 or (kept.rank == topology.rank and kept.assignment.ranks == topology.size)
+        topology, commit = current_session().topology, self.commit
+        is_same = commit.number < 0 or (commit.rank == topology.rank and commit.assignment.ranks == topology.size)
         return is_same and self._is_for_current_ranks()
 
     def _is_for_current_ranks(self) -> bool:
@@ -257,7 +257,7 @@ class SharedSlots:
         topology = current_session().topology
         if not self._is_for_current_ranks():
             self._part.reshard(variables)
-        self.kept, self._number = KeptSlots(-1, topology.rank, SlotAssignment(1), Snapshot([])), -1
+        self.commit, self._number = ShardCommit(-1, topology.rank, SlotAssignment(1), Snapshot([])), -1
 
     def sync(self, variables: Sequence[Any]) -> bool:
         """Assign the last commit to the shards of the current ranks; all ranks call this together.
@@ -269,15 +269,15 @@ class SharedSlots:
             False if there was nothing to transfer: shards are in place, or rank 0 has assigned full values to them.
 
         Raises:
-            LostPartsError: No rank holds a copy of some shard.
+            LostShardsError: No rank holds a copy of some shard.
         """
-        topology, own = current_session().topology, self.kept
-        gathered = allgather_object((own.number, own.assignment), name="how the state was shared")
+        topology, own = current_session().topology, self.commit
+        gathered = allgather_object((own.number, own.assignment), name="assignment of shards")
         number, assignment = max(gathered, key=lambda one: one[0])
         self._number = number
-        mine = next((kept for kept in (own, self._pending) if kept is not None and kept.number == number), None)
+        mine = next((commit for commit in (own, self._pending) if commit is not None and commit.number == number), None)
         held = mine.ranks() if mine is not None else []
-        gathered_shards = allgather_object((held, mine is own and self._fits()), name="who has which part")
+        gathered_shards = allgather_object((held, mine is own and self._fits()), name="shards held by each rank")
         if all(fits for _, fits in gathered_shards):
             return False
         if not self._is_for_current_ranks():
@@ -313,7 +313,7 @@ class SharedSlots:
             if start < stop:
                 buffers[each] = np.empty(stop - start, tf.as_dtype(dtype).as_numpy_dtype)
         pairs = {server: range(topology.size) for server in servers.values()}
-        for each, (_, first, last), values in _transfer(assignment, parts, pairs, ranges, "parts assigned again"):
+        for each, (_, first, last), values in _transfer(assignment, parts, pairs, ranges, "resharding"):
             start, _ = wanted(topology.rank, each)
             buffers[each][first - start : last - start] = values
         with graphs.eagerly():
@@ -329,17 +329,17 @@ class SharedSlots:
 
     def saved(self) -> dict[str, Any]:
         """Return the last commit, as plain objects and arrays."""
-        kept = self.kept
-        return {"number": kept.number, "rank": kept.rank, "assignment": asdict(kept.assignment), "own": kept.own,
-                "guarded": kept.guarded}
+        commit = self.commit
+        return {"number": commit.number, "rank": commit.rank, "assignment": asdict(commit.assignment),
+                "own": commit.own, "guarded": commit.backups}
 
     def take(self, saved: Mapping[str, Any]) -> None:
         """Load the return value of `saved` in another process."""
         own = saved["own"] if isinstance(saved["own"], Snapshot) else Snapshot(saved["own"])
-        self.kept = KeptSlots(saved["number"], saved["rank"], SlotAssignment(**saved["assignment"]), own,
+        self.commit = ShardCommit(saved["number"], saved["rank"], SlotAssignment(**saved["assignment"]), own,
                               dict(saved["guarded"]))
 
-    def whole(self, plain: Sequence[Any]) -> list[Any] | None:
+    def gather(self, plain: Sequence[Any]) -> list[Any] | None:
         """Gather the current state on rank 0; all ranks call this together.
 
         Args:
@@ -379,7 +379,7 @@ def _servers(assignment: SlotAssignment, offered: Sequence[Collection[int]]) -> 
         offered: For each rank, the ranks whose shards it holds.
 
     Raises:
-        LostPartsError: No rank holds a copy of some shard.
+        LostShardsError: No rank holds a copy of some shard.
     """
     loads = [0] * len(offered)
     servers: dict[int, int] = {}
@@ -394,7 +394,7 @@ def _servers(assignment: SlotAssignment, offered: Sequence[Collection[int]]) -> 
         servers[rank] = min(holders, key=lambda other: (loads[other], other))
         loads[servers[rank]] += 1
     if lost:
-        raise LostPartsError(lost)
+        raise LostShardsError(lost)
     return servers
 
 

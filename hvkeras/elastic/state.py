@@ -79,11 +79,11 @@ class State:
             HostsUpdatedInterrupt: Workers join or leave now; `hvd.elastic.run` catches it.
         """
         ends = self._hosts_have_changed is None and self.must_commit()
-        self.note_commit()
+        self.record_commit()
         waits = self._hosts_have_changed is None or (self._preemption is not None and self._preemption.is_pending)
         commits = self._commits
         is_written = commits is not None and (waits or not self.is_shared or commits.is_idle)
-        full_state = self.whole(is_written)
+        full_state = self.gather_full_state(is_written)
         if commits is not None and is_written:
             write = commits.write if waits else commits.write_soon
             write(full_state, positions=self.data_positions)
@@ -96,7 +96,7 @@ class State:
         """Return whether all ranks should commit now because of a preemption; all call it after the same steps."""
         return self._preemption is not None and self._preemption.is_due()
 
-    def note_commit(self) -> None:
+    def record_commit(self) -> None:
         """Save the state, and the position in the data of `hvd.shard`."""
         self.save()
         self.steps_at_commit = self.steps_made()
@@ -168,7 +168,7 @@ class State:
         """Return whether the state is sharded over ranks."""
         return False
 
-    def whole(self, is_wanted: bool) -> object:
+    def gather_full_state(self, is_wanted: bool) -> object:
         """Gather the full state that was saved last, to be written to a file; all ranks call it together.
 
         Args:
@@ -189,11 +189,11 @@ class State:
     def reshard(self) -> None:
         """Discard the shards that ranks hold for each other, before a full commit is restored."""
 
-    def memory_of_parts(self) -> tuple[int, int]:
+    def memory_of_shards(self) -> tuple[int, int]:
         """Return the bytes of the saved shards in memory: this rank's own, and those of other ranks."""
         return 0, 0
 
-    def check_hosts_with(self, hosts_have_changed: Callable[[], bool] | None,
+    def set_host_checks(self, hosts_have_changed: Callable[[], bool] | None,
                          leaves: Callable[[], bool] = lambda: False) -> None:
         """Set the functions that `check_host_updates` calls.
 
@@ -208,11 +208,11 @@ class State:
         # Whether the remaining ranks continue from memory after others are lost.
         return self._hosts_have_changed is not None
 
-    def commit_on(self, notice: PreemptionSignal | None) -> None:
+    def set_preemption_signal(self, notice: PreemptionSignal | None) -> None:
         """Set the preemption signal that `must_commit` checks, or None."""
         self._preemption = notice
 
-    def keep_commits_in(self, commits: CommitFile | None) -> None:
+    def write_commits_to(self, commits: CommitFile | None) -> None:
         """Set the file that `commit` writes to, or None to write no file."""
         self._commits = commits
 

@@ -226,7 +226,7 @@ class TensorFlowKerasState(_VariableState):
         With `shard_update=True`, each rank restores its shard of the last commit.
 
         Raises:
-            LostPartsError: No rank holds a copy of some shard.
+            LostShardsError: No rank holds a copy of some shard.
         """
         broadcast_learned(self.model, 0)
         slots = self._shared_slots()
@@ -251,11 +251,11 @@ class TensorFlowKerasState(_VariableState):
         slots = self._shared_slots()
         if slots is None:
             return
-        leaving = allgather_object(leaves, name="who leaves")
+        leaving = allgather_object(leaves, name="leaving ranks")
         self._staying = [rank for rank, is_leaving in enumerate(leaving) if not is_leaving]
         if self._staying and self.steps_made() != self.steps_at_commit:
-            self.note_commit()
-        elif self._staying and not slots.is_safe_with(self._staying):
+            self.record_commit()
+        elif self._staying and not slots.is_recoverable_from(self._staying):
             slots.save(True, self._staying)
         self._staying = ()
 
@@ -264,7 +264,7 @@ class TensorFlowKerasState(_VariableState):
         """Return whether the optimizer's state is sharded over ranks."""
         return self._shared_slots() is not None
 
-    def whole(self, is_wanted: bool) -> object:
+    def gather_full_state(self, is_wanted: bool) -> object:
         """Gather the full state that was saved last, to be written to a file; all ranks call it together.
 
         Args:
@@ -275,18 +275,18 @@ class TensorFlowKerasState(_VariableState):
         """
         slots = self._shared_slots()
         if slots is None or not self._shared_indices:
-            return super().whole(is_wanted)
+            return super().gather_full_state(is_wanted)
         wanted = allreduce(tf.constant([int(is_wanted)]), op=Max, name="whether a commit is written")
         if not int(wanted[0]):
             return None
         count = len(compat.model_weights(self.model))
         values = self._values.values()
-        optimizer = slots.whole(values[count:])
+        optimizer = slots.gather(values[count:])
         if optimizer is None or not is_wanted:
             return None
         return Snapshot([*values[:count], *optimizer]), ObjectState.saved(self), self._learned
 
-    def memory_of_parts(self) -> tuple[int, int]:
+    def memory_of_shards(self) -> tuple[int, int]:
         """Return the bytes of this rank's shard of the optimizer's state, and of its backups of other ranks' shards.
 
         Both are 0 without `shard_update=True`.

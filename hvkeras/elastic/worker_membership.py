@@ -52,7 +52,7 @@ class WorkerMembership:
         self._requested: str | None = None  # backend that the script requests
         self._must_restart = False
         self._descriptor = int(self._settings.run_handover.partition(":")[0]) if self._settings.run_handover else None
-        self._commits: encoding.Commits = {} if self._descriptor is None else encoding.read(self._descriptor)
+        self._commits: encoding.Commits = {} if self._descriptor is None else encoding.read_commits(self._descriptor)
         self.commit: int = 0
         self.has_joined_at_start: bool = False
         self.has_joined_others: bool = bool(self._settings.run_standby)
@@ -105,7 +105,7 @@ class WorkerMembership:
         self._set_policy(FailurePolicy(True, self._ask_to_leave,
                                        restart=None if self._descriptor is None else self._restart_program))
 
-    def begun(self, when_stuck: Callable[[Cause], None]) -> None:
+    def raise_failures(self, when_stuck: Callable[[Cause], None]) -> None:
         """Make failures raise in the elastic function; to be called once its state is synchronized.
 
         Args:
@@ -129,7 +129,7 @@ class WorkerMembership:
         """Return the commit of an elastic function that was handed over when the program restarted, if any."""
         return self._commits.get(function)
 
-    def keep(self, function: int, commit: dict[str, Any]) -> None:
+    def store_commit(self, function: int, commit: dict[str, Any]) -> None:
         """Store the commit of an elastic function, to be handed over when the program restarts."""
         self._commits[function] = commit
 
@@ -140,7 +140,7 @@ class WorkerMembership:
             number: Number of the last commit.
             is_stuck: Skip an orderly shutdown of the session, because a rank has failed or the main thread is stuck.
         """
-        descriptor, joins = encoding.written(self._commits), JOINS_AT_START if self.restarts else JOINS_AT_COMMIT
+        descriptor, joins = encoding.write_commits(self._commits), JOINS_AT_START if self.restarts else JOINS_AT_COMMIT
         if not is_stuck:
             self._leave_generation()
         self._restart_program(descriptor, number, joins)

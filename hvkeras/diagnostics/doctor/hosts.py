@@ -99,7 +99,7 @@ def names(others: Sequence[str]) -> CheckResult:
     return CheckResult("names", OK, ", ".join(routes))
 
 
-def ask_all(hosts: Sequence[str], ssh: Ssh) -> dict[str, Report]:
+def check_hosts(hosts: Sequence[str], ssh: Ssh) -> dict[str, Report]:
     """Run the checks on every host.
 
     Args:

@@ -116,7 +116,7 @@ _INSTALL_MPI = "pip install 'hvkeras[mpi]'"
 Facts = dict[str, dict[str, Any]]
 
 
-def probed() -> Facts:
+def probe_imports() -> Facts:
     """Import the installed packages in a separate process.
 
     Returns:
@@ -155,7 +155,7 @@ def findings(facts: Facts, environ: Mapping[str, str]) -> Iterator[CheckResult]:
     """Check the installed software.
 
     Args:
-        facts: Result of `probed`.
+        facts: Result of `probe_imports`.
         environ: Environment variables, which may have settings.
 
     Yields:
