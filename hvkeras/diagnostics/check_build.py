@@ -55,7 +55,7 @@ def _no_mpi4py() -> str:
 def _no_spark() -> str:
     if not version_of("pyspark"):
         return "pyspark is not installed: pip install 'hvkeras[spark]'"
-    return "" if java() else f"Spark needs a Java: {INSTALL_JAVA}"
+    return "" if java() else f"Spark needs Java: {INSTALL_JAVA}"
 
 
 def java() -> str:

@@ -113,8 +113,8 @@ def limit(splits: Mapping[int, TimeSplit], found: Sequence[Finding]) -> str:
         return (f"The run is too short to judge what limits it: {count} typical step{'s' * (count != 1)},"
                 f" {seconds:.2g} s in all, were timed on a rank, and at least {THRESHOLDS['steps']:g} steps and"
                 f" {THRESHOLDS['seconds']:g} s are needed.")
-    return ("Only computing limits training. What is left to try is: jit_compile=True where the"
-            " backend is native, mixed precision on GPUs, or more ranks.")
+    return ("Training is limited by computation alone. Try jit_compile=True with the native backend, mixed precision"
+            " on GPUs, or more ranks.")
 
 
 _REMEDIES = {
@@ -184,9 +184,9 @@ def _update(summary: Summary) -> Finding | None:
     if share < THRESHOLDS["update"] or summary.size == 1 or summary.shares_update or summary.backend != "native":
         return None  # on other backends, a sharded update takes more time than it saves
     return Finding("update", share, f"Each rank updates all weights, which takes {share:.0%} of a step.",
-                   f"DistributedOptimizer(shard_update=True) has each rank update 1/{summary.size} of them, and keep"
-                   f" 1/{summary.size} of the optimizer's state; hvkeras compare --shard-update on,off shows what that"
-                   " gives here.")
+                   f"With DistributedOptimizer(shard_update=True), each rank updates 1/{summary.size} of them, and"
+                   f" stores 1/{summary.size} of the optimizer's state; hvkeras compare --shard-update on,off measures"
+                   " the gain.")
 
 
 def _pauses(summary: Summary) -> Finding | None:

@@ -81,7 +81,7 @@ class Merged:
         """Return a one-sentence summary of the trace."""
         text = f"trace of {in_words(self.ranks)} in {self.path}, to be opened at {VIEWER}"
         if self.no_steps:
-            text += f"; steps cannot be seen: {self.no_steps}"
+            text += f"; steps are not recorded: {self.no_steps}"
         elif self.cut_off:
             text += f"; {in_words(self.cut_off)} ended before the window did"
         if self.missing:

@@ -101,13 +101,7 @@ def run_fn(func: Function, reset: Callable[[], Any]) -> Function:
 
 
 class _Call:
-    """One call of an elastic function.
-
-    Args:
-        state: State that the function trains.
-        index: Index of the call among those of the script.
-        reset: Function that reinitializes the job.
-    """
+    """One call of an elastic function."""
 
     def __init__(self, state: State, index: int, reset: Callable[[], Any]) -> None:
         self._state, self._index, self._reset = state, index, reset
@@ -269,7 +263,6 @@ class _SurvivingCall(_Call):
         return runs
 
     def _log_memory(self) -> None:
-        """Log once how much memory the shards of the optimizer's state in a commit take."""
         own, others = self._state.memory_of_shards()
         if others and not self._has_logged_memory and not self._membership.handed_over(self._index):
             self._has_logged_memory = True
@@ -344,7 +337,6 @@ class _SurvivingCall(_Call):
             self._log_resumption()
 
     def _hand_over(self) -> None:
-        """Store the commit for the restarted program."""
         state = self._state
         self._membership.store_commit(self._index, {
             "saved": state.saved(), "positions": state.data_positions, "number": state.commit_number,

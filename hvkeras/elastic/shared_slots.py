@@ -244,7 +244,6 @@ class SharedSlots:
         return is_same and self._is_for_current_ranks()
 
     def _is_for_current_ranks(self) -> bool:
-        """Return whether the variables are sharded over the current ranks."""
         topology, sharding = current_session().topology, self._part.sharding
         return sharding is None or sharding.is_for(topology.size, topology.rank)
 

@@ -137,11 +137,11 @@ def name() -> CheckResult:
     try:
         address = socket.gethostbyname(own)
     except OSError as error:
-        return CheckResult("host name", NOTE, f"{own} has no address ({error}), so that other hosts must be given one",
-                       f"add a line for {own} to /etc/hosts, or HVKERAS_NETWORK_INTERFACES")
+        return CheckResult("host name", NOTE, f"{own} has no address ({error}), which multi-host jobs need",
+                           f"add a line for {own} to /etc/hosts, or set HVKERAS_NETWORK_INTERFACES")
     loopback = ipaddress.ip_address(address).is_loopback
     return CheckResult("host name", OK, f"{own} is {address}" + (
-        "; between hosts the address of the default route is taken" if loopback else ""))
+        "; between hosts, the address of the default route is used" if loopback else ""))
 
 
 def proxies(environ: Mapping[str, str]) -> CheckResult:

@@ -105,7 +105,7 @@ def _launch(environ: Mapping[str, str]) -> CheckResult:
         text, _, fix = str(error).partition(" HINT: ")
         return CheckResult("launch environment", PROBLEM, text, fix)
     if launch.launcher == "none":
-        return CheckResult("launch environment", OK, "none: a process here is a job of its own")
+        return CheckResult("launch environment", OK, "none: each process is a separate job")
     return CheckResult("launch environment", OK, f"rank {launch.rank} of {launch.size}, launched by {launch.launcher}")
 
 
@@ -197,7 +197,7 @@ def _tensorflow(facts: Facts) -> Iterator[CheckResult]:
     keras = facts.get("keras", {})
     if "error" in keras:
         yield CheckResult("Keras", PROBLEM, f"tf.keras cannot be imported ({keras['error']})",
-                      "pip install --upgrade keras, or tf_keras where TF_USE_LEGACY_KERAS=1 asks for it")
+                      "pip install --upgrade keras, or tf_keras if TF_USE_LEGACY_KERAS=1 is set")
     else:
         other = keras.get("backend", "tensorflow") not in ("tensorflow", "")
         yield check_result("Keras", f"tf.keras is {keras['name']} {keras['version']}",
@@ -257,9 +257,8 @@ def _compare_mpi(launcher: str, launcher_version: str, library: str) -> CheckRes
     # Hydra also starts the ranks of Intel MPI.
     hydra = here[0] != "Open MPI" and loaded[0] != "Open MPI"
     compatible = hydra or (here[0] == loaded[0] and _major(here[1]) == _major(loaded[1]))
-    return check_result("MPI", f"{launcher} is of {' '.join(here)}, mpi4py loads {' '.join(loaded)}",
-                        "" if compatible else "they do not belong together, and each rank would run as a job of its"
-                        " own",
+    return check_result("MPI", f"{launcher} is from {' '.join(here)}, mpi4py loads {' '.join(loaded)}",
+                        "" if compatible else "they are not compatible, and each rank would run as a separate job",
                         f"use the mpirun of {' '.join(loaded)}, or install mpi4py for {' '.join(here)}")
 
 
