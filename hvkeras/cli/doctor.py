@@ -52,7 +52,7 @@ def doctor(arguments: Sequence[str]) -> int:
         reports[THIS_HOST] = {"findings": [hosts.names(others)], "versions": {}}
     if others:
         timeout = Settings({}).start_timeout if flags.start_timeout is None else flags.start_timeout
-        reports |= hosts.ask_all(others, Ssh(flags.ssh_port, flags.ssh_identity_file, timeout))
+        reports |= hosts.check_hosts(others, Ssh(flags.ssh_port, flags.ssh_identity_file, timeout))
     shared = list(hosts.differences({host: report["versions"] for host, report in reports.items()}))
     everything = {host: report["findings"] for host, report in reports.items()}
     if shared:
@@ -82,7 +82,7 @@ def _parser() -> Parser:
 
 
 def _own_report(flags: argparse.Namespace, others: Sequence[str]) -> dict[str, Any]:
-    facts = software.probed()
+    facts = software.probe_imports()
     rows = [*software.findings(facts, os.environ), *machine.findings(os.environ)]
     if others := [*others, *filter(None, flags.others.split(","))]:
         rows.append(hosts.names(others))

@@ -1,1 +1,1 @@
-"""When things happened on this rank: the recorder of spans, and its readers: record, timeline, trace."""
+"""Profiling of a rank: the store of spans, and its readers: record, timeline and trace."""

@@ -13,13 +13,13 @@ PATIENCE = 5.0  # seconds that rank 0 waits for the last records of other ranks
 TICK = 0.1
 
 
-def reports_to(settings: Any) -> Path | None:
-    """The folder of the report that the settings ask for; None under `hvkeras compare`, which writes its own."""
+def report_folder(settings: Any) -> Path | None:
+    """Return the folder of the report that the settings request; None under `hvkeras compare`, which writes its own."""
     return Path(settings.report) if settings.report and not settings.record else None
 
 
-def forget_run(folder: Path | None) -> None:
-    """Removes the records of an earlier job."""
+def remove_run(folder: Path | None) -> None:
+    """Remove the records and the outcome of an earlier job."""
     if folder is not None:
         from hvkeras.diagnostics.record import remove  # noqa: PLC0415 - imports NumPy; the launcher does not
 
@@ -28,39 +28,39 @@ def forget_run(folder: Path | None) -> None:
 
 
 def write_outcome(folder: Path | None, outcome: Outcome) -> None:
-    """Writes how the job ended next to the records."""
+    """Write the outcome of the job next to the records."""
     if folder is not None:
         try:
             outcome.write(folder / "records")
         except OSError:
-            return  # writing the report comes next and reports the error
+            return  # writing the report fails next, and reports the error
 
 
 def report_on_run(folder: Path) -> str:
-    """Writes the report.
+    """Write the report.
 
     Returns:
-        A line that says where the report is, or why there is none.
+        A message with the path of the report, or the reason why there is none.
     """
     from hvkeras.diagnostics.run_report import write_report  # noqa: PLC0415 - imports NumPy; the launcher does not
 
     try:
         return f"hvkeras: the report on this run is {write_report(folder)}"
     except Exception as error:  # noqa: BLE001 - a failed report must not change how the job ends
-        why = str(error) if isinstance(error, (HvkerasError, OSError)) else f"{type(error).__name__}: {error}"
-        return f"hvkeras: there is no report on this run: {why}"
+        reason = str(error) if isinstance(error, (HvkerasError, OSError)) else f"{type(error).__name__}: {error}"
+        return f"hvkeras: there is no report on this run: {reason}"
 
 
 def await_records(folder: Path, size: int) -> None:
-    """Waits until all ranks have written their last record, for `PATIENCE` seconds at most."""
+    """Wait up to `PATIENCE` seconds until all ranks have written their last record."""
     deadline = time.monotonic() + PATIENCE
     waiting = set(range(size))
     while waiting and time.monotonic() < deadline:
-        waiting = {rank for rank in waiting if not _is_over(folder, rank)}
+        waiting = {rank for rank in waiting if not _has_ended(folder, rank)}
         time.sleep(TICK if waiting else 0)
 
 
-def _is_over(folder: Path, rank: int) -> bool:
+def _has_ended(folder: Path, rank: int) -> bool:
     from hvkeras.diagnostics.record import Record  # noqa: PLC0415 - imports NumPy; the launcher does not
 
     try:

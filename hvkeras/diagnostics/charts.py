@@ -1,4 +1,4 @@
-"""Charts drawn with matplotlib: as SVG that follows a page's colours, and as PNG files.
+"""Charts drawn with matplotlib: as SVG in the colours of a page, and as PNG files.
 
 matplotlib comes with the extra `report` and is imported only when a chart is drawn; `missing()` reports its absence.
 """
@@ -21,16 +21,16 @@ import numpy as np
 
 INSTALL = "pip install 'hvkeras[report]'"
 
-# PNG files use these colours as they are; in a page they are replaced by the page's own.
+# PNG files use these colours; in a page, the page's colours replace them.
 INK, PAPER, LINE = "#1d2127", "#ffffff", "#d9dde3"
-_OF_THE_PAGE = {INK: "currentColor", PAPER: "var(--paper, #ffffff)", LINE: "var(--line, #d9dde3)"}
-# Okabe and Ito's colours can be told apart without full colour vision; patterns tell the parts apart without any.
+_PAGE_COLOURS = {INK: "currentColor", PAPER: "var(--paper, #ffffff)", LINE: "var(--line, #d9dde3)"}
+# Okabe and Ito's palette is safe for colour-blind readers; hatches also distinguish the parts in greyscale.
 PARTS = {"compute": ("#0072b2", ""), "update": ("#009e73", "\\\\\\"), "input": ("#e69f00", "xxx"),
          "wait": ("#56b4e9", "///"), "communication": ("#d55e00", "..."), "hidden": ("#cc79a7", "---")}
 _ENGINES = {"native": "#0072b2", "horovod": "#e69f00", "tfdist": "#009e73", "one process": "#8a919c"}
-IDEAL = "ideal"  # the name of the ideal line, which has no engine's colour
+IDEAL = "ideal"  # name of the ideal line, drawn in `INK`
 _OTHERS = ("#cc79a7", "#56b4e9", "#d55e00", "#009e73", "#e69f00", "#0072b2")
-_PATTERNS = ("\\\\\\", "++", "oo")
+_HATCHES = ("\\\\\\", "++", "oo")
 _MARKERS, _DASHES = "osD^vPX*", ("-", "--", "-.", ":")
 
 _STYLE = {"font.family": "DejaVu Sans", "font.size": 10, "text.parse_math": False, "text.color": INK,
@@ -41,7 +41,7 @@ _STYLE = {"font.family": "DejaVu Sans", "font.size": 10, "text.parse_math": Fals
 
 
 def missing() -> str:
-    """Why there are no charts, as a line that says what to do; "" if matplotlib can be imported."""
+    """Return why there are no charts, with the fix; "" if matplotlib can be imported."""
     try:
         importlib.import_module("matplotlib.figure")
     except ImportError as error:
@@ -50,27 +50,27 @@ def missing() -> str:
 
 
 class Chart:
-    """A chart, drawn on demand.
+    """Chart that is drawn on demand.
 
     Args:
-        draw: Draws into a matplotlib axes.
+        draw: Function that draws into a matplotlib `Axes`.
         width: Width in inches.
         height: Height in inches.
-        description: What it shows, for screen readers.
+        description: Text alternative for screen readers.
     """
 
     def __init__(self, draw: Callable[[Any], None], width: float, height: float, description: str) -> None:
         self._draw, self._size, self._description = draw, (width, height), description
 
     def svg(self) -> str:
-        """The chart as an SVG element for a page; its text and axes have the page's colours."""
+        """Return the chart as an SVG element, with text and axes in the page's colours."""
         file = io.StringIO()
         self._save(file, format="svg", transparent=True,
                    metadata={"Creator": None, "Date": None, "Format": None, "Type": None})
-        return _for_a_page(file.getvalue(), self._description)
+        return _for_page(file.getvalue(), self._description)
 
     def png(self, path: Path) -> None:
-        """Writes the chart to a PNG file, on a white background."""
+        """Write the chart to a PNG file, on a white background."""
         self._save(path, format="png", dpi=150, facecolor=PAPER)
 
     def _save(self, target: Any, **options: Any) -> None:
@@ -85,27 +85,27 @@ class Chart:
             figure.savefig(target, **options)
 
 
-def _for_a_page(svg: str, description: str) -> str:
-    """Extracts the SVG element, with the colours of the page and with IDs that are unique in it."""
+def _for_page(svg: str, description: str) -> str:
+    """Extract the SVG element, with the page's colours and with IDs that are unique in the page."""
     svg = svg[svg.index("<svg"):].strip()
-    svg = re.sub(r"\s+xmlns(:\w+)?=\"[^\"]*\"", "", svg)  # not needed in HTML, and a page contains no addresses
-    for colour, name in _OF_THE_PAGE.items():
+    svg = re.sub(r"\s+xmlns(:\w+)?=\"[^\"]*\"", "", svg)  # not needed in HTML; pages have no external references
+    for colour, name in _PAGE_COLOURS.items():
         svg = svg.replace(colour, name)
-    own = "c" + hashlib.sha256(svg.encode()).hexdigest()[:8]
-    svg = re.sub(r"(\bid=\"|url\(#|href=\"#)", rf"\g<1>{own}-", svg)
+    prefix = "c" + hashlib.sha256(svg.encode()).hexdigest()[:8]
+    svg = re.sub(r"(\bid=\"|url\(#|href=\"#)", rf"\g<1>{prefix}-", svg)
     label = escape(description, quote=True)
     return svg.replace("<svg", f"<svg role=\"img\" aria-label=\"{label}\"", 1)
 
 
 def stacked(labels: Sequence[str], parts: Mapping[str, Sequence[float]], x_label: str) -> Chart:
-    """Draws a horizontal stacked bar for each label.
+    """Draw a horizontal stacked bar for each label.
 
     Args:
-        labels: The bars, from top to bottom.
-        parts: The lengths by part, each as long as `labels`; nan counts as 0. `PARTS` have fixed colours.
-        x_label: What the lengths are.
+        labels: Labels of the bars, from top to bottom.
+        parts: Lengths by part, one for each label; nan counts as 0. `PARTS` have fixed colours.
+        x_label: Label of the x axis.
     """
-    styles = zip(itertools.cycle(_OTHERS), itertools.cycle(_PATTERNS))
+    styles = zip(itertools.cycle(_OTHERS), itertools.cycle(_HATCHES))
     others = dict(zip((name for name in parts if name not in PARTS), styles, strict=False))
 
     def draw(axes: Any) -> None:
@@ -130,12 +130,12 @@ def stacked(labels: Sequence[str], parts: Mapping[str, Sequence[float]], x_label
 
 
 def distribution(groups: Mapping[str, Sequence[float]], x_label: str) -> Chart:
-    """Draws a box plot for each group: quartiles as a box, 5th to 95th percentile as whiskers, values as points below.
+    """Draw a box plot for each group: quartiles as a box, 5th to 95th percentile as whiskers, values as points below.
 
     Args:
-        groups: The values by name, from top to bottom. Of many values, only a sample is drawn as points. Values far
-            beyond the whiskers are drawn at the end of the axis, so that they do not compress the others.
-        x_label: What the values are.
+        groups: Values by name, from top to bottom. At most 200 points are drawn. Outliers are drawn at the end of
+            the axis, so that they do not compress the others.
+        x_label: Label of the x axis.
     """
     known = {name: np.array(values, float) for name, values in groups.items()}
     end = 1.25 * max((float(np.percentile(values, 95)) for values in known.values() if len(values)), default=0.8)
@@ -162,7 +162,6 @@ def distribution(groups: Mapping[str, Sequence[float]], x_label: str) -> Chart:
 
 
 def _rows(axes: Any, labels: Sequence[str], x_label: str) -> None:
-    """Labels the rows, with the first one at the top."""
     axes.set_yticks(range(len(labels)), labels)
     axes.set_ylim(len(labels) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
@@ -173,14 +172,11 @@ def _rows(axes: Any, labels: Sequence[str], x_label: str) -> None:
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a chart.
+    """Line of a chart.
 
     Attributes:
-        name: Its name.
-        x: The x values of its points.
-        y: The y values of its points.
-        low: The lower ends of the points' spread, or empty.
-        high: The upper ends of the points' spread, or empty.
+        low: Lower end of the spread of each point, or empty.
+        high: Upper end of the spread of each point, or empty.
         dashed: Whether it is an ideal rather than a measurement.
     """
 
@@ -193,12 +189,12 @@ class Line:
 
 
 def scaling(lines: Sequence[Line], y_label: str, x_label: str = "processes") -> Chart:
-    """Draws a quantity against the number of processes, with a tick at each number; logarithmic for a wide range.
+    """Draw a quantity against the number of processes, with log axes for a wide range.
 
     Args:
-        lines: The lines; `dashed` ones are thin.
-        y_label: The label of the y axis.
-        x_label: The label of the x axis.
+        lines: Lines; `dashed` ones are thin.
+        y_label: Label of the y axis.
+        x_label: Label of the x axis.
     """
     def draw(axes: Any) -> None:
         _lines(axes, lines, points=True)
@@ -217,12 +213,12 @@ def scaling(lines: Sequence[Line], y_label: str, x_label: str = "processes") -> 
 
 
 def curves(lines: Sequence[Line], x_label: str, y_label: str) -> Chart:
-    """Draws lines with many points, such as loss against time.
+    """Draw lines with many points, such as loss against time.
 
     Args:
-        lines: The lines.
-        x_label: The label of the x axis.
-        y_label: The label of the y axis.
+        lines: Lines of the chart.
+        x_label: Label of the x axis.
+        y_label: Label of the y axis.
     """
     def draw(axes: Any) -> None:
         _lines(axes, lines, points=False)
@@ -237,14 +233,14 @@ def curves(lines: Sequence[Line], x_label: str, y_label: str) -> Chart:
 
 
 def levels(x: Sequence[float], y: Sequence[int], end: float, x_label: str, y_label: str) -> Chart:
-    """Draws a whole number that changes in steps.
+    """Draw an integer that changes over time, as a step plot.
 
     Args:
-        x: When it takes each value; the first is 0.
-        y: The values.
-        end: Until when it keeps the last one.
-        x_label: The label of the x axis.
-        y_label: The label of the y axis.
+        x: Start time of each value; the first is 0.
+        y: Values.
+        end: End time of the last value.
+        x_label: Label of the x axis.
+        y_label: Label of the y axis.
     """
     def draw(axes: Any) -> None:
         colour = _OTHERS[-1]
@@ -273,7 +269,7 @@ def _lines(axes: Any, lines: Sequence[Line], points: bool) -> None:
 
 
 def colours_of(names: Iterable[str]) -> dict[str, str]:
-    """Assigns a colour to each name; an engine has the same colour in all charts."""
+    """Return a colour for each name; a backend has the same colour in all charts."""
     names = list(dict.fromkeys(names))
     taken = {_ENGINES.get(name) for name in names}
     free = itertools.cycle([colour for colour in _OTHERS if colour not in taken])

@@ -1,4 +1,4 @@
-"""`hvkeras run --check-build`: which launchers work with which backends on this machine, and why others do not."""
+"""`hvkeras run --check-build`: compatibility of launchers and backends on this machine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _VERSION_DEADLINE = 10.0  # seconds for `mpirun --version`
 
 
 def _rows() -> list[tuple[str, Launch, str]]:
-    """Lists each launcher's name, the launch that its ranks would detect, and why it does not work here itself."""
+    """Return (name, launch that its ranks would detect, reason why it is not available or "") for each launcher."""
     has_mpi = find_command("mpirun") or find_command("mpiexec")
     no_mpi = "" if has_mpi else "mpirun is not installed: pip install 'hvkeras[mpi]'"
     no_horovod = "" if horovod_is_installed() else "Horovod's horovodrun is not installed: " + installed.BUILD
@@ -55,21 +55,21 @@ def _no_mpi4py() -> str:
 def _no_spark() -> str:
     if not version_of("pyspark"):
         return "pyspark is not installed: pip install 'hvkeras[spark]'"
-    return "" if java() else f"Spark needs a Java: {INSTALL_JAVA}"
+    return "" if java() else f"Spark needs Java: {INSTALL_JAVA}"
 
 
 def java() -> str:
-    """Returns the path of the Java that Spark would run, or ""."""
+    """Return the path of the `java` command that Spark would run, or ""."""
     home = os.environ.get("JAVA_HOME", "")
     return os.path.join(home, "bin", "java") if home else shutil.which("java") or ""
 
 
-def _built_without(part: str, there: bool) -> str:
-    return "" if there else f"Horovod was built without {part}: {installed.BUILD}"
+def _built_without(part: str, is_built: bool) -> str:
+    return "" if is_built else f"Horovod was built without {part}: {installed.BUILD}"
 
 
 def why_not(name: str, launch: Launch, launcher_problem: str, several_hosts: bool = False) -> str:
-    """Returns why a backend and a launcher do not work together here; "" if they do."""
+    """Return why a backend does not work with a launcher on this machine; "" if it does."""
     try:
         backend = backend_class(name)
     except MachineError as error:
@@ -80,7 +80,7 @@ def why_not(name: str, launch: Launch, launcher_problem: str, several_hosts: boo
 
 
 def check_build() -> int:
-    """Prints the table, the reasons below it, and the installed versions.
+    """Print the table, the reasons below it, and the installed versions.
 
     Returns:
         The exit code, 0.
@@ -111,7 +111,7 @@ def check_build() -> int:
 
 
 def facts() -> list[str]:
-    """Lists what is installed, one fact per line."""
+    """Return the installed versions and commands, one per line."""
     lines = [f"hvkeras {__version__}, Python {sys.version.split()[0]} at {sys.executable}"]
     lines += [f"{name} {version_of(name) or 'is not installed'}" for name in PACKAGES]
     lines += [f"backend {name}: {backend.availability().reason}" for name, backend in importable_backends().items()]
@@ -123,7 +123,7 @@ def facts() -> list[str]:
 
 
 def version_of(package: str) -> str:
-    """Returns the installed version of a package, given its import name, or ""."""
+    """Return the installed version of a package, given its import name, or ""."""
     for distribution in (package, f"{package}-cpu", f"{package}-intel", package.replace("_", "-")):
         try:
             return metadata.version(distribution)
@@ -133,13 +133,13 @@ def version_of(package: str) -> str:
 
 
 def find_command(command: str) -> str:
-    """Returns a command's path or "", searching beside this Python first: its environment may not be activated."""
+    """Return a command's path or "", searching this Python's environment first, which may not be activated."""
     beside = Path(sys.executable).parent / command
     return str(beside) if beside.is_file() else shutil.which(command) or ""
 
 
 def version_output(launcher: str) -> str | None:
-    """Returns what `launcher --version` prints; None if it does not start."""
+    """Return the output of `launcher --version`; None if it does not start."""
     try:
         return subprocess.run([launcher, "--version"], capture_output=True, text=True, timeout=_VERSION_DEADLINE,
                               check=False).stdout.strip()
@@ -155,7 +155,7 @@ def _version_line(path: str) -> str:
 
 
 def horovod_is_installed() -> bool:
-    """Returns whether Horovod's launcher can be imported."""
+    """Return whether Horovod's launcher can be imported."""
     try:
         return importlib.util.find_spec("horovod.runner.launch") is not None
     except ImportError:

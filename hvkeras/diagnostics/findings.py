@@ -1,4 +1,4 @@
-"""What limits a job and what to do about it: the advice in a report on one run."""
+"""Bottlenecks of a job and their remedies: the advice in a report on one run."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from statistics import median
 from hvkeras.diagnostics.run_summary import Summary
 from hvkeras.diagnostics.time_split import TimeSplit
 
-# Shares of the typical step, or of all time, from which on something is reported; docs/report.md has the same table.
+# Minimum fractions of the typical step, or of all time, to report a finding; docs/report.md has the same table.
 THRESHOLDS: Mapping[str, float] = {
     "steps": 20,  # minimum number of steps timed on each rank for any finding
-    "seconds": 5,  # their minimum total duration: other load on a machine comes and goes in seconds
-    "slow rank": 0.10,  # of a step that a rank is busy longer than the others
+    "seconds": 5,  # minimum total duration of these steps, because other load on a machine varies within seconds
+    "slow rank": 0.10,  # of a step, by which a rank is busy longer than the others
     "input": 0.10,  # of a step, waiting for the next batch
     "wait": 0.15,  # of a step, waiting for other ranks, if no rank is consistently slow
     "communication": 0.20,  # of a step
     "update": 0.10,  # of a step, if each rank updates all weights
-    "pauses": 0.30,  # of all time, in validation, checkpoints, and anything else that takes long between steps
+    "pauses": 0.30,  # of all time, in validation, checkpoints and other long work between steps
 }
-_REASON = 0.25  # of a rank's delay; smaller parts of it are not mentioned
+_REASON = 0.25  # minimum fraction of a rank's delay to mention a cause
 
 
 @dataclass(frozen=True)
-class Slowest:
-    """The rank that the others wait for.
+class Straggler:
+    """Straggler: the rank that the others wait for.
 
     Attributes:
         rank: The rank.
-        seconds: How much longer it is busy in a step than the others.
-        parts: How much of that is due to `input` and to `compute`, in seconds; negligible parts are left out.
+        seconds: Additional busy time per step, relative to the median of the others.
+        parts: Seconds of it due to `input` and `compute`; negligible parts are omitted.
     """
 
     rank: int
@@ -40,13 +40,13 @@ class Slowest:
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that limits the job.
+    """Bottleneck of a job.
 
     Attributes:
         what: `slow rank`, `input`, `wait`, `communication`, `update` or `pauses`, as in `THRESHOLDS`.
-        share: Its share of a step or, for pauses, of all time.
-        text: A description of the problem.
-        remedy: What to do about it.
+        share: Fraction of a step or, for pauses, of all time.
+        text: Description of the problem.
+        remedy: Suggested fix.
     """
 
     what: str
@@ -55,22 +55,22 @@ class Finding:
     remedy: str
 
 
-def enough(splits: Mapping[int, TimeSplit]) -> bool:
-    """Whether enough steps were timed to draw conclusions."""
+def has_enough_steps(splits: Mapping[int, TimeSplit]) -> bool:
+    """Return whether enough steps were timed to draw conclusions."""
     return bool(splits) and all(split.steps >= THRESHOLDS["steps"] and split.steps * split.step >= THRESHOLDS["seconds"]
                                 for split in splits.values())
 
 
-def slowest_rank(splits: Mapping[int, TimeSplit]) -> Slowest | None:
-    """Finds the rank that is busy longest, if it stands out from the others.
+def slowest_rank(splits: Mapping[int, TimeSplit]) -> Straggler | None:
+    """Find the straggler: the rank that is busy longest.
 
     Args:
-        splits: The time breakdown of a typical step, by rank.
+        splits: Time breakdown of a typical step, by rank.
 
     Returns:
-        The rank; None if the ranks are similar or too few steps were timed.
+        The straggler; None if the ranks are similar or too few steps were timed.
     """
-    if len(splits) < 2 or not enough(splits):
+    if len(splits) < 2 or not has_enough_steps(splits):
         return None
     busy = {rank: split.busy for rank, split in splits.items()}
     rank = max(busy, key=lambda each: busy[each])
@@ -80,41 +80,41 @@ def slowest_rank(splits: Mapping[int, TimeSplit]) -> Slowest | None:
         return None
     parts = {"input": splits[rank].input - median(split.input for split in others),
              "compute": splits[rank].busy - splits[rank].input - median(split.busy - split.input for split in others)}
-    return Slowest(rank, more, {part: seconds for part, seconds in parts.items() if seconds >= _REASON * more})
+    return Straggler(rank, more, {part: seconds for part, seconds in parts.items() if seconds >= _REASON * more})
 
 
 def findings(summary: Summary) -> list[Finding]:
-    """What limits a job, the largest share first; empty if too few steps were timed."""
+    """Return the bottlenecks of a job, the largest first; an empty list if too few steps were timed."""
     splits = summary.splits
-    if not enough(splits):
+    if not has_enough_steps(splits):
         return []
     found = [_slow_rank(summary), _input(splits), _wait(summary), _communication(splits), _update(summary),
              _pauses(summary)]
     return sorted((finding for finding in found if finding is not None), key=lambda finding: -finding.share)
 
 
-# Advice in the report on one run; a comparison removes it, as it is the answer.
+# Advice in the report on one run, which reports of hvkeras compare omit.
 COMPARE = " hvkeras compare shows whether another backend is faster here."
 
 
 def limit(splits: Mapping[int, TimeSplit], found: Sequence[Finding]) -> str:
-    """What limits a job most, and what to do, as text; "" if nothing is known about its steps.
+    """Return a description of the main bottleneck and its remedy; "" if no steps were timed.
 
     Args:
-        splits: The time breakdown of a typical step, by rank.
-        found: The result of `findings`.
+        splits: Time breakdown of a typical step, by rank.
+        found: Result of `findings`.
     """
     if found:
         return f"What limits training most: {found[0].text} {found[0].remedy}"
     if not splits:
         return ""
-    if not enough(splits):
+    if not has_enough_steps(splits):
         count, seconds = min((split.steps, split.steps * split.step) for split in splits.values())
         return (f"The run is too short to judge what limits it: {count} typical step{'s' * (count != 1)},"
                 f" {seconds:.2g} s in all, were timed on a rank, and at least {THRESHOLDS['steps']:g} steps and"
                 f" {THRESHOLDS['seconds']:g} s are needed.")
-    return ("Only computing limits training. What is left to try is: jit_compile=True where the"
-            " backend is native, mixed precision on GPUs, or more ranks.")
+    return ("Training is limited by computation alone. Try jit_compile=True with the native backend, mixed precision"
+            " on GPUs, or more ranks.")
 
 
 _REMEDIES = {
@@ -126,8 +126,8 @@ _REMEDIES = {
 }
 
 
-def because(summary: Summary, slowest: Slowest) -> str:
-    """Why a rank is slow, as the end of a sentence."""
+def explain_delay(summary: Summary, slowest: Straggler) -> str:
+    """Return why a rank is slow, as the end of a sentence."""
     names = {"input": "its input takes", "compute": "its computing takes"}
     reasons = [f"{names[part]} {milliseconds(seconds)} longer" for part, seconds in slowest.parts.items()]
     others = "rank" if summary.size == 2 else "ranks"
@@ -141,7 +141,7 @@ def _slow_rank(summary: Summary) -> Finding | None:
     share = slowest.seconds / summary.splits[slowest.rank].step
     remedy = " ".join(_REMEDIES[part] for part in slowest.parts)
     return Finding("slow rank", share, f"All ranks wait for {summary.name(slowest.rank)} ({share:.0%} of each step), as"
-                   f" {because(summary, slowest)}.", remedy)
+                   f" {explain_delay(summary, slowest)}.", remedy)
 
 
 def _input(splits: Mapping[int, TimeSplit]) -> Finding | None:
@@ -182,11 +182,11 @@ def _communication(splits: Mapping[int, TimeSplit]) -> Finding | None:
 def _update(summary: Summary) -> Finding | None:
     share = median(split.update / split.step for split in summary.splits.values())
     if share < THRESHOLDS["update"] or summary.size == 1 or summary.shares_update or summary.backend != "native":
-        return None  # on other engines, sharing it takes more time than it saves
+        return None  # on other backends, a sharded update takes more time than it saves
     return Finding("update", share, f"Each rank updates all weights, which takes {share:.0%} of a step.",
-                   f"DistributedOptimizer(shard_update=True) has each rank update 1/{summary.size} of them, and keep"
-                   f" 1/{summary.size} of the optimizer's state; hvkeras compare --shard-update on,off shows what that"
-                   " gives here.")
+                   f"With DistributedOptimizer(shard_update=True), each rank updates 1/{summary.size} of them, and"
+                   f" stores 1/{summary.size} of the optimizer's state; hvkeras compare --shard-update on,off measures"
+                   " the gain.")
 
 
 def _pauses(summary: Summary) -> Finding | None:
@@ -199,6 +199,6 @@ def _pauses(summary: Summary) -> Finding | None:
 
 
 def milliseconds(seconds: float) -> str:
-    """Formats a time in milliseconds for readers."""
+    """Format a time in milliseconds."""
     value = 1000 * seconds
     return f"{value:,.0f} ms" if value >= 100 else f"{value:.3g} ms"

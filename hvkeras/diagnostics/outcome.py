@@ -1,4 +1,4 @@
-"""Outcome of a job as seen by its launcher: stored next to the records, for reports."""
+"""Outcome of a job according to its launcher, stored next to the records for reports."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _NAME = "outcome.json"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What `hvkeras run` knows about a finished job.
+    """Outcome of a finished job of `hvkeras run`.
 
     Attributes:
-        size: The number of ranks.
-        hosts: The host of each rank.
-        ended: How each rank's process ended, by the rank as text.
+        size: Number of ranks.
+        hosts: Host of each rank.
+        ended: End of each rank's process, by rank as a string.
         cause: Why the job ended early, or "".
-        stalls: The warnings about late ranks.
-        changes: The changes of an elastic job's ranks (`hvkeras.job.session.Change`), each with its time in seconds
-            since the epoch.
-        first_size: The number of ranks before the first of them; 0 without any.
-        began: When an elastic job began, in seconds since the epoch.
+        stalls: Stall warnings.
+        changes: Changes of an elastic job's ranks (`hvkeras.job.session.Change`), with their times in seconds since
+            the epoch.
+        first_size: Number of ranks before the first change; 0 without changes.
+        began: Start time of an elastic job, in seconds since the epoch.
     """
 
     size: int
@@ -39,17 +39,17 @@ class Outcome:
     began: float = 0.0
 
     def write(self, folder: Path) -> None:
-        """Writes it next to the records."""
+        """Write the outcome into the folder of the records."""
         folder.mkdir(parents=True, exist_ok=True)
         write_durably(folder / _NAME, json.dumps(dataclasses.asdict(self), indent=2))
 
     @classmethod
     def read(cls, folder: Path) -> Outcome | None:
-        """Reads it; None if no launcher has written one."""
+        """Read the outcome; return None if no launcher has written one."""
         path = folder / _NAME
         return cls(**json.loads(path.read_text())) if path.is_file() else None
 
     @staticmethod
     def remove(folder: Path) -> None:
-        """Removes the outcome of an earlier job."""
+        """Remove the outcome of an earlier job."""
         (folder / _NAME).unlink(missing_ok=True)

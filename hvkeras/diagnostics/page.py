@@ -1,4 +1,4 @@
-"""A report as one self-contained HTML page, with light and dark colours, for screen and print."""
+"""Reports as self-contained HTML pages, with light and dark colours, for screen and print."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-# The charts take their colours from `color`, --paper and --line; see hvkeras.diagnostics.charts.
+# Charts use `color`, --paper and --line; see hvkeras.diagnostics.charts.
 STYLE = """
 .hvkeras { color-scheme: light dark; --paper: #ffffff; --ink: #1d2127; --quiet: #5a6270; --line: #d9dde3;
   --raised: #f5f7f9; --accent: #0072b2;
@@ -44,12 +44,12 @@ body.hvkeras { margin: 0; }
 
 @dataclass(frozen=True)
 class Section:
-    """A section of a page.
+    """Section of a page.
 
     Attributes:
-        title: Its heading.
-        html: Its content, as HTML.
-        note: A note in small print below it, as text, or "".
+        title: Heading, as plain text.
+        html: Content, as HTML.
+        note: Note in small print below the content, as plain text, or "".
     """
 
     title: str
@@ -58,15 +58,15 @@ class Section:
 
 
 def page(title: str, sentences: Sequence[str], sections: Sequence[Section]) -> str:
-    """Lays out a page.
+    """Render a page.
 
     Args:
-        title: Its heading, as text.
-        sentences: The summary at the top, as text: one paragraph each.
-        sections: The sections that follow, in order.
+        title: Heading, as plain text.
+        sentences: Paragraphs of the summary at the top, as plain text.
+        sections: Sections below the summary.
 
     Returns:
-        The HTML of the whole page, which has no external references.
+        HTML document without external references.
     """
     return ("<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
             "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
@@ -76,7 +76,7 @@ def page(title: str, sentences: Sequence[str], sections: Sequence[Section]) -> s
 
 
 def fragment(sentences: Sequence[str], sections: Sequence[Section]) -> str:
-    """Lays out the same without a title, for embedding in another page such as the output of a notebook cell."""
+    """Render a page without a title, for embedding in another one, such as the output of a notebook cell."""
     return f"<div class=\"hvkeras part\">\n<style>{STYLE}</style>\n{_body(sentences, sections)}</div>\n"
 
 
@@ -92,14 +92,14 @@ def _section(section: Section) -> str:
 
 
 def table_html(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Makes a table; numbers are right-aligned, longer text is left-aligned.
+    """Render a table; numbers are right-aligned, longer text is left-aligned.
 
     Args:
-        headers: The header row.
-        rows: The other rows; the last cell of a shorter row spans the remaining columns.
+        headers: Header row.
+        rows: Other rows; the last cell of a shorter row spans the remaining columns.
 
     Returns:
-        The HTML, with the cells' text escaped.
+        HTML, with the cells' text escaped.
     """
     head = "".join(f"<th scope=\"col\">{_lines(header)}</th>" for header in headers)
     body = "".join(f"<tr>{_row(row, len(headers))}</tr>\n" for row in rows)
@@ -109,9 +109,9 @@ def table_html(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 def _row(row: Sequence[object], columns: int) -> str:
     cells = []
     for index, cell in enumerate(row):
-        rest = columns - len(row) + 1 if index == len(row) - 1 else 1
-        words = " class=\"words\"" if index and (rest > 1 or len(str(cell)) > 24) else ""
-        span = f" colspan=\"{rest}\"" if rest > 1 else ""
+        width = columns - len(row) + 1 if index == len(row) - 1 else 1
+        words = " class=\"words\"" if index and (width > 1 or len(str(cell)) > 24) else ""
+        span = f" colspan=\"{width}\"" if width > 1 else ""
         cells.append(f"<td{words}{span}>{_lines(cell)}</td>")
     return "".join(cells)
 

@@ -1,4 +1,4 @@
-"""Time breakdown of training steps: what each rank measures, and the figures derived from all ranks."""
+"""Time breakdown of training steps per epoch: each rank's measurements, and metrics derived from all ranks."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import numpy as np
 
 from hvkeras.diagnostics.record import Array
 from hvkeras.diagnostics.ring_buffer import Rows
-from hvkeras.diagnostics.time_split import Cover, shortest
+from hvkeras.diagnostics.time_split import Cover, shortest_times
 
 STEP_TIME, COMMUNICATION, WAIT = "ranks/step_time_ms", "ranks/communication_ms", "ranks/wait_ms"
-LATEST = 512  # maximum number of an epoch's executions that are considered
+LATEST = 512  # maximum number of an epoch's executions to consider
 
-_TICK = 1e-5  # seconds that TensorFlow's clock may lag behind Python's: it has microsecond resolution
+_TICK = 1e-5  # seconds that TensorFlow's clock may lag behind Python's, because of its microsecond resolution
 
 
 @dataclass(frozen=True)
 class RankTimes:
-    """What one rank measured in an epoch.
+    """Measurements of one rank in an epoch.
 
     Attributes:
-        steps: The number of steps measured.
-        seconds: Their total duration, including callbacks between them.
+        steps: Number of steps measured.
+        seconds: Total duration of these steps, including callbacks between them.
         collectives: Start and end of the collectives in these steps, by key: float64, [runs, 2].
     """
 
@@ -33,34 +33,34 @@ class RankTimes:
 
     @classmethod
     def of(cls, executions: Array, collectives: Mapping[str, Rows]) -> RankTimes:
-        """Summarizes the given executions, as far as all of their collectives are known.
+        """Summarize the executions whose collectives are all known.
 
         Args:
             executions: float64, [n, 4]: start and end of each execution of an epoch, and its first and last step.
-            collectives: The latest runs of the collectives, by key.
+            collectives: Latest runs of the collectives, by key.
         """
         known = max((rows.table[0, 0] for rows in collectives.values() if rows.first), default=-np.inf)
-        seen = executions[executions[:, 0] >= known]
-        if not len(seen):
+        complete = executions[executions[:, 0] >= known]
+        if not len(complete):
             return cls(0, 0.0)
-        (began, *_, first, _), (_, ended, _, last) = seen[[0, -1]].tolist()
+        (began, *_, first, _), (_, ended, _, last) = complete[[0, -1]].tolist()
         within = {key: rows.table[(rows.table[:, 0] >= began - _TICK) & (rows.table[:, 0] < ended)]
                   for key, rows in collectives.items()}
         return cls(int(last) + 1 - int(first), ended - began, {key: rows for key, rows in within.items() if len(rows)})
 
 
 def figures(everyone: Mapping[int, RankTimes]) -> dict[int, dict[str, float]]:
-    """Milliseconds per step, by rank and tag.
+    """Return milliseconds per step, by rank and tag.
 
-    A rank's communication is the time during which at least one collective of the step was running on it. Its wait is
-    the part of that time that it would have saved by arriving last: the time it spent in a collective beyond the
-    shortest time that any rank spent in the same one. Clocks of different ranks are never compared.
+    Communication time is the time during which at least one collective of the step was running on the rank. Wait time
+    is the part of it that the rank would have saved by arriving last: its time in a collective beyond the shortest time
+    of any rank in the same run. Clocks of different ranks are never compared.
 
     Args:
-        everyone: The times of all ranks, or of the chief alone, for which no wait can be computed.
+        everyone: Times of all ranks, or of the chief alone, for which no wait time can be computed.
     """
-    # The ranks' latest runs are the same ones, so they are numbered from the end.
-    compared = shortest([{key: (rows, -len(rows)) for key, rows in times.collectives.items()}
+    # The latest runs are the same on all ranks, so they are numbered from the end.
+    compared = shortest_times([{key: (rows, -len(rows)) for key, rows in times.collectives.items()}
                          for times in everyone.values()])
     found: dict[int, dict[str, float]] = {}
     for rank, times in everyone.items():

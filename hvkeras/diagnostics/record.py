@@ -1,4 +1,4 @@
-"""The record of a rank: the file that each rank writes and that commands read."""
+"""Records: files of measurements, which ranks write and commands read."""
 
 from __future__ import annotations
 
@@ -13,49 +13,45 @@ from typing import Any
 import numpy as np
 
 WEIGHTS = "weights.npz"
-GATHER = "gather of updated parts"  # the operation of the collectives after an update that the ranks share
-WELL = "well"  # the value of `ended` for a rank that ended well
+GATHER = "gather of updated parts"  # operation of the collectives after a sharded update
+WELL = "well"  # value of `ended` after a normal end
 
 Array = np.ndarray[Any, Any]
 
 
 @dataclass
 class Record:
-    """The record of one rank's training. Times are in seconds since the epoch, by the clock of the rank's host.
+    """Record of one rank's training. Times are in seconds since the epoch, by the clock of the rank's host.
 
     Attributes:
-        rank: The rank.
-        size: The number of ranks in its job.
-        backend: The engine of the job.
-        logs: The last logs of Keras by kind, `fit` and `evaluate`: numbers by name.
-        last_logs: The kind of the most recent logs, or "".
+        size: Number of ranks in the job.
+        backend: Name of the backend.
+        logs: Last Keras logs by kind, `fit` and `evaluate`: numbers by name.
+        last_logs: Kind of the most recent logs, or "".
         no_steps: Why steps could not be recorded, or "".
-        no_samples: Why the samples of a step are not known, or "".
-        stamps: float64, [steps, 4]: when this rank's gradients of each step were ready, the cumulative samples, the
-            step's kind, and when the batch reached the model (0 if unknown).
-        first_step: The index of the first of these steps among all steps of the job.
-        host: The rank's host.
-        pid: Its process ID.
+        no_samples: Why the samples per step are unknown, or "".
+        stamps: float64, [steps, 4]: time at which this rank's gradients of each step were ready, cumulative samples,
+            kind of the step, and time at which the batch reached the model (0 if unknown).
+        first_step: Index of the first of these steps among all steps of the job.
         inputs: float64, [fetches, 2]: start and end of each fetch of a training batch from its dataset.
-        updates: float64, [updates, 2]: when the reduced gradients of each step were there, and when all variables had
-            their new values.
+        updates: float64, [updates, 2]: start and end of each weight update, from reduced gradients to new values.
         calls: float64, [calls, 4]: start and end of each call of fit's train function, and the indices of its first
             and last step since the job began; empty for custom training loops.
         collectives: float64, [runs, 2]: start and end of each run of a collective, by its key.
-        first_runs: The index of the first of these runs among all runs of the job, by the same key.
+        first_runs: Index of the first of these runs among all runs of the job, by the same key.
         buckets: `label`, `operation`, `how`, and `bytes` of this rank's tensors (None if known only at run time), by
             the same key.
-        peak_memory: The peak resident memory so far, in bytes; 0 if unknown.
-        gpu: What users call the GPU that the rank computes on, several separated by commas; "" if it has none.
+        peak_memory: Peak resident memory so far, in bytes; 0 if unknown.
+        gpu: Name of the rank's GPU, several separated by commas; "" without any.
         losses: float64, [losses, 2]: seconds since training began, and fit's loss at that time.
-        stalls: The warnings about late ranks.
+        stalls: Stall warnings.
         ended: `WELL` after a normal end, "" while the rank runs or after a crash, else the error's last line.
         clock_offset: Seconds to add to this rank's times to convert them to the job's common clock, which is that of
             rank 0's host, or of `hvkeras run`.
-        clock_uncertainty: The maximum error of that offset in seconds; None while it is unknown.
+        clock_uncertainty: Maximum error of the clock offset in seconds; None if unknown.
         compiling: Seconds in which XLA compiled the optimizer's update, before the first step.
-        began: When recording began.
-        written: When the record was written.
+        began: Start time of the recording.
+        written: Time of writing.
     """
 
     rank: int
@@ -87,7 +83,7 @@ class Record:
     written: float = 0.0
 
     def write(self, folder: Path) -> None:
-        """Writes the record into a folder atomically."""
+        """Write the record into a folder atomically."""
         facts = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)
                  if each.name not in (*_TABLES, "collectives")}
         tables = {name: getattr(self, name) for name in _TABLES}
@@ -96,7 +92,7 @@ class Record:
 
     @classmethod
     def read(cls, folder: Path, rank: int) -> Record | None:
-        """Reads a rank's record; None if there is none."""
+        """Read a rank's record; return None if there is none."""
         if not (folder / _name(rank)).is_file():
             return None
         with np.load(folder / _name(rank)) as file:
@@ -110,11 +106,11 @@ _RUNS = "collective "
 
 
 def remove(folder: Path, since: int = 0) -> None:
-    """Removes an earlier job's records from a folder: those of ranks from `since` on.
+    """Remove an earlier job's records from a folder.
 
     Args:
-        folder: The folder, which need not exist.
-        since: The first of these ranks.
+        folder: Folder, which need not exist.
+        since: First rank whose record is removed.
     """
     for path in folder.glob("rank.*.npz"):
         number = path.name.split(".")[1]
@@ -127,7 +123,7 @@ def _name(rank: int) -> str:
 
 
 def write_weights(folder: Path, values: Sequence[Array]) -> None:
-    """Writes the values of variables, in order, into a folder."""
+    """Write the values of variables into a folder, in order."""
     _save(folder / WEIGHTS, {f"{index:06}": value for index, value in enumerate(values)})
 
 

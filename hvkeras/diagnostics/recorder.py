@@ -1,8 +1,8 @@
-"""Recording of a rank's training: when its steps ran, on how many samples, where the time went, and the results.
+"""Recording of a rank's training: steps, samples, time breakdown, logs and losses.
 
-With HVKERAS_REPORT=<folder> (set by users) or HVKERAS_RECORD=<folder> (set by `hvkeras compare`), each rank keeps
-`rank.<n>.npz` in that folder up to date from a thread; with the latter, rank 0 also writes `weights.npz` when it leaves
-the job. With HVKERAS_TRACE_STEPS, `hvkeras.diagnostics.tracer` writes a trace. Otherwise nothing is added to any graph.
+With HVKERAS_REPORT=<folder> (set by users) or HVKERAS_RECORD=<folder> (set by `hvkeras compare`), a thread of each rank
+periodically rewrites `rank.<n>.npz` in that folder. With the latter, rank 0 also writes `weights.npz` at its end. With
+HVKERAS_TRACE_STEPS, `hvkeras.diagnostics.tracer` writes a trace. Otherwise nothing is added to any graph.
 
 Every step of a distributed optimizer or tape calls `hvkeras.gradients.reducer.GradientReducer`, which records a
 timestamp once this rank's gradients are computed. Samples are the rows of the outermost model call under a gradient
@@ -30,7 +30,7 @@ from hvkeras.compat import graphs, patches
 from hvkeras.control import stalls
 from hvkeras.control.launch_environments import hvkeras_run
 from hvkeras.diagnostics import spans
-from hvkeras.diagnostics.after_run import await_records, report_on_run, reports_to
+from hvkeras.diagnostics.after_run import await_records, report_folder, report_on_run
 from hvkeras.diagnostics.record import WELL, Array, Record, remove, write_weights
 from hvkeras.diagnostics.ring_buffer import PythonRing, Rows, Track, counts
 from hvkeras.diagnostics.spans import CALLS, STEPS, InputWaits, Steps
@@ -44,27 +44,27 @@ from hvkeras.job.session import Session, this_process
 if TYPE_CHECKING:
     from hvkeras.control.client import ControlClient
 
-CAPACITY = 16_384  # latest steps, and latest calls of fit's train function, that are held: 0.5 MiB each
-STALLS = 100  # first warnings that are recorded
+CAPACITY = 16_384  # steps, and calls of fit's train function, in the ring buffers: 0.5 MiB each
+STALLS = 100  # maximum number of stall warnings in a record
 LOSS_EVERY = 1.0  # seconds between two recorded losses within an epoch
-LOSSES = 10_000  # latest losses that are held
+LOSSES = 10_000  # losses in the ring buffer
 WRITE_EVERY = 2.0  # seconds between two writes of the record
 WRITE_SHARE = 0.005  # maximum share of the time spent writing; the interval grows to respect it
 CLOCKS_EVERY = 60.0  # seconds between two measurements of the hosts' clock offset
-LAST_WRITE = 5.0  # seconds that an exiting rank waits for a write in progress
+LAST_WRITE = 5.0  # seconds that a rank waits at exit for a write in progress
 COMPILED = "the step is compiled by XLA, where no clock can be read"
 SESSIONS = "sessions of TensorFlow 1 are not recorded"
 SEVERAL_CALLS = "a model is called more than once in a step"
 
 
 class Recorder:
-    """Fills the record of this rank, and writes it periodically from a thread.
+    """Recorder of this rank, which writes its record periodically from a thread.
 
     Args:
-        folder: The folder to write to; None to write nothing.
-        record: The record, with what is known so far.
+        folder: Folder to write to; None to write nothing.
+        record: Initial record.
         keeps_weights: Whether to write the final weights as well.
-        control: The control client, which knows the common clock; None for a single process.
+        control: Control client, which measures the common clock; None for a single process.
     """
 
     def __init__(self, folder: Path | None, record: Record, keeps_weights: bool = False,
@@ -73,7 +73,7 @@ class Recorder:
         self._record = record
         self._keeps_weights = keeps_weights
         self._control = control
-        self._clocks_compared = -CLOCKS_EVERY
+        self._clock_measured = -CLOCKS_EVERY
         self.trace: StepsTrace | None = None
         self.timeline: Timeline | None = None
         self.is_on: Callable[[], bool] = lambda: False  # whether this recorder is the active one
@@ -85,29 +85,29 @@ class Recorder:
         self._depth = threading.local()
         self._eager_models: set[int] = set()
         self._models: weakref.WeakKeyDictionary[Any, set[int]] = weakref.WeakKeyDictionary()  # by function
-        # Of this job, where an earlier one of this process wrote before.
+        # First rows of this job; an earlier job in this process may have written to the same tracks.
         self.first_rows: dict[str, int] = counts({**spans.store().collectives(), **spans.store().updates()})
-        self._wrote = 0.0  # seconds of CPU time that the thread has used
-        self._over = threading.Event()
+        self._write_seconds = 0.0  # CPU time of the writer thread
+        self._done = threading.Event()
         self._writing, self._updating = threading.Lock(), threading.Lock()
-        self._writer = threading.Thread(target=self._write_now_and_then, name="hvkeras-recorder", daemon=True)
+        self._writer = threading.Thread(target=self._write_periodically, name="hvkeras-recorder", daemon=True)
         self.input_waits: InputWaits = InputWaits()
-        self.report: Path | None = None  # folder for the report on the whole job, if this rank writes it at the end
+        self.report: Path | None = None  # folder of the job's report, if this rank writes it at the end
 
     def begin(self) -> None:
-        """Writes what is known so far, replacing an earlier job's record, and starts the writer thread."""
+        """Write the initial record, replacing that of an earlier job, and start the writer thread."""
         self._write()
         self._writer.start()
 
     def step(self, gradients: Sequence[Any], variables: Sequence[Any], local: Collection[Any]) -> None:
-        """Adds a timestamp and remembers the variables; see `recorder.step`."""
-        sources = [getattr(variable, "source", variable) for variable in variables]  # those of a tape may be tensors
+        """Record a step; see `Recording.step`."""
+        sources = [getattr(variable, "source", variable) for variable in variables]  # sources of a tape may be tensors
         known = {compat.variable_key(source): source for source in sources if hasattr(source, "trainable")}
         if self._keeps_weights:
             for key, variable in known.items():
                 if key not in local:
                     self._variables.setdefault(key, variable)
-        self._models_of_step().clear()
+        self._models_in_step().clear()
         if graphs.compiled_by_xla() or not graphs.from_function_graphs():
             self._record.no_steps = COMPILED if graphs.from_function_graphs() else SESSIONS
             return
@@ -116,7 +116,7 @@ class Recorder:
         self._steps.ready(done, kind)
 
     def around_call(self, original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
-        """Calls a model, and counts its samples if this is the outermost call and trains."""
+        """Call a model, and count its samples if this is the outermost call under a gradient tape."""
         depth = getattr(self._depth, "value", 0)
         if depth == 0 and self.is_on() and graphs.under_tape():
             self._count(model, (args, kwargs))
@@ -127,8 +127,8 @@ class Recorder:
             self._depth.value = depth
 
     def _count(self, model: Any, inputs: Any) -> None:
-        """Adds the rows of a model call; if a step calls several models, only the first one counts."""
-        models = self._models_of_step()
+        """Add the rows of a model call; if a step calls several models, only the first one counts."""
+        models = self._models_in_step()
         if id(model) in models:
             self._record.no_samples = SEVERAL_CALLS
         rows = _rows_of(inputs) if not models else None
@@ -137,30 +137,29 @@ class Recorder:
             tensors = [tensor for tensor in tf.nest.flatten(inputs, expand_composites=True) if tf.is_tensor(tensor)]
             self._steps.batch_arrived(rows, tensors)
 
-    def _models_of_step(self) -> set[int]:
-        """The models called since the last step, in the function under construction or eagerly."""
+    def _models_in_step(self) -> set[int]:
         graph = graphs.function_graph()
         if graph is None:
             return self._eager_models
         return self._models.setdefault(graph, set())
 
-    def note_call(self, began: float, ended: float, logs: Any) -> None:
-        """Records when a call of fit's train function began and ended, and from time to time its loss."""
+    def record_call(self, began: float, ended: float, logs: Any) -> None:
+        """Record the begin and end of a call of fit's train function, and its loss every `LOSS_EVERY` seconds."""
         if not self.is_on():
             return
         self._calls.append(began, ended)
         self._training_began = self._training_began or began
         if ended - self._last_loss >= LOSS_EVERY:
-            self.note_loss(ended, logs)
+            self.record_loss(ended, logs)
 
-    def note_loss(self, now: float, logs: Any) -> None:
-        """Records the loss, if the logs have one."""
+    def record_loss(self, now: float, logs: Any) -> None:
+        """Record the loss, if the logs have one."""
         self._last_loss = now
         with contextlib.suppress(TypeError, ValueError, KeyError, AttributeError):
             self._losses.append(now - self._training_began, float(logs["loss"]))
 
-    def note_logs(self, kind: str, logs: Mapping[str, Any]) -> None:
-        """Records the latest logs of a kind; see `recorder.note_logs`."""
+    def record_logs(self, kind: str, logs: Mapping[str, Any]) -> None:
+        """Record the latest logs of a kind; see `Recording.record_logs`."""
         numbers = {}
         for name, value in logs.items():
             with contextlib.suppress(TypeError, ValueError):
@@ -168,29 +167,29 @@ class Recorder:
         self._record.logs = {**self._record.logs, kind: numbers}  # replaced, not modified: the writer may be reading it
         self._record.last_logs = kind
 
-    def note_stall(self, text: str) -> None:
-        """Records a warning; see `recorder.note_stall`."""
+    def record_stall(self, text: str) -> None:
+        """Record a stall warning; see `Recording.record_stall`."""
         if len(self._record.stalls) < STALLS:
             self._record.stalls.append(text)
 
-    def note_compilation(self, seconds: float) -> None:
-        """Records a compilation of the update; see `recorder.note_compilation`."""
+    def record_compilation(self, seconds: float) -> None:
+        """Record a compilation of the update; see `Recording.record_compilation`."""
         self._record.compiling += seconds
 
     def steps_made(self) -> int:
-        """How many steps this rank has computed."""
+        """Return the number of completed steps of this rank."""
         return self._steps.rows().after
 
     def tracks(self) -> dict[str, Track]:
-        """The tracks of this rank's training, by name; a call of the train function is recorded after its steps."""
+        """Return this rank's tracks by name; a call of the train function is recorded after its steps."""
         return {**spans.store().collectives(), **spans.store().updates(), CALLS: self._calls, STEPS: self._steps,
                 **self.input_waits.tracks()}
 
     def tables(self, rows: Mapping[str, Rows]) -> dict[str, Any]:
-        """Converts rows of tracks to attributes of a record.
+        """Convert rows of tracks to attributes of a record.
 
         Args:
-            rows: The rows, by the name of their track.
+            rows: Rows by track name.
         """
         store = spans.store()
         collectives = {key: track for key, track in store.collectives().items() if key in rows and len(rows[key].table)}
@@ -209,23 +208,23 @@ class Recorder:
         }
 
     def current(self) -> Record:
-        """The record in its current state."""
+        """Return the current record."""
         with self._updating:
             rows = {name: track.rows(self.first_rows.get(name, 0)) for name, track in self.tracks().items()}
             for name, table in self.tables(rows).items():
                 setattr(self._record, name, table)
             self._record.losses = self._losses.rows().table
-            self._compare_clocks()
+            self._update_clock_offset()
             self._record.peak_memory = resident_memory("VmHWM") or 0
             self._record.gpu = gpus_in_use()
             self._record.written = time.time()
             return dataclasses.replace(self._record)
 
     def finish(self, ended: str) -> None:
-        """Ends the thread and writes the record for the last time."""
+        """Stop the writer thread and write the final record."""
         if os.getpid() != self._record.pid:  # a forked process is not a rank
             return
-        self._over.set()
+        self._done.set()
         self.input_waits.stop()
         if self._writer.is_alive():
             self._writer.join(LAST_WRITE)
@@ -242,21 +241,21 @@ class Recorder:
             self.trace.finish(ended)
 
     def write_report(self, patient: bool) -> None:
-        """Writes the report if this rank is responsible for it; `patient` waits for the other ranks' last records."""
+        """Write the report if this rank is responsible for it; `patient`: wait for the final records of other ranks."""
         if self.report is not None and os.getpid() == self._record.pid:
             if patient:
                 await_records(self.report, self._record.size)
             say(report_on_run(self.report).removeprefix("hvkeras: "))
 
     def amend(self, ended: str) -> None:
-        """Writes the record once more when the job failed after `finish`."""
+        """Rewrite the record after the job failed after `finish`."""
         if self._folder is not None and os.getpid() == self._record.pid and self._record.ended != ended:
             self._record.ended = ended
             self._record.write(self._folder)
 
-    def _write_now_and_then(self) -> None:
+    def _write_periodically(self) -> None:
         pause = WRITE_EVERY
-        while not self._over.wait(pause):
+        while not self._done.wait(pause):
             began = time.thread_time()
             try:
                 self._write()
@@ -264,15 +263,14 @@ class Recorder:
                 say(f"the record of this rank cannot be written: {error}")
                 return
             seconds = time.thread_time() - began
-            self._wrote += seconds
+            self._write_seconds += seconds
             pause = max(WRITE_EVERY, seconds / WRITE_SHARE)
 
     def writing_share(self) -> float:
-        """The fraction of time that the writer thread was busy; see `recorder.writing_share`."""
-        return self._wrote / (time.time() - self._record.began)
+        """Return the fraction of time that the writer thread was busy."""
+        return self._write_seconds / (time.time() - self._record.began)
 
     def _write(self) -> None:
-        """Updates the record and writes it atomically."""
         if not self._writing.acquire(timeout=LAST_WRITE):
             return
         try:
@@ -282,20 +280,20 @@ class Recorder:
         finally:
             self._writing.release()
 
-    def _compare_clocks(self) -> None:
-        """Records this host's offset from the common clock, and requests a new measurement from time to time."""
+    def _update_clock_offset(self) -> None:
+        """Record this host's clock offset, and request a new measurement every `CLOCKS_EVERY` seconds."""
         if self._control is None:
             self._record.clock_uncertainty = 0.0
             return
-        if time.monotonic() - self._clocks_compared >= CLOCKS_EVERY:
-            self._clocks_compared = time.monotonic()
+        if time.monotonic() - self._clock_measured >= CLOCKS_EVERY:
+            self._clock_measured = time.monotonic()
             self._control.measure_clock()
         if (offset := self._control.clock.offset) is not None:
             self._record.clock_offset, self._record.clock_uncertainty = offset.seconds, offset.uncertainty
 
 
 def _rows_of(inputs: Any) -> Any:
-    """The length of the first axis of the first tensor among a call's arguments; None if there is none."""
+    """Return the batch size of a call: the length of the first axis of its first tensor argument, or None."""
     for tensor in tf.nest.flatten(inputs):
         if isinstance(tensor, tf.SparseTensor):
             return tf.cast(tensor.dense_shape[0], tf.int64)
@@ -309,7 +307,7 @@ def _rows_of(inputs: Any) -> Any:
 
 
 def _value(variable: Any) -> Array:
-    """A variable's value, in a dtype that NumPy's file format supports."""
+    # Returns a dtype that NumPy's file format supports, unlike bfloat16.
     value = np.asarray(compat.as_tf_variable(variable))
     return value if value.dtype.kind in "biufc" else value.astype(np.float32)
 
@@ -318,16 +316,16 @@ _USER, _TIMELINE = "recording", "timeline"
 
 
 def folder_of(settings: Any) -> Path | None:
-    """The folder for a job's records according to its settings; None if it writes none."""
+    """Return the folder of a job's records according to its settings; None if it writes none."""
     if settings.record:
         return Path(settings.record)
     return Path(settings.report) / "records" if settings.report else None
 
 
 class Recording:
-    """The recorder of this process's session, and those of former ones.
+    """Recorders of this process: that of the current session, and those of earlier ones.
 
-    Graphs write to the tracks of their recorder for as long as they live.
+    Earlier recorders stay alive because graphs traced for them still write to their tracks.
     """
 
     def __init__(self) -> None:
@@ -337,30 +335,30 @@ class Recording:
         detach_in_children(self)
 
     def in_child(self) -> None:
-        """Leaves the record to the process that a child was forked from."""
+        """Stop recording in a forked child; the record belongs to its parent."""
         self._active = None
         self._recorders.clear()
 
     def start(self, session: Session) -> None:
-        """Starts to record a session, if its settings ask for it."""
+        """Start recording a session, if its settings request it."""
         settings, folder = session.settings, folder_of(session.settings)
         if folder is None and settings.trace_steps is None:
             return
         recorder = self._begin(session, folder)
         if settings.trace_steps is not None and all(one.trace is None for one in self._recorders):
-            recorder.trace = StepsTrace(session, recorder)  # of a process's first session
+            recorder.trace = StepsTrace(session, recorder)  # only the first session of a process is traced
 
     @property
     def timeline(self) -> Timeline | None:
-        """The running timeline, if there is one."""
+        """The running timeline, or None."""
         return None if self._active is None else self._active.timeline
 
     def start_timeline(self, session: Session, path: str) -> None:
-        """Starts a timeline, and for as long as it runs to record the session, if that is not yet the case.
+        """Start a timeline; if the session is not being recorded, record it until the timeline is stopped.
 
         Args:
-            session: The session.
-            path: The file.
+            session: Current session.
+            path: Path of the file.
 
         Raises:
             OSError: The file cannot be written.
@@ -375,7 +373,7 @@ class Recording:
             raise
 
     def stop_timeline(self) -> None:
-        """Stops the timeline, if one is running, and writes what remains."""
+        """Stop the timeline, if one is running, and write its remaining spans."""
         spans.store().stop(_TIMELINE)
         if self._active is None:
             return
@@ -396,70 +394,70 @@ class Recording:
                         began=time.time())
         recorder = self._active = Recorder(folder, record, bool(settings.record) and rank == 0, session.control)
         if rank == 0 and session.launch.launcher != hvkeras_run.LAUNCHER:  # that launcher writes the report itself
-            recorder.report = reports_to(settings)
+            recorder.report = report_folder(settings)
         recorder.is_on = lambda: self._active is recorder
         self._recorders.append(recorder)
-        if self.note_stall not in stalls.listeners:
-            stalls.listeners.append(self.note_stall)
+        if self.record_stall not in stalls.listeners:
+            stalls.listeners.append(self.record_stall)
         if session.hooks is not None and self.finish not in session.hooks.before_last_line:
             session.hooks.before_last_line.append(self.finish)
         patches.install(patches.RECORDING, patches.RecordingBehaviour(
-            recorder.around_call, recorder.note_call, self.is_on, recorder.input_waits.around))
+            recorder.around_call, recorder.record_call, self.is_on, recorder.input_waits.around))
         spans.store().start(_USER)
         recorder.begin()
         return recorder
 
     def is_on(self) -> bool:
-        """Whether this rank is being recorded."""
+        """Return whether this rank is being recorded."""
         return self._active is not None
 
     def step(self, gradients: Sequence[Any], variables: Sequence[Any], local: Collection[Any] = ()) -> None:
-        """Records a step; in a graph, each run of the step under construction.
+        """Record a step. In a function being traced, add operations that record each of its runs.
 
         Args:
             gradients: This rank's gradients: tensors, `tf.IndexedSlices` or None.
-            variables: Their variables.
-            local: Keys of the variables that are local to this rank; their values do not represent the job.
+            variables: The variables of the gradients.
+            local: Keys of the variables that are local to this rank, whose values differ between ranks.
         """
         if self._active is not None:
             self._active.step(gradients, variables, local)
 
-    def note_logs(self, kind: str, logs: Mapping[str, Any]) -> None:
-        """Records the logs of Keras at the end of an epoch or an evaluation.
+    def record_logs(self, kind: str, logs: Mapping[str, Any]) -> None:
+        """Record the Keras logs at the end of an epoch or an evaluation.
 
         Args:
             kind: `fit` or `evaluate`.
             logs: Numbers by name, such as `loss` and `val_accuracy`.
         """
         if self._active is not None:
-            self._active.note_logs(kind, logs)
+            self._active.record_logs(kind, logs)
 
-    def note_epoch(self, logs: Any) -> None:
-        """Records the loss at the end of an epoch.
+    def record_epoch(self, logs: Any) -> None:
+        """Record the loss at the end of an epoch.
 
         Args:
-            logs: The logs of Keras, combined over all ranks.
+            logs: Keras logs, combined over all ranks.
         """
         if self._active is not None:
-            self._active.note_loss(time.time(), logs)
+            self._active.record_loss(time.time(), logs)
 
-    def note_stall(self, text: str) -> None:
-        """Records a warning about late ranks, on the rank that receives it first."""
+    def record_stall(self, text: str) -> None:
+        """Record a stall warning, on the rank that receives it first."""
         if self._active is not None:
-            self._active.note_stall(text)
+            self._active.record_stall(text)
 
-    def note_compilation(self, seconds: float) -> None:
-        """Records how long XLA has compiled the optimizer's update."""
+    def record_compilation(self, seconds: float) -> None:
+        """Record the seconds in which XLA compiled the optimizer's update."""
         if self._active is not None:
-            self._active.note_compilation(seconds)
+            self._active.record_compilation(seconds)
 
     def evaluating(self) -> contextlib.AbstractContextManager[None]:
-        """Returns a context whose batches do not count as training."""
+        """Return a context manager whose batches do not count as training."""
         return contextlib.nullcontext() if self._active is None else self._active.input_waits.paused()
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Suspends recording in its body, and for functions that are traced in it."""
+        """Return a context manager that suspends recording, also for functions traced in it."""
         recorder, self._active = self._active, None
         spans.store().stop(_USER)
         try:
@@ -471,31 +469,31 @@ class Recording:
                 spans.store().start(_USER)
 
     def writing_share(self) -> float:
-        """Returns the fraction of time that the thread which writes the record was busy."""
+        """Return the fraction of time that the writer thread was busy."""
         return 0.0 if self._active is None else self._active.writing_share()
 
     def finish(self, ended: str | None = None) -> None:
-        """Writes the final record: at `shutdown()`, at process exit or at the end of the job, whichever comes first.
+        """Write the final record: at `shutdown()`, at process exit or at the end of the job, whichever comes first.
 
         Args:
-            ended: How this rank ends; by default, well, or with the exception being handled.
+            ended: Value of `Record.ended`; by default `WELL`, or the current exception.
         """
         recorder, self._active = self._active, None
         if recorder is not None:
             spans.store().stop(_USER)
             spans.store().stop(_TIMELINE)
-            recorder.finish(_ending() if ended is None else ended)
+            recorder.finish(_end_of_process() if ended is None else ended)
             recorder.write_report(patient=ended is None)
         elif ended is not None and self._recorders:
             self._recorders[-1].amend(ended)
 
 
 def recording() -> Recording:
-    """Returns what this process records."""
+    """Return the recording of this process."""
     return this_process().part(Recording)
 
 
-def _ending() -> str:
+def _end_of_process() -> str:
     error = sys.exc_info()[1] or getattr(sys, "last_value", None)
     if error is None:
         return WELL

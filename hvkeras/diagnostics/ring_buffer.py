@@ -1,4 +1,4 @@
-"""Ring buffers of numbers: graphs or Python append rows, the latest are held, and any thread reads them meanwhile."""
+"""Ring buffers of numbers: graphs or Python append rows, and any thread reads the latest ones concurrently."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _numbers = itertools.count()
 
 
 class Rows(NamedTuple):
-    """Consecutive rows.
+    """Consecutive rows of a ring buffer.
 
     Attributes:
         table: float64, [rows, columns], the oldest row first.
-        first: The index of the first of them among all rows ever appended.
+        first: Index of the first of these rows among all rows ever appended.
     """
 
     table: Array
@@ -31,38 +31,38 @@ class Rows(NamedTuple):
 
     @property
     def after(self) -> int:
-        """The index of the row that will follow."""
+        """Index of the row that follows the last one."""
         return self.first + len(self.table)
 
     def since(self, index: int) -> Rows:
-        """Those from an index on."""
+        """Return the rows from an index on."""
         return Rows(self.table[max(0, index - self.first):], min(max(self.first, index), self.after))
 
 
-def joined(parts: Sequence[Rows]) -> Rows:
-    """Rows that were read one after another, as one table.
+def concatenate(parts: Sequence[Rows]) -> Rows:
+    """Concatenate consecutive parts of a track.
 
     Args:
-        parts: At least one.
+        parts: At least one part.
     """
     table = np.concatenate([rows.table for rows in parts])
     return Rows(table, parts[-1].after - len(table))
 
 
 def ring(name: str, columns: int, capacity: int) -> Ring | NativeRing:
-    """Makes a ring buffer that functions append to without running Python, and that any thread may read meanwhile.
+    """Create a ring buffer that functions append to without running Python, and that any thread may read concurrently.
 
     Args:
-        name: Its name.
-        columns: How many numbers a row has.
-        capacity: How many of the latest rows it holds.
+        name: Prefix of its key.
+        columns: Number of columns.
+        capacity: Maximum number of rows that it holds.
     """
     kind = Ring if cpp_library.objection() else NativeRing
     return kind(name, columns, capacity)
 
 
 class NativeRing:
-    """A ring buffer in the C++ library, usable with any engine: one operation per row."""
+    """Ring buffer in the C++ library, usable with any backend; appending is one operation."""
 
     def __init__(self, name: str, columns: int, capacity: int) -> None:
         self._key, self._columns, self._capacity = f"{name} {next(_numbers)}", columns, capacity
@@ -70,19 +70,19 @@ class NativeRing:
         self._library.start_recording(self._key, columns, capacity)
 
     def append(self, numbers: Sequence[Any], count: Any = 1) -> None:
-        """Appends a row of float64 numbers, unless `count`, an int64, is 0."""
+        """Append a row of float64 numbers, unless `count`, an int64, is 0."""
         with tf.device("CPU:0"):
-            noted = self._library.operations.hvkeras_record(
+            operation = self._library.operations.hvkeras_record(
                 numbers=list(numbers), keep=tf.convert_to_tensor(count, tf.int64), key=self._key)
-        graphs.run_independently(noted)
+        graphs.run_independently(operation)
 
     def rows(self, since: int = 0) -> Rows:
-        """The latest rows, from an index on."""
+        """Return the available rows from an index on."""
         return Rows(*self._library.read_recording(self._key, self._columns, self._capacity)).since(since)
 
 
 class Ring:
-    """A ring buffer in variables on the CPU, for where the C++ library is not available."""
+    """Ring buffer in variables on the CPU, used if the C++ library is not available."""
 
     def __init__(self, name: str, columns: int, capacity: int) -> None:
         self._slots = capacity + 1  # the slot that is written next is never read
@@ -90,7 +90,7 @@ class Ring:
         self._rows = graphs.persistent_variable(np.zeros((self._slots, columns)), tf.float64, f"{name}_rows")
 
     def append(self, numbers: Sequence[Any], count: Any = 1) -> None:
-        """Appends a row of float64 numbers; if `count`, an int64, is 0, the next row overwrites it."""
+        """Append a row of float64 numbers; if `count`, an int64, is 0, the next row overwrites it."""
         with tf.device("CPU:0"):
             row = tf.stack(list(numbers))
             index = self._count.read_value() % self._slots
@@ -99,29 +99,30 @@ class Ring:
                 self._count.assign_add(count, read_value=False)
 
     def rows(self, since: int = 0) -> Rows:
-        """The latest rows, from an index on."""
+        """Return the available rows from an index on."""
         count = int(self._count.numpy())
         rows: Array = self._rows.numpy()
-        first = max(0, int(self._count.numpy()) - self._slots + 1)  # rows from here on were not overwritten meanwhile
+        # Rows from here on were not overwritten between reading `count` and now.
+        first = max(0, int(self._count.numpy()) - self._slots + 1)
         first = min(max(since, first), count)
         return Rows(rows[np.arange(first, count) % self._slots], first)
 
 
 class PythonRing:
-    """A ring buffer that Python appends to, in any thread."""
+    """Ring buffer that Python appends to, in any thread."""
 
     def __init__(self, columns: int, capacity: int) -> None:
         self._columns, self._count, self._lock = columns, 0, ForkSafeLock()
         self._rows: collections.deque[tuple[float, ...]] = collections.deque(maxlen=capacity)
 
     def append(self, *numbers: float) -> None:
-        """Appends a row."""
+        """Append a row."""
         with self._lock:
             self._rows.append(numbers)
             self._count += 1
 
     def rows(self, since: int = 0) -> Rows:
-        """The latest rows, from an index on."""
+        """Return the available rows from an index on."""
         with self._lock:
             rows, count = self._rows.copy(), self._count
         first = min(max(since, count - len(rows)), count)
@@ -130,21 +131,21 @@ class PythonRing:
 
 
 class Track(Protocol):
-    """Whatever holds spans."""
+    """Protocol of ring buffers, and of other sources of spans."""
 
     def rows(self, since: int = 0) -> Rows:
-        """The latest spans, from an index on."""
+        """Return the available spans from an index on."""
 
 
 class RingReader:
-    """Reads what is new in tracks.
+    """Reader of new rows in tracks.
 
     Args:
-        tracks: Returns the tracks by name.
-        begin: The index of the first row to read, by track; by default, the first one that is yet to come.
+        tracks: Function that returns the tracks by name.
+        begin: Index of the first row to read, by track; by default, only future rows are read.
 
     Attributes:
-        lost: How many rows were overwritten before they were read.
+        lost: Number of rows that were overwritten before they were read.
     """
 
     def __init__(self, tracks: Callable[[], Mapping[str, Track]], begin: Mapping[str, int] | None = None) -> None:
@@ -153,7 +154,7 @@ class RingReader:
         self.lost = 0
 
     def new(self) -> dict[str, Rows]:
-        """The rows that were appended since the last call, by track."""
+        """Return the rows appended since the last call, by track."""
         found = {}
         for name, track in self._tracks().items():
             seen = self._next.get(name, 0)
@@ -164,5 +165,5 @@ class RingReader:
 
 
 def counts(tracks: Mapping[str, Track]) -> dict[str, int]:
-    """How many rows have been appended to each track."""
+    """Return the number of rows ever appended to each track."""
     return {name: track.rows().after for name, track in tracks.items()}

@@ -1,4 +1,4 @@
-"""The report on one run: `report.html`, a page for people, and `report.json`, the same data for programs."""
+"""Report on one run: `report.html` for people, and the same data in `report.json` for programs."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from hvkeras import __version__
 from hvkeras.diagnostics import charts
 from hvkeras.diagnostics.findings import (
     Finding,
-    because,
-    enough,
+    explain_delay,
     findings,
+    has_enough_steps,
     limit,
     milliseconds,
     slowest_rank,
@@ -26,25 +26,26 @@ from hvkeras.diagnostics.run_summary import Summary
 from hvkeras.host.files import write_durably
 
 PAGE, DATA = "report.html", "report.json"
-SCHEMA = 1  # version of report.json, which docs/report.md describes
+SCHEMA = 1  # version of the format of report.json; see docs/report.md
 SHOWN = 20  # maximum number of collectives, and of stalls, that the page shows
 BARS = 32  # maximum number of ranks that the chart shows
 _PARTS = ("input", "compute", "update", "wait", "communication")
-_HOW = ("A step lasts from the moment a rank's gradients are ready to the same moment of the next step."
-        " Input: until the next batch arrives. Compute: forward and backward pass, callbacks. Update: of the weights,"
-        " once all gradients are reduced. Wait: for ranks that enter a collective later. Communication: the rest of"
-        " collectives, as far as nothing else was done meanwhile. Hidden: collectives that run concurrently with"
-        " computing, not part of the step. Warm-up and pauses are left out.")
+_SPLIT_NOTE = (
+    "A step lasts from the time at which a rank's gradients are ready to the same time of the next step."
+    " Input: waiting for the next batch. Compute: forward and backward pass, callbacks. Update: weight update, once all"
+    " gradients are reduced. Wait: waiting for ranks that enter a collective later. Communication: remaining time in"
+    " collectives that did not overlap with other work. Hidden: collectives that overlapped with computing, not part of"
+    " the step. Warm-up and pauses are excluded.")
 
 
 def write_report(folder: Path) -> Path:
-    """Writes the report on the records in a folder, however the job ended, or while it is running.
+    """Write the report on the records in a folder, of a completed, failed or running job.
 
     Args:
-        folder: The folder given to `hvkeras run --report` or in HVKERAS_REPORT.
+        folder: Folder of `hvkeras run --report` or HVKERAS_REPORT.
 
     Returns:
-        The path of the page.
+        Path of the HTML page.
 
     Raises:
         MachineError: There are no records.
@@ -84,14 +85,15 @@ def _end(summary: Summary) -> str:
 
 def _step(summary: Summary) -> str:
     if not summary.splits:
-        why = next((record.no_steps for record in summary.present if record.no_steps), "")
-        reason = f", as {why}." if why else (
-            ": fewer than two steps of a distributed optimizer or tape were seen after the first ones.")
-        return f"Where the time of steps goes is not known{reason}"
+        no_steps = next((record.no_steps for record in summary.present if record.no_steps), "")
+        reason = f", as {no_steps}." if no_steps else (
+            ": fewer than two steps of a distributed optimizer or tape were recorded after the first ones.")
+        return f"The time breakdown of steps is not known{reason}"
     splits = list(summary.splits.values())
     step = sum(split.step for split in splits) / len(splits)
     shares = {part: sum(getattr(split, part) or 0.0 for split in splits) / len(splits) / step for part in _PARTS}
-    text = ", ".join(f"{share:.0%} {_WORDS[part]}" for part, share in sorted(shares.items(), key=lambda each: -each[1]))
+    text = ", ".join(f"{share:.0%} {_PART_LABELS[part]}"
+                     for part, share in sorted(shares.items(), key=lambda each: -each[1]))
     return f"A typical step takes {milliseconds(step)}: {text} (mean of the ranks)."
 
 
@@ -100,7 +102,7 @@ def _compiling(summary: Summary) -> str:
     return f"XLA compiled the optimizer's update in {longest:.1f} s, before the first step." if longest else ""
 
 
-_WORDS = {"input": "waiting for data", "compute": "computing", "update": "updating the weights",
+_PART_LABELS = {"input": "waiting for data", "compute": "computing", "update": "updating the weights",
           "wait": "waiting for other ranks",
           "communication": "communicating"}
 
@@ -111,8 +113,8 @@ def _slowest(summary: Summary, found: list[Finding]) -> str:
         return ""  # this rank is reported as what limits training
     if slowest is not None:
         return (f"The slowest rank is {summary.name(slowest.rank)}: it is busy for {milliseconds(slowest.seconds)}"
-                f" longer in each step, as {because(summary, slowest)}.")
-    if len(summary.splits) > 1 and enough(summary.splits):
+                f" longer in each step, as {explain_delay(summary, slowest)}.")
+    if len(summary.splits) > 1 and has_enough_steps(summary.splits):
         return "No rank is slower than the others."
     return ""
 
@@ -132,7 +134,7 @@ def _split_section(summary: Summary) -> Section | None:
     splits = dict(list(summary.splits.items())[:BARS])
     if not splits:
         return None
-    html, note = "", _HOW
+    html, note = "", _SPLIT_NOTE
     several = len({summary.host(rank) for rank in splits}) > 1
     labels = [summary.name(rank) if several else f"rank {rank}" for rank in splits]
     parts = {part: [1000 * (getattr(split, part) or 0.0) for split in splits.values()] for part in _PARTS}
@@ -144,13 +146,12 @@ def _split_section(summary: Summary) -> Section | None:
              f"{split.steps:,}"] for rank, split in summary.splits.items()]
     table = table_html(["ms per step", "step", *_PARTS, "hidden", "steps timed"], rows)
     if any(record.rank in splits and not len(record.inputs) for record in summary.present):
-        note += (" Where no fetch from a tf.data.Dataset was seen, as when Python passes the batches, input is part of"
-                 " compute.")
+        note += (" If no fetch from a tf.data.Dataset was recorded, such as when Python passes the batches, input is"
+                 " part of compute.")
     return Section("Where the time of a step goes", html + table, note)
 
 
 def _changes_section(summary: Summary) -> Section | None:
-    """What became of the ranks of an elastic job."""
     outcome = summary.outcome
     if outcome is None or not outcome.changes:
         return None
@@ -158,7 +159,7 @@ def _changes_section(summary: Summary) -> Section | None:
     sizes = [outcome.first_size, *(change["size"] for change in outcome.changes)]
     end = max([record.written - outcome.began for record in summary.present] + [times[-1]])
     note = ("The records of ranks, and all other sections, cover the time since the last change. A change begins when"
-            " a rank's loss is noticed, or at the commit at which workers join or leave.")
+            " the loss of a rank is detected, or at the commit at which workers join or leave.")
     try:
         html = charts.levels(times, sizes, end, "seconds", "ranks").svg()
     except ImportError as error:
@@ -171,7 +172,7 @@ def _changes_section(summary: Summary) -> Section | None:
     lost = sum(change["seconds"] for change in outcome.changes)
     repeated = sum(change["repeated"] or 0 for change in outcome.changes)
     return Section("Ranks over time", html + table_html(
-        ["after s", "ranks before", "ranks then", "s lost", "steps repeated", "from commit", "why"], rows),
+        ["time (s)", "ranks before", "ranks after", "lost (s)", "steps repeated", "from commit", "reason"], rows),
         f"{lost:.1f} s and {repeated} repeated step{'s' * (repeated != 1)} were lost in all. {note}")
 
 
@@ -199,8 +200,8 @@ def _ranks_section(summary: Summary) -> Section:
                      f"{record.first_step + len(record.stamps):,}", _size(record.peak_memory or None),
                      "ended well" if end == WELL else end])
     heads = ["", "host", *["GPU"] * gpus, "pid", "steps", "peak memory", "end"]
-    return Section("Ranks", table_html(heads, rows), "Peak memory is the"
-                   " most that was resident in the rank's process; memory on GPUs is not included.")
+    return Section("Ranks", table_html(heads, rows), "Peak memory is the maximum resident memory of the rank's process,"
+                   " without GPU memory.")
 
 
 def _missing(summary: Summary, rank: int) -> str:
@@ -217,8 +218,8 @@ def _collectives_section(summary: Summary) -> Section | None:
              _ms(each.seconds), "?" if each.rate is None else f"{each.rate / 1e9:.3g}"]
             for each in summary.collectives[:SHOWN]]
     waits = all(split.wait is not None for split in summary.splits.values())
-    note = ("Median over its latest runs of the shortest time that any rank was in the run, thus without waiting for"
-            " late ranks" if waits else "Median over its latest runs, with waiting for late ranks")
+    note = ("ms: median over the latest runs of the shortest time of any rank, which excludes waiting for late ranks"
+            if waits else "ms: median over the latest runs, including waiting for late ranks")
     left = len(summary.collectives) - SHOWN
     return Section("Communication", table_html(["collective", "operation", "size", "runs", "ms", "GB/s"], rows),
                    f"{note}. Size: this rank's tensors; GB/s is size by time."
@@ -237,9 +238,9 @@ def _size(count: int | None) -> str:
 def _about(summary: Summary) -> str:
     known = len(summary.present)
     missing = "" if known == summary.size else (
-        f" Only {known} of {summary.size} records are here: with several hosts, the folder must be shared by all.")
-    return (f"Made by hvkeras {__version__} from the records in {summary.folder}; hvkeras report recreates it from"
-            f" there. docs/report.md explains how each number is measured.{missing}")
+        f" Only {known} of {summary.size} records were found: all hosts must share the folder.")
+    return (f"Created by hvkeras {__version__} from the records in {summary.folder}; hvkeras report recreates it."
+            f" docs/report.md explains how each number is measured.{missing}")
 
 
 def _data(summary: Summary, found: list[Finding], sentences: list[str]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A summary of one job for a report, derived from the records of its ranks."""
+"""Summary of one job for a report, computed from the records of its ranks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from hvkeras.diagnostics.outcome import Outcome
 from hvkeras.diagnostics.record import GATHER, WELL, Record
-from hvkeras.diagnostics.time_split import TimeSplit, numbered, pauses, shortest, time_splits
+from hvkeras.diagnostics.time_split import TimeSplit, pauses, runs_by_key, shortest_times, time_splits
 from hvkeras.errors import MachineError, explain
 
 RUNNING = "was running when its record was last written, or was killed"
@@ -19,15 +19,15 @@ UNREADABLE = "its record cannot be read"
 
 @dataclass(frozen=True)
 class CollectiveSummary:
-    """A collective that ran in training.
+    """Collective that ran in training.
 
     Attributes:
-        label: Its name in messages.
-        operation: What it does: `gradients`, `allgather`, ...
-        how: The qualifiers of that: `average`, ...
+        label: Name in messages.
+        operation: `gradients`, `allgather`, ...
+        how: Qualifiers of the operation: `average`, ...
         bytes: Bytes of this rank's tensors; None if unknown.
-        runs: How often it ran, on the rank that recorded the most runs.
-        seconds: Its median time, without waiting for late ranks unless records of some ranks are missing.
+        runs: Number of runs, on the rank that recorded the most.
+        seconds: Median time, without waiting for late ranks unless records of some ranks are missing.
     """
 
     label: str
@@ -39,22 +39,22 @@ class CollectiveSummary:
 
     @property
     def rate(self) -> float | None:
-        """Bytes of a rank's tensors per second; None if unknown."""
+        """Throughput in bytes of a rank's tensors per second; None if unknown."""
         return None if self.bytes is None or not self.seconds else self.bytes / self.seconds
 
 
 @dataclass(frozen=True)
 class Summary:
-    """A summary of one job.
+    """Summary of one job.
 
     Attributes:
-        folder: The folder of its records.
-        size: The number of ranks.
-        records: The record of each rank; None if it is missing or unreadable.
-        outcome: How the job ended, if its launcher was `hvkeras run`.
-        splits: The time breakdown of a typical step, by rank.
-        collectives: The collectives of training, the most time-consuming first.
-        unreadable: The ranks whose records are damaged.
+        folder: Folder of the records.
+        size: Number of ranks.
+        records: Record of each rank; None if it is missing or unreadable.
+        outcome: Outcome of the job; None unless its launcher was `hvkeras run`.
+        splits: Time breakdown of a typical step, by rank.
+        collectives: Collectives of training, in descending order of total time.
+        unreadable: Ranks whose records are damaged.
     """
 
     folder: Path
@@ -67,10 +67,10 @@ class Summary:
 
     @classmethod
     def of(cls, folder: Path) -> Summary:
-        """Reads the records in a folder.
+        """Summarize the records in a folder.
 
         Args:
-            folder: The folder of the report, or that of the records.
+            folder: Folder of the report or of the records.
 
         Raises:
             MachineError: The folder contains neither records nor an outcome.
@@ -87,7 +87,7 @@ class Summary:
         for rank in numbers:
             try:
                 found[rank] = Record.read(folder, rank)
-            except Exception:  # noqa: BLE001 - whatever NumPy raises for a damaged file, read the others
+            except Exception:  # noqa: BLE001 - NumPy may raise anything for a damaged file
                 unreadable.add(rank)
         sizes = [record.size for record in found.values() if record is not None]
         size = outcome.size if outcome is not None else max([*sizes, *(rank + 1 for rank in unreadable)])
@@ -96,51 +96,51 @@ class Summary:
 
     @property
     def present(self) -> list[Record]:
-        """The records that exist."""
+        """Records of the ranks that have one."""
         return [record for record in self.records if record is not None]
 
     @property
     def backend(self) -> str:
-        """The engine; "" if there is no record."""
+        """Name of the backend; "" if there is no record."""
         return next((record.backend for record in self.present), "")
 
     @property
     def shares_update(self) -> bool:
-        """Whether each rank updates a part of the weights."""
+        """Return whether the optimizer's update is sharded."""
         return any(each.operation == GATHER for each in self.collectives)
 
     @property
     def steps(self) -> int:
-        """The number of steps, on the rank that recorded the most."""
+        """Number of steps, on the rank that recorded the most."""
         return max((record.first_step + len(record.stamps) for record in self.present), default=0)
 
     @property
     def seconds(self) -> float:
-        """The longest time that a rank recorded."""
+        """Duration of the recording in seconds, on the rank that recorded longest."""
         return max((record.written - record.began for record in self.present), default=0.0)
 
     @property
     def stalls(self) -> list[str]:
-        """The warnings about late ranks."""
+        """Stall warnings."""
         own = [text for record in self.present for text in record.stalls]
         return own + (self.outcome.stalls if self.outcome is not None else [])
 
     def host(self, rank: int) -> str:
-        """The host of a rank; "" if unknown."""
+        """Return the host of a rank; "" if unknown."""
         record = self.records[rank]
         if record is not None and record.host:
             return record.host
         return self.outcome.hosts[rank] if self.outcome is not None else ""
 
     def name(self, rank: int) -> str:
-        """A rank and its host, for sentences."""
+        """Return a rank and its host, for messages."""
         return f"rank {rank} on {self.host(rank)}" if self.host(rank) else f"rank {rank}"
 
     def end(self, rank: int) -> str:
-        """How a rank ended: `WELL`, or what happened to it."""
+        """Return how a rank ended: `WELL`, or a description of its failure."""
         record, process = self.records[rank], self.outcome.ended.get(str(rank), "") if self.outcome is not None else ""
         if record is not None and record.ended:
-            # If a process failed after it recorded a normal end, only its launcher knows.
+            # Only the launcher sees a process fail after it recorded a normal end.
             return process if record.ended == WELL and process else record.ended
         if process:
             return process
@@ -152,15 +152,15 @@ class Summary:
 
     @property
     def pause_share(self) -> float:
-        """The fraction of training spent in steps with a pause, on the rank where it is largest."""
+        """Fraction of training spent in steps with a pause, on the rank where it is largest."""
         found = [pauses(record) for record in self.present]
-        return max((seconds / whole for seconds, whole in found if whole), default=0.0)
+        return max((seconds / total for seconds, total in found if total), default=0.0)
 
 
 def _collectives(records: Sequence[Record | None]) -> list[CollectiveSummary]:
     present = [record for record in records if record is not None]
     found = []
-    for key, (lengths, _) in shortest([numbered(record) for record in present]).items():
+    for key, (lengths, _) in shortest_times([runs_by_key(record) for record in present]).items():
         known = [record for record in present if key in record.collectives]
         content = known[0].buckets.get(key, {})
         runs = max(record.first_runs.get(key, 0) + len(record.collectives[key]) for record in known)

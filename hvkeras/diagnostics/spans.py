@@ -1,15 +1,15 @@
-"""Per-rank span store: takes all times, and holds the latest for the readers that report them.
+"""Store of a rank's spans: measures all times, and holds the latest ones for reports and traces.
 
 A track holds spans, each with its begin and end in seconds since the epoch: runs of a collective (by its key), input
-waits, calls of fit's train function; or steps, which are timestamps. Tracks are written in three ways:
+waits, or calls of fit's train function. The track of steps holds timestamps. Tracks are written in three ways:
 
-- Functions append timestamps to a ring buffer. They run no Python and do not serialize collectives, so several can be
-  in flight. Eager collectives of steps share these tracks.
-- Engines record times themselves (`RecordsTimes`), without operations in graphs.
-- Python appends the eager input waits, the calls of the train function, and for the timeline alone the collectives
+- Functions append timestamps to a ring buffer, without running Python and without serializing collectives. Eager
+  collectives of steps share these tracks.
+- Backends record times themselves (`RecordsTimes`), without operations in graphs.
+- Python appends eager input waits and calls of the train function. For timelines only, it also appends collectives
   outside of steps, eager or in sessions of TensorFlow 1.
 
-While nobody records, nothing is added to any graph. Nothing is recorded inside XLA, which cannot read the clock.
+If recording is off, nothing is added to any graph. Nothing is recorded inside XLA, which cannot read the clock.
 """
 
 from __future__ import annotations
@@ -34,24 +34,23 @@ if TYPE_CHECKING:
     from hvkeras.backends.interface import Backend
     from hvkeras.job.plans import Plan
 
-CAPACITY = 1024  # latest runs of each collective, and latest input waits, that are held: 16 KiB
-COLLECTIVES = 1024  # maximum number of collectives that are recorded
-# Names of tracks; others are the keys of collectives.
+CAPACITY = 1024  # runs of each collective, and input waits, in the ring buffers: 16 KiB each
+COLLECTIVES = 1024  # maximum number of recorded collectives
+# Names of tracks; those of collectives are their keys.
 STEPS, CALLS, INPUT_WAITS, OUTSIDE = "steps", "train function", "input waits", "outside of steps"
-UPDATE = "update"  # the operation of the tracks of updates
-
+UPDATE = "update"  # operation of the tracks of optimizer updates
 
 
 @dataclass(frozen=True)
 class Content:
-    """The content of a collective.
+    """Description of a collective.
 
     Attributes:
-        label: Its name in messages.
-        operation: The operation of its plan: `gradients`, `allgather`, ...
-        bytes: The size of this rank's tensors; None if their shapes are known only at run time.
-        collective: The engine's operation: `allreduce`, ...
-        how: The qualifiers of its plan's operation: `average`, ...
+        label: Name in messages.
+        operation: Operation of the plan: `gradients`, `allgather`, ...
+        bytes: Size of this rank's tensors; None if their shapes are known only at run time.
+        collective: Operation of the backend: `allreduce`, ...
+        how: Qualifiers of the plan's operation: `average`, ...
     """
 
     label: str
@@ -63,56 +62,56 @@ class Content:
 
 @dataclass(frozen=True)
 class Collective:
-    """The track of a collective: a ring buffer if it takes timestamps, else what reads the engine's own times."""
+    """Track of a collective: a ring buffer, or a reader of the times that the backend records itself."""
 
     content: Content
     ring: Ring | NativeRing | None
     read: Callable[[], Rows]
 
     def rows(self, since: int = 0) -> Rows:
-        """The latest runs, from an index on."""
+        """Return the available runs from an index on."""
         return self.read().since(since)
 
     def append(self, times: Sequence[Any]) -> None:
-        """Adds a run, if timestamps are taken of it."""
+        """Append a run to the ring buffer, if there is one."""
         if self.ring is not None:
             self.ring.append(times)
 
 
 class SpanStore:
-    """The tracks of this process: functions traced while recording was on write to theirs for as long as they live."""
+    """Tracks of this process. Functions traced while recording is on write to them for their whole lifetime."""
 
     def __init__(self) -> None:
-        self._users: dict[str, bool] = {}  # whether each records what is outside of steps, too
+        self._users: dict[str, bool] = {}  # whether each one also records collectives outside of steps
         self._is_in_step = False  # whether eager collectives belong to a training step
         self._lock = ForkSafeLock()
         self._collectives: dict[str, Collective] = {}
         self._updates: dict[str, Collective] = {}  # the tracks of optimizers' updates, by their labels
-        # of collectives outside of steps: begin, end, and the index in `_contents`
+        # Collectives outside of steps: begin, end, and index in `_contents`.
         self.outside: PythonRing = PythonRing(3, 16 * CAPACITY)
         self._contents: dict[Content, int] = {}
 
     def start(self, user: str, outside_steps: bool = False) -> None:
-        """Starts to record collectives, in steps and in functions traced from now on.
+        """Start recording collectives in steps, and in functions traced from now on.
 
         Args:
-            user: Who later calls `stop` with the same name.
-            outside_steps: Whether to record all others as well, in the track `OUTSIDE`.
+            user: Name of the user, to be passed to `stop`.
+            outside_steps: Whether to record all other collectives as well, in the track `OUTSIDE`.
         """
         self._users[user] = outside_steps
 
     def stop(self, user: str) -> None:
-        """Stops recording for this user; functions traced meanwhile go on."""
+        """Stop recording for this user; functions traced before continue to record."""
         self._users.pop(user, None)
         self._is_in_step = False
 
     def set_in_step(self, inside: bool) -> None:
-        """Sets whether eager collectives belong to a training step."""
+        """Set whether eager collectives belong to a training step."""
         self._is_in_step = inside and bool(self._users)
 
     @contextlib.contextmanager
     def in_step(self) -> Iterator[None]:
-        """Marks its body as part of a training step, such as the exchange of gradients."""
+        """Return a context manager for a part of a training step, such as the exchange of gradients."""
         before = self._is_in_step
         self.set_in_step(True)
         try:
@@ -121,67 +120,67 @@ class SpanStore:
             self._is_in_step = before
 
     def collectives(self) -> dict[str, Collective]:
-        """Returns the tracks of collectives, by their keys."""
+        """Return the tracks of collectives, by their keys."""
         with self._lock:
             return dict(self._collectives)
 
     def updates(self) -> dict[str, Track]:
-        """Returns the tracks of optimizers' updates, by their labels."""
+        """Return the tracks of optimizers' updates, by their labels."""
         with self._lock:
             return dict(self._updates)
 
     def runs_outside(self, rows: Rows) -> Iterator[tuple[dict[str, Any], float, float]]:
-        """Yield the content of collectives outside of steps, and when they began and ended, from rows of `outside`."""
+        """Yield (content, begin, end) of collectives outside of steps, from rows of `outside`."""
         with self._lock:
             contents = list(self._contents)
         for began, ended, index in rows.table.tolist():
             yield vars(contents[int(index)]), began, ended
 
     def timed(self, backend: Backend, plan: Plan) -> Any:
-        """Returns the backend, wrapped so that its collectives are recorded if anybody wants them to be.
+        """Return the backend, wrapped to record its collectives if recording is on.
 
         Args:
-            backend: The engine.
-            plan: The plan that the collectives belong to.
+            backend: Backend to wrap.
+            plan: Plan that the collectives belong to.
         """
         if not self._users or graphs.compiled_by_xla():
             return backend
         if self._is_in_step if tf.executing_eagerly() else graphs.from_function_graphs():
-            return _Timed(backend, plan, self._in_track)
-        return _Timed(backend, plan, self._by_python) if any(self._users.values()) else backend
+            return _TimedBackend(backend, plan, self._run_in_track)
+        return _TimedBackend(backend, plan, self._run_timed_by_python) if any(self._users.values()) else backend
 
     @contextlib.contextmanager
     def update(self, name: str, gradients: Sequence[Any], variables: Sequence[Any]) -> Iterator[None]:
-        """Records when an optimizer's update runs, which its body makes: eagerly, or in the function being built.
+        """Return a context manager that records an optimizer's update, eagerly or in the function being traced.
 
-        It begins when all reduced gradients are there, and ends when all variables have their new values. What of it
-        runs before that, beside collectives, is not part of it.
+        The span begins when all reduced gradients are available, and ends when all variables have their new values.
+        Parts of the update that overlap with collectives are therefore not included.
 
         Args:
-            name: The optimizer's name.
-            gradients: Its reduced gradients: tensors, `tf.IndexedSlices` or None.
-            variables: The variables.
+            name: Name of the optimizer.
+            gradients: Reduced gradients: tensors, `tf.IndexedSlices` or None.
+            variables: Variables to be updated.
         """
-        there = [getattr(gradient, "values", gradient) for gradient in gradients if gradient is not None]
-        if (not self._users or not there or graphs.compiled_by_xla() or not graphs.from_function_graphs()
+        values = [getattr(gradient, "values", gradient) for gradient in gradients if gradient is not None]
+        if (not self._users or not values or graphs.compiled_by_xla() or not graphs.from_function_graphs()
                 or tf.distribute.has_strategy()):
             yield
             return
         label = f"the update of {name}"
         with self._lock:
             if label not in self._updates:
-                made = ring("hvkeras_update", 2, CAPACITY)
-                self._updates[label] = Collective(Content(label, UPDATE, None, UPDATE), made, made.rows)
-        with tf.device("CPU:0"), tf.control_dependencies(there):
+                buffer = ring("hvkeras_update", 2, CAPACITY)
+                self._updates[label] = Collective(Content(label, UPDATE, None, UPDATE), buffer, buffer.rows)
+        with tf.device("CPU:0"), tf.control_dependencies(values):
             began = graphs.now()
         yield
-        values = [compat.as_tf_variable(variable).read_value() for variable in variables]
-        with tf.device("CPU:0"), tf.control_dependencies([began, *values]):
+        new_values = [compat.as_tf_variable(variable).read_value() for variable in variables]
+        with tf.device("CPU:0"), tf.control_dependencies([began, *new_values]):
             self._updates[label].append([began, graphs.now()])
 
-    def _in_track(self, run: Callable[[], Any], inputs: Sequence[Any], content: Callable[[], Content], key: str,
-                  backend: Backend) -> Any:
-        """Makes a collective of a step, or of a function, that is recorded whenever it runs."""
+    def _run_in_track(self, run: Callable[[], Any], inputs: Sequence[Any], content: Callable[[], Content], key: str,
+                      backend: Backend) -> Any:
+        """Run a collective of a step, or add it to a function; each of its runs is recorded."""
         track = self._track_of(key, content, backend)
         if track is None or track.ring is None:
             return run()
@@ -199,13 +198,13 @@ class SpanStore:
                 if isinstance(backend, RecordsTimes) and backend.keep_times(key, CAPACITY):
                     self._collectives[key] = Collective(content(), None, lambda: Rows(*backend.times(key, CAPACITY)))
                 else:
-                    made = ring("hvkeras_collective", 2, CAPACITY)
-                    self._collectives[key] = Collective(content(), made, made.rows)
+                    buffer = ring("hvkeras_collective", 2, CAPACITY)
+                    self._collectives[key] = Collective(content(), buffer, buffer.rows)
             return self._collectives.get(key)
 
-    def _by_python(self, run: Callable[[], Any], inputs: Sequence[Any], content: Callable[[], Content],
-                   *_: Any) -> Any:
-        """Makes a collective that Python times: an eager one now, or one of a session whenever it runs."""
+    def _run_timed_by_python(self, run: Callable[[], Any], inputs: Sequence[Any], content: Callable[[], Content],
+                             *_: Any) -> Any:
+        """Run an eager collective, or add one to a graph of TensorFlow 1; Python takes the times of each run."""
         with tf.control_dependencies(inputs):
             size = tf.add_n([tf.size(tensor, tf.int64) * tensor.dtype.size for tensor in inputs])
             began = tf.numpy_function(lambda _: np.float64(time.time()), [size], tf.float64)
@@ -213,12 +212,12 @@ class SpanStore:
             results = run()
         flat = tf.nest.flatten(results)
         with tf.control_dependencies(flat):
-            ended = tf.numpy_function(lambda *values: self._note_outside(content(), *values), [began, size],
+            ended = tf.numpy_function(lambda *values: self._record_outside(content(), *values), [began, size],
                                       tf.float64)
         with tf.control_dependencies([ended]):
             return tf.nest.pack_sequence_as(results, [tf.identity(result) for result in flat])
 
-    def _note_outside(self, content: Content, began: Any, size: Any) -> Any:
+    def _record_outside(self, content: Content, began: Any, size: Any) -> Any:
         ended = np.float64(time.time())
         if any(self._users.values()):
             with self._lock:
@@ -228,15 +227,15 @@ class SpanStore:
 
 
 def store() -> SpanStore:
-    """Returns the spans of this process."""
+    """Return the span store of this process."""
     return this_process().part(SpanStore)
 
 
-class _Timed:
-    """A backend whose collectives are recorded."""
+class _TimedBackend:
+    """Proxy of a backend that records its collectives."""
 
-    def __init__(self, backend: Backend, plan: Plan, how: Callable[..., Any]) -> None:
-        self._backend, self._plan, self._how = backend, plan, how
+    def __init__(self, backend: Backend, plan: Plan, run_timed: Callable[..., Any]) -> None:
+        self._backend, self._plan, self._run_timed = backend, plan, run_timed
 
     def __getattr__(self, operation: str) -> Callable[..., Any]:
         run = getattr(self._backend, operation)
@@ -244,8 +243,8 @@ class _Timed:
         def recorded(data: Any, *others: Any) -> Any:
             key = next(other for other in others if isinstance(other, str))
             inputs = [tf.convert_to_tensor(tensor) for tensor in (data if isinstance(data, (list, tuple)) else [data])]
-            return self._how(lambda: run(data, *others), inputs, lambda: self._content(key, inputs, operation), key,
-                             self._backend)
+            return self._run_timed(lambda: run(data, *others), inputs, lambda: self._content(key, inputs, operation),
+                                   key, self._backend)
 
         return recorded
 
@@ -259,10 +258,10 @@ class _Timed:
 
 
 class Steps:
-    """The steps: when this rank's gradients were ready, the samples so far, the step's kind, when its batch arrived.
+    """Track of steps, with the columns of `Record.stamps`.
 
     Args:
-        capacity: How many of the latest steps are held.
+        capacity: Maximum number of steps that it holds.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -270,7 +269,7 @@ class Steps:
         self._steps: Ring | NativeRing | None = None
 
     def batch_arrived(self, rows: Any, inputs: Sequence[Any]) -> None:
-        """Counts the samples of a batch that a model is called on, and records when its tensors are available."""
+        """Add the batch size to the samples, and record when the batch is available to the model."""
         self._prepare()
         with tf.device("CPU:0"):
             count = tf.cast(rows, tf.int64)
@@ -279,7 +278,7 @@ class Steps:
                 self._samples.assign_add(count, read_value=False)
 
     def ready(self, gradients: Sequence[Any], kind: int) -> None:
-        """Ends a step of this kind once its gradients are computed."""
+        """Append a step of this kind once its gradients are computed."""
         steps = self._prepare()
         with tf.device("CPU:0"), tf.control_dependencies(gradients):
             samples = tf.cast(self._samples.read_value(), tf.float64)
@@ -295,12 +294,12 @@ class Steps:
         return self._steps
 
     def rows(self, since: int = 0) -> Rows:
-        """The latest steps from an index on, in the columns of `Record.stamps`."""
+        """Return the available steps from an index on, with the columns of `Record.stamps`."""
         return Rows(np.zeros((0, 4)), 0) if self._steps is None else self._steps.rows(since)
 
 
 class InputWaits:
-    """The input waits: when each training batch was fetched from a `tf.data.Dataset`, eagerly and in functions."""
+    """Tracks of input waits: fetches of training batches from a `tf.data.Dataset`, eagerly and in functions."""
 
     def __init__(self) -> None:
         self._eager = PythonRing(2, CAPACITY)
@@ -309,12 +308,12 @@ class InputWaits:
         self._pauses = 0
 
     def stop(self) -> None:
-        """Stops recording in eager mode and in functions traced from now on."""
+        """Stop recording in eager mode and in functions traced from now on."""
         self._on = False
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Marks the batches fetched in its body as not those of training: an evaluation, a prediction."""
+        """Return a context manager whose batches do not count as training, such as those of an evaluation."""
         self._pauses += 1
         try:
             yield
@@ -322,12 +321,12 @@ class InputWaits:
             self._pauses -= 1
 
     def tracks(self) -> dict[str, Track]:
-        """The tracks of the waits in eager mode and in functions, by name."""
+        """Return the tracks of the waits in eager mode and in functions, by name."""
         found: dict[str, Track] = {INPUT_WAITS: self._eager}
         return found if self._in_functions is None else {**found, f"{INPUT_WAITS} in functions": self._in_functions}
 
     def around(self, original: Callable[..., Any], iterator: Any, *args: Any, **kwargs: Any) -> Any:
-        """Fetches the next batch from an iterator."""
+        """Fetch the next batch from an iterator, and record the wait."""
         if not self._on or self._pauses or graphs.compiled_by_xla() or not graphs.from_function_graphs():
             return original(iterator, *args, **kwargs)
         if tf.executing_eagerly():

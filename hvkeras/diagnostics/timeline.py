@@ -1,6 +1,6 @@
-"""Horovod's timeline: the Chrome trace of all collectives of a rank, started and stopped by two functions.
+"""Horovod's timeline: a Chrome trace of all collectives of a rank, between calls of two functions.
 
-With HVKERAS_TIMELINE it starts in `init()`, and therefore covers all of them.
+With HVKERAS_TIMELINE it starts in `init()`, and includes all collectives.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ from hvkeras.job.session import current_session, is_initialized
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:  # noqa: ARG001 - Horovod's parameter
-    """Starts a timeline: a file that shows when collectives began and ended, for ui.perfetto.dev or chrome://tracing.
+    """Start a timeline: a Chrome trace of collectives and steps, for ui.perfetto.dev or chrome://tracing.
 
-    It is the Chrome trace that `hvkeras run --trace-steps` writes of a window of steps, here of all that runs until
-    `stop_timeline()`, including collectives outside of steps. Only rank 0 writes one, unless the path contains
-    `{rank}`: then every rank writes its own. The file is rewritten about once a second, less often once it is long, and
-    is valid after each write. Functions traced earlier, such as those of a running `fit`, are not timed; `fit` retraces
-    when it is called.
+    It has the format of `hvkeras run --trace-steps`, but covers the time until `stop_timeline()`, and includes
+    collectives outside of steps. Only rank 0 writes a timeline, unless the path contains `{rank}`: then every rank
+    writes its own. The file is rewritten about once a second, less often when it is long, and is valid after each
+    write. Functions traced earlier, such as those of a running `fit`, are not timed; each call of `fit` retraces.
 
     Example:
         hvd.start_timeline("timeline.{rank}.json")
@@ -25,8 +24,8 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:  # noqa: 
         hvd.stop_timeline()
 
     Args:
-        file_path: The file; an existing one is replaced.
-        mark_cycles: Accepted for compatibility with Horovod and ignored: there are no negotiation cycles.
+        file_path: Path of the file; an existing one is replaced.
+        mark_cycles: Accepted for compatibility with Horovod and ignored, as there are no negotiation cycles.
 
     Raises:
         NotInitializedError: `init()` was not called.
@@ -48,11 +47,11 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:  # noqa: 
 
 
 def stop_timeline() -> None:
-    """Stops the timeline, if one is running, and writes what remains."""
+    """Stop the timeline, if one is running, and write its remaining spans."""
     if is_initialized():
         recording().stop_timeline()
 
 
 def is_on() -> bool:
-    """Returns whether this rank's collectives are being timed."""
+    """Return whether this rank's collectives are being timed."""
     return recording().timeline is not None

@@ -1,6 +1,6 @@
-"""Converts a rank's record to a trace for Perfetto and Chrome: steps, input, computing and collectives as rows.
+"""Conversion of a rank's record to Chrome trace events, with steps, input, computing and collectives as rows.
 
-The format is Chrome's Trace Event Format (complete and metadata events), which Perfetto opens:
+The format is Chrome's Trace Event Format (complete and metadata events), which Perfetto also reads:
 https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 """
 
@@ -21,16 +21,17 @@ from hvkeras.diagnostics.trace_files import Event
 
 STEPS, INPUT, CALLS, COMPUTING, UPDATE = "steps", "input", "train function", "computing", "update"
 ROWS = (STEPS, INPUT, CALLS, COMPUTING, UPDATE)  # shown above the rows of collectives
-BEFORE = 1024  # steps before the window that are looked at in custom training loops
+BEFORE = 1024  # steps before the window to consider in custom training loops
 
 _Found = tuple[str, str, float, float, Event]  # row, name, start, end, arguments
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step: its index, its start and end, and when its gradients were ready (0: unknown).
+    """One step, or the steps from `index` to `last` if their boundaries are unknown.
 
-    It stands for several steps, from `index` to `last`, if it is unknown when each of them began.
+    Attributes:
+        ready: Time at which the gradients were ready; 0 if unknown.
     """
 
     index: int
@@ -41,10 +42,10 @@ class Step:
 
 
 def _steps(record: Record, first: int, after: int) -> list[Step]:
-    """The steps of a window, and some around it: those of the train function's calls or, in custom loops, consecutive.
+    """Return the steps of a window and some around it.
 
-    In a custom training loop, a step lasts until its last collective ends or, without any, until its gradients are
-    ready.
+    In `fit`, steps are bounded by calls of the train function. In custom training loops, a step lasts until its last
+    collective ends or, without collectives, until its gradients are ready.
     """
     if len(record.calls):
         near = (record.calls[:, 3] >= first - 1) & (record.calls[:, 2] <= after)
@@ -58,7 +59,7 @@ def _steps(record: Record, first: int, after: int) -> list[Step]:
 
 
 def _of_call(call: Array, record: Record) -> list[Step]:
-    """The steps of one call; if there are several, they end when their collectives end."""
+    """Return the steps of one call of the train function; all but the last one end with their collectives."""
     begin, end, first, last = float(call[0]), float(call[1]), int(call[2]), int(call[3])
     if last < first:
         return []
@@ -75,16 +76,15 @@ def _of_call(call: Array, record: Record) -> list[Step]:
 
 
 def _consecutive(first: int, begin: float, ends: Sequence[float], ready: Array) -> list[Step]:
-    # A busy rank may record the timestamp late, but gradients are ready before their collectives end.
+    # A busy rank may record `ready` late, but gradients are always ready before their collectives end.
     return [Step(first + index, first + index, since, until, min(float(moment), until))
             for index, (since, until, moment) in enumerate(zip([begin, *ends[:-1]], ends, ready, strict=True))]
 
 
 def _ends(ready: Array, runs: Array) -> list[float]:
-    """When steps end: with the last of their collectives, all of which precede those of the next step.
+    """Return the end times of steps: the ends of their last collectives.
 
-    The collectives between the gradients of two steps are therefore split at their widest gap, in which the next step
-    computes.
+    The collectives between the gradients of two steps are split at their widest gap, in which the next step computes.
     """
     runs = runs[np.argsort(runs[:, 0])]
     reached = np.maximum.accumulate(np.concatenate([[-math.inf], runs[:, 1]]))
@@ -99,15 +99,15 @@ def _ends(ready: Array, runs: Array) -> list[float]:
 
 def events(record: Record, window: tuple[int, int] | None,
            outside: Iterable[tuple[Mapping[str, Any], float, float]] = ()) -> list[Event]:
-    """Make the events of a window of steps, on the common clock.
+    """Return the events of a window of steps, on the common clock.
 
     Args:
-        record: The record of these steps and those around them.
-        window: The first step, and the one after the last; None for everything in the record.
-        outside: Collectives outside of steps: their content as in `Record.buckets`, start and end.
+        record: Record of these steps and the surrounding ones.
+        window: First step, and the one after the last; None for the full record.
+        outside: Collectives outside of steps: content as in `Record.buckets`, start and end.
 
     Returns:
-        The metadata events that name the rows, then the complete events in order of time.
+        Metadata events that name the rows, then complete events in order of time.
     """
     first, after = window or (0, sys.maxsize)
     everyone = _steps(record, first, after)
@@ -137,7 +137,6 @@ def events(record: Record, window: tuple[int, int] | None,
 
 
 def _between(spans: Array, since: float, until: float) -> list[list[float]]:
-    """The spans that begin in an interval."""
     chosen: list[list[float]] = spans[(spans[:, 0] >= since) & (spans[:, 0] < until)].tolist()
     return chosen
 
@@ -154,8 +153,7 @@ def _calls(calls: Array, first: int, after: int) -> Iterator[_Found]:
             yield CALLS, f"train function, {_named(int(start), int(last))}", float(begin), float(end), {}
 
 
-def _natural(label: str) -> list[tuple[int, str]]:
-    """A sort key that puts part 2 before part 10."""
+def _natural(label: str) -> list[tuple[int, str]]:  # sort key: part 2 before part 10
     return [(int(piece), "") if piece.isdecimal() else (-1, piece) for piece in re.split(r"(\d+)", label)]
 
 
@@ -164,7 +162,7 @@ def _named(first: int, last: int) -> str:
 
 
 def _computing(steps: Sequence[Step], inputs: Array) -> Iterator[_Found]:
-    """The time from the start of each step, or the end of its input, until its gradients are ready."""
+    """Yield the time from the start of each step, or the end of its input, until its gradients are ready."""
     for step in steps:
         if step.ready:
             waited = inputs[(inputs[:, 1] > step.begin) & (inputs[:, 1] <= step.ready), 1]

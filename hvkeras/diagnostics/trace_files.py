@@ -1,6 +1,6 @@
-"""The trace files of a job: one per rank, written atomically, and the file that they are merged into.
+"""Trace files of a job: one per rank, written atomically, and the merged file.
 
-Ranks write `trace.rank.0.json` and so on next to `trace.json`. All of them use the common clock, so merging only
+Ranks write `trace.rank.0.json` and so on next to `trace.json`. All of them use the common clock, so merging mostly
 concatenates the events.
 """
 
@@ -32,7 +32,7 @@ def process_name(record: Record) -> list[Event]:
     """Return the metadata events that name a rank and sort the ranks.
 
     Args:
-        record: The record of the rank.
+        record: Record of the rank.
     """
     name = f"rank {record.rank} on {record.host}, pid {record.pid}"
     return [{"name": "process_name", "ph": "M", "pid": record.rank, "args": {"name": name}},
@@ -40,20 +40,20 @@ def process_name(record: Record) -> list[Event]:
 
 
 def rank_file(path: Path, rank: int) -> Path:
-    """The path of a rank's part of a trace.
+    """Return the path of a rank's trace file.
 
     Args:
-        path: The merged file.
+        path: Path of the merged file.
         rank: The rank.
     """
     return path.with_name(f"{path.stem}.rank.{rank}{path.suffix}")
 
 
 def rank_files(path: Path) -> dict[int, Path]:
-    """The existing files of ranks, by rank.
+    """Return the existing trace files of ranks, by rank.
 
     Args:
-        path: The merged file.
+        path: Path of the merged file.
     """
     return {int(match[2]): path.with_name(file) for file in os.listdir(path.parent)
             if (match := _RANK_FILE.fullmatch(file)) and (match[1], match[3]) == (path.stem, path.suffix)}
@@ -61,15 +61,15 @@ def rank_files(path: Path) -> dict[int, Path]:
 
 @dataclass(frozen=True)
 class Merged:
-    """A merged trace.
+    """Merged trace.
 
     Attributes:
-        path: The file.
-        ranks: The ranks in it.
-        missing: The job's ranks without a file here.
-        cut_off: The ranks some of whose steps are missing.
-        no_steps: Why a rank's steps are not recorded, or "".
-        uncertainty: The maximum error between the times of two ranks, in seconds; None if unknown.
+        path: Path of the file.
+        ranks: Ranks in the trace.
+        missing: Ranks of the job without a file.
+        cut_off: Ranks with missing steps.
+        no_steps: Why steps are not recorded, or "".
+        uncertainty: Maximum error between the times of two ranks, in seconds; None if unknown.
     """
 
     path: Path
@@ -80,10 +80,10 @@ class Merged:
     uncertainty: float | None
 
     def sentence(self) -> str:
-        """A summary of the trace in one sentence."""
+        """Return a one-sentence summary of the trace."""
         text = f"trace of {format_ranks(self.ranks)} in {self.path}, to be opened at {VIEWER}"
         if self.no_steps:
-            text += f"; steps cannot be seen: {self.no_steps}"
+            text += f"; steps are not recorded: {self.no_steps}"
         elif self.cut_off:
             text += f"; {format_ranks(self.cut_off)} ended before the window did"
         if self.missing:
@@ -96,15 +96,14 @@ class Merged:
 
 
 def write(path: Path, events: Iterable[Event], facts: dict[str, Any]) -> None:
-    """Writes a trace atomically.
+    """Write a trace atomically.
 
     Args:
-        path: The file.
-        events: Its events.
-        facts: Metadata, which viewers show along with the trace. A rank's part of a merged trace has at least `size`;
-            `machine`, which identifies its host; `steps`, the window as text; `missing_steps`, how many steps of the
-            window are missing; `done`, whether this is the rank's last write; and `clock_offset`, which the times
-            include, with `clock_uncertainty`.
+        path: Path of the file.
+        events: Trace events.
+        facts: Metadata, which viewers show along with the trace. For a rank's file: `size`; `machine`, an ID of the
+            host; `steps`, the window as a string; `missing_steps`, their number; `done`, True in the rank's last
+            write; `clock_offset`, which the times include; and `clock_uncertainty`.
 
     Raises:
         OSError: The file cannot be written.
@@ -121,10 +120,10 @@ def write(path: Path, events: Iterable[Event], facts: dict[str, Any]) -> None:
 
 
 def parts(path: Path) -> dict[int, dict[str, Any]]:
-    """Reads the files that the ranks of the latest job have written, by rank.
+    """Read the rank files of the latest job, by rank.
 
     Args:
-        path: The merged file.
+        path: Path of the merged file.
 
     Raises:
         UsageError: A file is not a rank's trace.
@@ -134,7 +133,7 @@ def parts(path: Path) -> dict[int, dict[str, Any]]:
         return {}
     latest = max(found, key=lambda rank: (found[rank].stat().st_mtime, -rank))
     read = {rank: _read(file) for rank, file in sorted(found.items())}
-    # Ignores files of an earlier job with another size or another window.
+    # Ignores files of an earlier job with a different size or window.
     of_job = [read[latest]["otherData"][name] for name in ("size", "steps")]
     return {rank: part for rank, part in read.items()
             if [part["otherData"][name] for name in ("size", "steps")] == of_job}
@@ -143,23 +142,23 @@ def parts(path: Path) -> dict[int, dict[str, Any]]:
 def _read(file: Path) -> dict[str, Any]:
     try:
         part: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        whole = isinstance(part["traceEvents"], list) and part["otherData"].keys() >= _NEEDED
+        is_valid = isinstance(part["traceEvents"], list) and part["otherData"].keys() >= _NEEDED
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        whole = False
-    if not whole:
-        raise UsageError(explain("Files with names such as trace.rank.0.json must be what ranks have written",
+        is_valid = False
+    if not is_valid:
+        raise UsageError(explain("Files with names such as trace.rank.0.json must be traces of ranks",
                                  "move it away", file=str(file)))
     return part
 
 
 def merge(path: Path) -> Merged | None:
-    """Merges the existing rank files of a trace.
+    """Merge the existing rank files of a trace.
 
     Args:
-        path: The merged file, which is replaced if it exists.
+        path: Path of the merged file, which is replaced if it exists.
 
     Returns:
-        A description of the merged trace; None if no rank has written a file.
+        Description of the merged trace; None if there are no rank files.
 
     Raises:
         MachineError: The file cannot be written.
@@ -184,9 +183,9 @@ def merge(path: Path) -> Merged | None:
 
 
 def _share_clocks(found: Sequence[dict[str, Any]]) -> float | None:
-    """Applies the best offset measured on each machine to all of its ranks, since they share one clock.
+    """Apply the best clock offset of each machine to all of its ranks, since they share one clock.
 
-    Returns the maximum error between the times of two machines, in seconds; None if unknown.
+    Return the maximum error between the times of two machines, in seconds; None if unknown.
     """
     best: dict[str, tuple[float, float]] = {}
     for facts in (part["otherData"] for part in found):
@@ -206,14 +205,14 @@ def _share_clocks(found: Sequence[dict[str, Any]]) -> float | None:
 
 
 def merge_all(index: Path) -> list[Merged]:
-    """Merges every trace in a folder, or a single trace.
+    """Merge every trace in a folder, or a single trace.
 
     Args:
         index: A folder, or a merged file, which need not exist.
 
     Raises:
         MachineError: A file cannot be written.
-        UsageError: No rank's trace was found.
+        UsageError: No rank file was found.
     """
     folder = index if index.is_dir() else index.parent
     names = os.listdir(folder) if folder.is_dir() else []

@@ -1,8 +1,8 @@
-"""Chrome traces of this rank: of a window of its steps, and Horovod's timeline of all that runs.
+"""Chrome traces of this rank: a window of steps, or Horovod's timeline.
 
-HVKERAS_TRACE_STEPS (`hvkeras run --trace-steps`) traces a window of steps on all ranks, whose files are merged at the
-end. A timeline traces one rank until it is stopped. In either case a thread reads this rank's spans
-(`hvkeras.diagnostics.spans`) before newer ones overwrite them, and rewrites the file periodically.
+HVKERAS_TRACE_STEPS (`hvkeras run --trace-steps`) traces a window of steps on all ranks, and merges their files at the
+end. A timeline traces one rank until it is stopped. In both cases a thread reads this rank's spans
+(`hvkeras.diagnostics.spans`) before newer ones overwrite them, and periodically rewrites the file.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from hvkeras.control.launch_environments import hvkeras_run
 from hvkeras.diagnostics import spans, trace_files
 from hvkeras.diagnostics.record import WELL, Record
-from hvkeras.diagnostics.ring_buffer import RingReader, Rows, Track, joined
+from hvkeras.diagnostics.ring_buffer import RingReader, Rows, Track, concatenate
 from hvkeras.diagnostics.spans import OUTSIDE, STEPS
 from hvkeras.diagnostics.trace_events import events
 from hvkeras.errors import HvkerasError, MachineError, explain
@@ -25,35 +25,35 @@ from hvkeras.host.console import say
 from hvkeras.host.network import host_identity
 from hvkeras.job.session import Session
 
-LOOK_EVERY = 0.2  # seconds between two reads: hundreds of steps, of the thousand that are held
+LOOK_EVERY = 0.2  # seconds between two reads: hundreds of steps, of about a thousand in the ring buffers
 LOOK_SHARE = 0.01  # maximum share of the time spent reading; the interval grows to respect it
 WRITE_EVERY = 1.0  # seconds between two writes
 WRITE_SHARE = 0.02  # maximum share of the time spent writing; the interval grows to respect it
 CLOCK_WAIT = 1.0  # seconds that the last write waits for a new clock measurement
-OTHERS_WAIT = 3.0  # seconds that rank 0 waits at its end for the last writes of the ranks whose files it can see
-CAPACITY = 200_000  # spans in a timeline, about 40 MB; the file says how many were left out
+OTHERS_WAIT = 3.0  # seconds that rank 0 waits at its end for the last writes of other ranks
+CAPACITY = 200_000  # maximum number of spans in a timeline, about 40 MB; the file has the number of omitted ones
 
 
 class Traced(Protocol):
-    """What is recorded of a rank."""
+    """Protocol of recorders that can be traced."""
 
     first_rows: dict[str, int]
 
     def tracks(self) -> Mapping[str, Track]:
-        """Return the tracks of its training, by name."""
+        """Return the tracks of the rank's training, by name."""
 
     def tables(self, rows: Mapping[str, Rows]) -> dict[str, Any]:
         """Convert rows of tracks to attributes of a record."""
 
     def current(self) -> Record:
-        """Return the record as it is now."""
+        """Return the current record."""
 
     def steps_made(self) -> int:
-        """Return the number of steps so far."""
+        """Return the number of completed steps."""
 
 
 class _Spans:
-    """Spans that a trace has read so far; safe to use from several threads."""
+    """Spans that a trace has read so far; thread-safe."""
 
     def __init__(self, reader: RingReader, capacity: float = float("inf")) -> None:
         self._reader, self._capacity = reader, capacity
@@ -67,7 +67,7 @@ class _Spans:
         return self._reader.lost
 
     def read(self) -> dict[str, Rows]:
-        """Read what is new, and return everything by track."""
+        """Read new spans, and return all spans by track."""
         with self._lock:
             for name, rows in self._reader.new().items():
                 if self.count <= self._capacity:
@@ -75,9 +75,9 @@ class _Spans:
                     self.count += len(rows.table)
                 else:
                     self.left_out += len(rows.table)
-            whole = {name: joined(parts) for name, parts in self._parts.items()}
-            self._parts = {name: [rows] for name, rows in whole.items()}
-            return whole
+            spans_by_track = {name: concatenate(parts) for name, parts in self._parts.items()}
+            self._parts = {name: [rows] for name, rows in spans_by_track.items()}
+            return spans_by_track
 
 
 def _facts(record: Record) -> dict[str, Any]:
@@ -90,8 +90,8 @@ class Timeline:
     """Trace of everything that this rank records, until it is closed.
 
     Args:
-        recorder: The recorder of this rank.
-        path: The file.
+        recorder: Recorder of this rank.
+        path: Path of the file.
 
     Raises:
         OSError: The file cannot be written.
@@ -107,7 +107,7 @@ class Timeline:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread, and write what remains."""
+        """Stop the thread, and write the remaining spans."""
         if self._done.is_set():
             return
         self._done.set()
@@ -147,8 +147,8 @@ class StepsTrace:
     """Trace of a window of steps.
 
     Args:
-        session: The session.
-        recorder: The recorder of this rank.
+        session: Current session.
+        recorder: Recorder of this rank.
 
     Raises:
         MachineError: The rank's file cannot be written.
@@ -171,10 +171,10 @@ class StepsTrace:
         self._thread.start()
 
     def finish(self, ended: str) -> None:
-        """Ends the thread, writes what remains, and on rank 0 merges the ranks' files unless the launcher does.
+        """Stop the thread, write the remaining spans, and on rank 0 merge the rank files unless the launcher does.
 
         Args:
-            ended: How this rank ends; see `Record.ended`.
+            ended: Value of `Record.ended`.
         """
         self._done.set()
         self._thread.join(timeout=WRITE_EVERY)
@@ -226,9 +226,9 @@ class StepsTrace:
         rows = self._spans.read()
         record = dataclasses.replace(self._recorder.current(), **self._recorder.tables(rows))
         steps = rows[STEPS]
-        there = max(0, min(steps.after, self._after) - max(steps.first, self._first))
+        present = max(0, min(steps.after, self._after) - max(steps.first, self._first))
         facts = {**_facts(record), "steps": f"{self._first}:{self._after}",
-                 "missing_steps": self._after - self._first - there, "done": done}
+                 "missing_steps": self._after - self._first - present, "done": done}
         found = events(record, (self._first, self._after))
         trace_files.write(trace_files.rank_file(self.path, record.rank),
                           [*trace_files.process_name(record), *found], facts)
@@ -243,7 +243,7 @@ class StepsTrace:
                 break
             time.sleep(0.1)
         if len(found) < size:
-            say(f"{len(found)} of {size} ranks' traces are in {self.path.parent}; bring them into one folder, and run"
+            say(f"{len(found)} of {size} ranks' traces are in {self.path.parent}; copy them into one folder, and run"
                 " hvkeras trace there")
         elif (merged := trace_files.merge(self.path)) is not None:
             say(merged.sentence())

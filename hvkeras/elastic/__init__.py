@@ -1,7 +1,8 @@
-"""Elastic training, which resumes from its last commit after a rank was lost.
+"""Elastic training, which resumes from the last commit after a rank is lost.
 
-A state holds what training resumes with; `run` gives every rank the state of the last commit and calls the function.
-`hvkeras run --reset-limit N` restarts all ranks when one is lost: docs/decisions/elastic-starts-all-ranks-again.md.
+A state holds everything that training resumes from. `run` restores the last commit on every rank and calls the
+training function. `hvkeras run --reset-limit N` restarts all ranks when one is lost:
+docs/decisions/elastic-starts-all-ranks-again.md.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ else:
 
     def __getattr__(name: str) -> Any:
         if name in __all__:
-            # They belong to one Keras, loaded on their first use.
+            # Imported on first use: importing them selects a version of Keras.
             from hvkeras.elastic import callbacks  # noqa: PLC0415
 
             return getattr(callbacks, name)

@@ -1,4 +1,4 @@
-"""Batches for training loops of the user's own, of which each sample counts once although ranks change."""
+"""Batches for custom elastic training loops, in which each sample is used once per epoch although ranks change."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from hvkeras.errors import UsageError, explain
 
 def batches(x: Any, y: Any = None, sample_weight: Any = None, *, batch_size: int = 32,
             shuffle: bool = True) -> Iterator[Any]:
-    """Yields the batches of one epoch of data that `hvd.shard` has assigned, or those that are left of it.
+    """Yield the remaining batches of one epoch of data that was sharded with `hvd.shard`.
 
-    After a change of ranks, the next call yields what no rank had trained on by the commit. Commit after a step, not
-    between a batch and its step. In jobs whose ranks do not change, every call yields a whole epoch.
+    After a change of ranks, the next call yields the samples that no rank had used by the last commit. Commit after a
+    step, not between a batch and its step. In jobs whose ranks do not change, every call yields a full epoch.
 
     Example:
         x, y = hvd.shard((x, y))
@@ -36,31 +36,29 @@ def batches(x: Any, y: Any = None, sample_weight: Any = None, *, batch_size: int
                 state.commit()
 
     Args:
-        x: Arrays, or a structure of them, a batched `tf.data.Dataset`, or a `PyDataset`; a share that `hvd.shard` has
-            returned.
-        y: More arrays of the share; None for none.
-        sample_weight: More arrays of the share; None for none.
-        batch_size: The samples in a batch of this rank; a dataset has its own.
-        shuffle: Whether arrays are read in a new order in each epoch, the same on all ranks.
+        x: Array, structure of arrays, batched `tf.data.Dataset` or `PyDataset`, as returned by `hvd.shard`.
+        y: Targets from the same shard, or None.
+        sample_weight: Sample weights from the same shard, or None.
+        batch_size: Samples per batch on this rank; ignored for datasets.
+        shuffle: Whether to shuffle arrays in each epoch, in the same order on all ranks.
 
     Yields:
-        Tensors: `x`, `(x, y)` or `(x, y, sample_weight)`; of a dataset, its elements.
+        Tensors: `x`, `(x, y)` or `(x, y, sample_weight)`; for a dataset, its elements.
 
     Raises:
-        UsageError: The ranks may change, and it is not known how the data were assigned.
+        UsageError: The ranks may change, and the data were not sharded with `hvd.shard`.
     """
     if not keeps_accounts():
         yield from _plain(x, y, sample_weight, batch_size, shuffle)
         return
     data = accounted(x, y, sample_weight, batch_size, shuffle)
     if data is None:
-        raise UsageError(explain("Batches that go on after a change of ranks must come from hvd.shard", "pass what"
-                                 " hvd.shard returned, or a dataset that only maps, batches and prefetches it",
-                                 x=type(x).__name__))
+        raise UsageError(explain("Elastic batches must come from hvd.shard", "pass the result of hvd.shard, or a"
+                                 " dataset that only maps, batches and prefetches it", x=type(x).__name__))
     account = data.account
-    first, left = account.begin(data.batch, data.drops), account.steps(data.batch, drops=data.drops)
-    for number, batch in enumerate(itertools.islice(x if data.dataset is None else data.dataset, left), start=1):
-        account.record_steps(first + number)  # its step is made before the next commit
+    first, remaining = account.begin(data.batch, data.drops), account.steps(data.batch, drops=data.drops)
+    for number, batch in enumerate(itertools.islice(x if data.dataset is None else data.dataset, remaining), start=1):
+        account.record_steps(first + number)  # the step of this batch runs before the next commit
         yield batch if y is not None or sample_weight is not None or data.dataset is None else batch[0]
     account.end()
     data.end_pass()
@@ -74,7 +72,7 @@ def _plain(x: Any, y: Any, sample_weight: Any, batch_size: int, shuffle: bool) -
         yield from (x[step] for step in range(len(x)))
         x.on_epoch_end()
         return
-    given = x if y is None and sample_weight is None else (x, y) if sample_weight is None else (x, y, sample_weight)
-    dataset = tf.data.Dataset.from_tensor_slices(given)
+    arrays = x if y is None and sample_weight is None else (x, y) if sample_weight is None else (x, y, sample_weight)
+    dataset = tf.data.Dataset.from_tensor_slices(arrays)
     dataset = dataset.shuffle(int(dataset.cardinality())) if shuffle else dataset
     yield from dataset.batch(batch_size)

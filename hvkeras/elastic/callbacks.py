@@ -1,6 +1,6 @@
-"""Keras callbacks of elastic jobs: `ElasticCallback`, and callbacks that keep a state up to date during `fit`.
+"""Keras callbacks for elastic jobs: `ElasticCallback`, and callbacks that update a state during `fit`.
 
-They derive from the callbacks of the Keras that `tf.keras` refers to when they are imported.
+They derive from the callbacks of the Keras version that `tf.keras` refers to when this module is imported.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from hvkeras.typing import Logs, ModelLike
 
 
 class CommitStateCallback(KerasCallback):
-    """Commits a state every few batches, at the end of each epoch, and when a machine is being taken away (SIGTERM).
+    """Callback to commit a state every few batches, at the end of each epoch, and on preemption (SIGTERM).
 
-    Put it after the callbacks that update the state. A commit copies the whole model. To resume from a commit in the
-    middle of an epoch, the state must contain the position in the epoch: see `UpdateBatchStateCallback`. Without it,
-    `fit` restarts the epoch, and trains a second time on the batches before the commit.
+    Put it after the callbacks that update the state. A commit copies the full model. To resume in the middle of an
+    epoch, the state must contain the batch index: see `UpdateBatchStateCallback`. Without it, `fit` restarts the epoch,
+    and repeats the batches before the commit.
 
     Example:
         model.fit(dataset, callbacks=[hvd.elastic.CommitStateCallback(state, batches_per_commit=100)])
 
     Args:
-        state: The state.
+        state: State to commit.
         batches_per_commit: Batches between commits; None to commit only at the end of each epoch.
     """
 
@@ -40,48 +40,48 @@ class CommitStateCallback(KerasCallback):
         super().__init__()
         self.state: State = state
         self.batches_per_commit: int | None = batches_per_commit
-        self.batches_remaining: int | None = batches_per_commit  # to the next commit
+        self.batches_remaining: int | None = batches_per_commit  # until the next commit
         self._may_commit_early = False
 
     def on_train_begin(self, logs: Logs | None = None) -> None:  # noqa: ARG002 - Keras's signature
-        """Resets the count of batches."""
+        """Reset the count of batches."""
         self.batches_remaining = self.batches_per_commit
-        # Else the batches before the commit would be trained a second time.
+        # Otherwise `fit` would repeat the batches before the commit.
         self._may_commit_early = bool(self.batches_per_commit) or keeps_accounts() or hasattr(self.state, "batch")
 
     def on_batch_end(self, batch: int, logs: Logs | None = None) -> None:  # noqa: ARG002 - Keras's signature
-        """Commits the state every `batches_per_commit` batches."""
+        """Commit the state every `batches_per_commit` batches."""
         is_due = False
         if self.batches_remaining:
             self.batches_remaining -= 1
             is_due = not self.batches_remaining
             self.batches_remaining = self.batches_remaining or self.batches_per_commit
-        last = batch + 1 == _steps(self)  # on_epoch_end commits, after updates at the epoch's end
-        must = self._may_commit_early and self.state.must_commit()
-        if (must or is_due) and not last:
+        is_last = batch + 1 == _steps(self)  # on_epoch_end commits, after the updates at the epoch's end
+        is_preempted = self._may_commit_early and self.state.must_commit()
+        if (is_preempted or is_due) and not is_last:
             self.commit()
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:  # noqa: ARG002 - Keras's signature
-        """Commits the state at the end of an epoch."""
+        """Commit the state at the end of an epoch."""
         self.commit()
 
     def commit(self) -> None:
-        """Commits the state."""
+        """Commit the state."""
         self.state.commit()
 
 
 class UpdateBatchStateCallback(KerasCallback):
-    """Keeps `state.batch` at the number of trained batches of the epoch (0 between epochs), where `fit` resumes.
+    """Callback to update `state.batch`, the number of completed batches of the epoch (0 between epochs).
 
-    If `state.batch` is not 0 when `fit` begins, the first epoch skips that many batches: those that were trained before
-    the commit. The data must therefore come in the same order again; pass `shuffle=False`, or a seed.
+    If `state.batch` is not 0 when `fit` begins, the first epoch skips that many batches, which were completed before
+    the commit. The order of the data must therefore be reproducible: pass `shuffle=False`, or a seed.
 
     Example:
         model.fit(dataset, callbacks=[hvd.elastic.UpdateBatchStateCallback(state), hvd.elastic.CommitStateCallback(
             state, batches_per_commit=100)])
 
     Args:
-        state: A state with an attribute `batch`.
+        state: State with an attribute `batch`.
     """
 
     def __init__(self, state: State) -> None:
@@ -90,42 +90,42 @@ class UpdateBatchStateCallback(KerasCallback):
         self._begun = self._before = 0
 
     def set_model(self, model: ModelLike) -> None:
-        """Stores the model, and installs the hooks for skipping batches before training begins."""
+        """Set the model, and install the hooks for skipping batches before training begins."""
         super().set_model(model)
         compat.passes()
 
     def on_train_begin(self, logs: Logs | None = None) -> None:  # noqa: ARG002 - Keras's signature
-        """Reads the position from the state."""
+        """Read the batch index from the state."""
         self._before = int(self.state.batch)
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:  # noqa: ARG002 - Keras's signature
-        """Makes the first epoch resume at the position of the state."""
+        """Skip the completed batches in the first epoch."""
         done, self._before = self._before, 0
-        if done and not keeps_accounts():  # else the data of fit begin by themselves where the commit was made
+        if done and not keeps_accounts():  # otherwise the sharded data resume at the commit by themselves
             compat.passes().at_next(lambda _: compat.Done(0, done, _nothing, _nothing))
 
     def on_batch_begin(self, batch: int, logs: Logs | None = None) -> None:  # noqa: ARG002 - Keras's signature
-        """Records the batch number; the number that Keras passes at a batch's end differs between versions."""
+        """Record the batch number; the number that Keras passes at a batch's end differs between versions."""
         self._begun = batch
 
     def on_batch_end(self, batch: int, logs: Logs | None = None) -> None:  # noqa: ARG002 - Keras's signature
-        """Stores the number of trained batches in the state."""
+        """Store the number of completed batches in the state."""
         done, steps = self._begun + compat.steps_per_execution(self.model), _steps(self)
         self.state.batch = done if steps is None else min(done, steps)
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:  # noqa: ARG002 - Keras's signature
-        """Resets `state.batch` to 0."""
+        """Reset `state.batch` to 0."""
         self.state.batch = 0
 
 
 class UpdateEpochStateCallback(KerasCallback):
-    """Keeps `state.epoch` at the number of epochs trained over all calls of `fit`.
+    """Callback to update `state.epoch`, the number of completed epochs over all calls of `fit`.
 
     Example:
         model.fit(dataset, epochs=10 - state.epoch, callbacks=[hvd.elastic.UpdateEpochStateCallback(state)])
 
     Args:
-        state: A state with an attribute `epoch`.
+        state: State with an attribute `epoch`.
     """
 
     def __init__(self, state: State) -> None:
@@ -135,27 +135,26 @@ class UpdateEpochStateCallback(KerasCallback):
         self._first = 0
 
     def on_train_begin(self, logs: Logs | None = None) -> None:  # noqa: ARG002 - Keras's signature
-        """Records how many epochs were trained before."""
+        """Record the number of epochs completed before."""
         self.initial_epoch, self._first = self.state.epoch, -1
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:  # noqa: ARG002 - Keras's signature
-        """Records the first epoch number of `fit`, which is its `initial_epoch`."""
+        """Record the first epoch number of `fit`, which is its `initial_epoch`."""
         if self._first < 0:
             self._first = epoch
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:  # noqa: ARG002 - Keras's signature
-        """Stores the number of trained epochs in the state."""
+        """Store the number of completed epochs in the state."""
         self.state.epoch = self.initial_epoch + epoch - self._first + 1
 
 
 def _steps(callback: Any) -> int | None:
-    """Returns the number of steps per epoch, if Keras knows it."""
     steps: int | None = (callback.params or {}).get("steps")
     return steps
 
 
 def _nothing() -> None:
-    """Does nothing: no other action is needed once the completed batches have been skipped."""
+    pass
 
 
 if TYPE_CHECKING:
@@ -171,23 +170,23 @@ RULES: dict[str, Callable[[float, int, int], float]] = {
 
 
 class ElasticCallback(KerasCallback):
-    """Makes `fit` go on when ranks are lost or join, from the last commit.
+    """Callback that makes `fit` elastic: training resumes from the last commit when ranks are lost or join.
 
-    A commit holds the model, the optimizer, the epoch, the position in the data that `hvd.shard` has assigned, what
-    `EarlyStopping`, `ReduceLROnPlateau` and `ModelCheckpoint` have seen, and the history, which `fit` returns for all
-    epochs. Callbacks begin anew after a change (`on_train_begin`). The logs of an epoch in which ranks have changed
-    cover the steps since then.
+    A commit holds the model, the optimizer, the epoch, and the position in the data of `hvd.shard`. It also holds the
+    state of `EarlyStopping`, `ReduceLROnPlateau` and `ModelCheckpoint`, and the history, which `fit` returns for all
+    epochs. After a change of ranks, `on_train_begin` of all callbacks is called again. The logs of an epoch in which
+    ranks changed cover only the steps since the change.
 
     Example:
         model.fit(x, y, epochs=10, callbacks=[hvd.elastic.ElasticCallback(batches_per_commit=100)])
 
     Args:
         batches_per_commit: Batches between commits; None to commit only at the end of each epoch.
-        learning_rate: How the learning rate follows the number of ranks: "keep", "linear" (proportional), "sqrt", or a
-            function of the rate, the former number and the present one.
+        learning_rate: Scaling of the learning rate with the number of ranks: "keep", "linear", "sqrt", or a function
+            of the rate, the old size and the new size.
 
     Raises:
-        UsageError: An argument is wrong; or, when training begins, the model has no weights yet.
+        UsageError: An argument is invalid, or the model has no weights when training begins.
     """
 
     def __init__(self, batches_per_commit: int | None = None,
@@ -203,39 +202,39 @@ class ElasticCallback(KerasCallback):
         self._rule = learning_rate if callable(learning_rate) else RULES[learning_rate]
 
     def run_fit(self, fit: Callable[..., Any], model: ModelLike, given: dict[str, Any]) -> Any:
-        """Runs a call of `fit` as an elastic function.
+        """Run `fit` as an elastic function.
 
         Args:
-            fit: Calls `fit` with the arguments that the user gave, but those passed to it.
+            fit: Calls `fit` with the user's arguments, some of which are overridden by those passed to it.
             model: The model.
-            given: The arguments of `fit`, by name.
+            given: The user's arguments of `fit`, by name.
 
         Returns:
-            What `fit` returns.
+            The return value of `fit`.
         """
         state: Any = TensorFlowKerasState(model, epoch=given["initial_epoch"], batch=0, ranks=size(), seen={},
                                           epochs=[], stopped=False)
-        others = [callback for callback in _listed(given["callbacks"]) if callback is not self]
+        others = [callback for callback in _as_list(given["callbacks"]) if callback is not self]
 
         def train(state: Any) -> Any:
-            self._follow(model, state)
+            self._scale_learning_rate(model, state)
             if state.stopped or state.epoch >= given["epochs"]:
-                gather_optimizer(model)  # as `fit` would have done at its end
+                gather_optimizer(model)  # as `fit` does at its end
                 return None
             return fit(initial_epoch=state.epoch, callbacks=[
-                *others, UpdateEpochStateCallback(state), UpdateBatchStateCallback(state), _Seen(state, others),
+                *others, UpdateEpochStateCallback(state), UpdateBatchStateCallback(state),
+                _CallbackStates(state, others),
                 CommitStateCallback(state, self.batches_per_commit)])
 
         history = run(train)(state)
-        if history is None:  # all had been trained when a rank was lost
+        if history is None:  # all epochs were completed when a rank was lost
             history = getattr(model, "history", None) or compat.new_history(model)
         history.epoch = [epoch for epoch, _ in state.epochs]
         names = dict.fromkeys(name for _, logs in state.epochs for name in logs)
         history.history = {name: [logs[name] for _, logs in state.epochs if name in logs] for name in names}
         return history
 
-    def _follow(self, model: Any, state: Any) -> None:
-        """Adapts the learning rate of a commit to the number of ranks."""
+    def _scale_learning_rate(self, model: Any, state: Any) -> None:
         before, now = state.ranks, size()
         state.ranks = now
         rate = compat.learning_rate(model.optimizer)
@@ -243,8 +242,8 @@ class ElasticCallback(KerasCallback):
             compat.set_learning_rate(model.optimizer, self._rule(rate, before, now))
 
 
-class _Seen(KerasCallback):
-    """Keeps what the other callbacks have seen, and the history, in the state; restores the former."""
+class _CallbackStates(KerasCallback):
+    """Callback to save the history, and save and restore the states of the other callbacks, in the elastic state."""
 
     def __init__(self, state: Any, others: list[Any]) -> None:
         super().__init__()
@@ -254,12 +253,12 @@ class _Seen(KerasCallback):
         backup_and_restore.restore(self._others, self._state.seen)
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        kept = {name: float(value) for name, value in (logs or {}).items()}
-        self._state.epochs = [*self._state.epochs, (epoch, kept)]
+        values = {name: float(value) for name, value in (logs or {}).items()}
+        self._state.epochs = [*self._state.epochs, (epoch, values)]
         self._state.seen = backup_and_restore.states_of(self._others)
         self._state.stopped = bool(self.model.stop_training)
 
 
-def _listed(callbacks: Any) -> list[Any]:
-    found = getattr(callbacks, "callbacks", callbacks)
-    return [] if found is None else list(found) if isinstance(found, (list, tuple)) else [found]
+def _as_list(callbacks: Any) -> list[Any]:
+    callbacks = getattr(callbacks, "callbacks", callbacks)  # of a CallbackList
+    return [] if callbacks is None else list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]

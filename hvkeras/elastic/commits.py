@@ -1,4 +1,4 @@
-"""Commits that outlive the process: rank 0 writes the last two of each state to files, and removes them at the end."""
+"""Commits on disk: rank 0 writes the last two commits of each state to files, and removes them at the end."""
 
 from __future__ import annotations
 
@@ -27,26 +27,25 @@ from hvkeras.host.files import (
 from hvkeras.host.forks import at_exit
 from hvkeras.job.session import Session, current_session
 
-SHARE = 0.02  # of the time, at most, for writing commits while training goes on
-LOOK_EVERY = 0.1  # seconds between two looks whether the script is over
+SHARE = 0.02  # maximum fraction of time for writing commits during training
+LOOK_EVERY = 0.1  # seconds between two checks whether the main thread has ended
 
 
 @functools.cache
-def _writing(path: Path) -> threading.Lock:  # noqa: ARG001 - one for each path
-    """Returns the lock that is held while a file is written."""
+def _write_lock(path: Path) -> threading.Lock:  # noqa: ARG001 - one for each path
     return threading.Lock()
 
 
 @dataclass(frozen=True)
 class Commit:
-    """A commit that was read.
+    """Commit that was read from disk.
 
     Attributes:
-        saved: What the state had saved.
-        over: Whether the training function had finished and returned None.
-        note: Describes what is wrong with the commit after this one; "" if this is the last commit.
-        ranks: How many ranks trained; 0 if that is not known.
-        positions: The positions in the data that `hvd.shard` has assigned.
+        saved: Return value of `State.saved`.
+        over: Whether the training function had returned None.
+        note: Why the newer commit was not used; "" if this is the last commit.
+        ranks: Number of ranks of the job; 0 if unknown.
+        positions: Positions in the data of `hvd.shard`.
     """
 
     saved: Any
@@ -57,24 +56,24 @@ class Commit:
 
 
 class CommitFile:
-    """The last two commits of a state.
+    """Files with the last two commits of a state.
 
-    A process that is killed at any time leaves the last commit or the one before it, and so does a power loss. The one
-    before is kept in case the disk corrupts the last commit.
+    Writes are atomic: after a crash or a power loss, the last commit or the previous one is intact. The previous one is
+    retained in case the last one is corrupted on disk.
 
     Args:
-        folder: The folder of the commits, which nobody else may write to; created if missing.
-        number: The index of the state among the states of the script.
-        ranks: How many ranks train now.
+        folder: Folder of the commits, which only the user may write to; created if missing.
+        number: Index of the state in the script.
+        ranks: Current number of ranks.
     """
 
     def __init__(self, folder: Path, number: int, ranks: int = 0) -> None:
         self._ranks = ranks
         self._path = commit_path(folder, number)
-        self._former = self._path.with_suffix(".former")
-        self._writing = _writing(self._path)
+        self._previous = self._path.with_suffix(".former")
+        self._write_lock = _write_lock(self._path)
         self._changed = threading.Condition()
-        self._not_before = 0.0  # when the next one may be written
+        self._not_before = 0.0  # time.monotonic() at which the next commit may be written
         self._write_now = False
         self._writer: threading.Thread | None = None
         self._next: tuple[Any, Positions] | None = None
@@ -82,20 +81,20 @@ class CommitFile:
 
     @property
     def is_idle(self) -> bool:
-        """Whether `write_soon` would write at once."""
+        """Return whether `write_soon` would write immediately."""
         return self._writer is None and time.monotonic() >= self._not_before
 
     def write_soon(self, saved: Any, positions: Positions) -> None:
-        """Replaces the last commit as `write` does, but in a thread; of commits that wait for it, it writes the newest.
+        """Replace the last commit in a background thread; a newer commit supersedes one that is still pending.
 
-        The thread takes no more than `SHARE` of the time, as it takes it from the training.
+        The thread is busy for at most a fraction `SHARE` of the time, as it slows down training.
 
         Args:
-            saved: What the state has saved.
-            positions: The positions in the data.
+            saved: Return value of `State.saved`.
+            positions: Positions in the data.
 
         Raises:
-            HvkerasError: An earlier commit could not be written; as for `write`.
+            HvkerasError: An earlier commit could not be written, for the reasons of `write`.
         """
         self._raise_error()
         with self._changed:
@@ -105,10 +104,10 @@ class CommitFile:
                 self._writer.start()
 
     def finish(self) -> None:
-        """Waits until all commits are written.
+        """Wait until all commits are written.
 
         Raises:
-            HvkerasError: One could not be written; as for `write`.
+            HvkerasError: A commit could not be written, for the reasons of `write`.
         """
         with self._changed:
             writer, self._write_now = self._writer, True
@@ -119,7 +118,7 @@ class CommitFile:
         self._raise_error()
 
     def abandon(self) -> None:
-        """Gives up what is not being written yet, as this rank goes on with another object for the same file."""
+        """Discard the pending commit, because another object takes over the file."""
         with self._changed:
             self._next = None
             self._changed.notify_all()
@@ -133,8 +132,8 @@ class CommitFile:
         while True:
             with self._changed:
                 while self._next is not None and not self._write_now and threading.main_thread().is_alive() and (
-                        left := self._not_before - time.monotonic()) > 0:
-                    self._changed.wait(min(left, LOOK_EVERY))
+                        remaining := self._not_before - time.monotonic()) > 0:
+                    self._changed.wait(min(remaining, LOOK_EVERY))
                 if self._next is None:
                     self._writer = None
                     return
@@ -147,25 +146,26 @@ class CommitFile:
             self._not_before = time.monotonic() + (time.monotonic() - began) / SHARE
 
     def write(self, saved: Any, over: bool = False, positions: Positions | None = None) -> None:
-        """Replaces the last commit, and keeps the replaced one as the former commit.
+        """Replace the last commit, which becomes the previous one.
 
         Args:
-            saved: What the state has saved.
-            over: Whether the training function has finished and returned None.
-            positions: The positions in the data.
+            saved: Return value of `State.saved`.
+            over: Whether the training function has returned None.
+            positions: Positions in the data.
 
         Raises:
-            UsageError: It cannot be pickled, or others may write to the folder.
+            UsageError: The state cannot be pickled.
+            CommitError: Other users may write to the folder.
             MachineError: The file cannot be written.
         """
         self.finish()
         self._write(saved, over, positions or {})
 
     def _write(self, saved: Any, over: bool, positions: Positions) -> None:
-        with self._writing:
-            self._write_alone(saved, over, positions)
+        with self._write_lock:
+            self._write_locked(saved, over, positions)
 
-    def _write_alone(self, saved: Any, over: bool, positions: Positions) -> None:
+    def _write_locked(self, saved: Any, over: bool, positions: Positions) -> None:
         self._require_private_folder()
         unfinished = self._path.with_suffix(".unfinished")
         written = 0
@@ -175,30 +175,30 @@ class CommitFile:
                                      "positions": positions}):
                     file.write(piece)
                     written += len(piece)
-            replace_durably(unfinished, self._path, self._former)
+            replace_durably(unfinished, self._path, self._previous)
         except OSError as error:
             with contextlib.suppress(OSError):
                 unfinished.unlink(missing_ok=True)
             raise MachineError(explain(f"Commits must be writable ({error.strerror})", "set HVKERAS_ELASTIC_DIR to a"
                                        " folder with free space", path=str(self._path), written=written,
                                        room_left=room_left(self._path))) from error
-        except Exception as error:  # whatever an object's own pickling raises
+        except Exception as error:  # pickling may raise anything
             unfinished.unlink(missing_ok=True)
             raise UsageError(explain(f"What a state commits must be picklable ({type(error).__name__}: {error})",
                                      "keep numbers, arrays and plain objects in the state")) from error
 
     def read(self) -> Commit | None:
-        """Returns the last intact commit; None if nothing was committed.
+        """Return the last intact commit; None if nothing was committed.
 
         Raises:
-            CommitError: There are commits but none is intact, or others may have written them.
+            CommitError: No commit is intact, or other users may have written them.
         """
         self._require_private_folder()
         damaged: list[str] = []
-        for path in (self._path, self._former):
+        for path in (self._path, self._previous):
             try:
                 found = decode(read_private(path))
-                if damaged:  # otherwise the next commit would replace this one with it
+                if damaged:  # otherwise the next commit would make the damaged file the previous one
                     self._path.unlink()
                 return Commit(found["saved"], found["over"], "; ".join(damaged), found.get("ranks", 0),
                               found.get("positions", {}))
@@ -207,7 +207,7 @@ class CommitFile:
             except PermissionError as error:
                 raise CommitError(explain("A commit must be readable, and writable for nobody else"
                                           f" ({error})", "remove it to start over", path=str(path))) from error
-            except Exception as error:  # noqa: BLE001 - whatever reading or unpickling raises
+            except Exception as error:  # noqa: BLE001 - unpickling may raise anything
                 damaged.append(f"{path.name} is damaged ({type(error).__name__}: {error})")
         if damaged:
             raise CommitError(explain(f"A commit must be readable, but {' and '.join(damaged)}", "remove it to start"
@@ -229,10 +229,10 @@ class CommitFile:
 
 
 def commit_file(number: int) -> CommitFile | None:
-    """Returns the file in which rank 0 keeps its commits for a restart of the job, if any.
+    """Return the commit file of rank 0, or None if commits are not written to disk.
 
     Args:
-        number: The index of the elastic function.
+        number: Index of the elastic function.
     """
     session = current_session()
     if session.topology.rank:
@@ -240,21 +240,21 @@ def commit_file(number: int) -> CommitFile | None:
     if session.settings.elastic_dir:
         return CommitFile(Path(session.settings.elastic_dir).absolute(), number, session.topology.size)
     if session.topology.size > 1 and number == 0:
-        say_on_rank_0("keeps commits in memory only, where they are lost if a rank is lost. HINT: start the script"
-                      " with hvkeras run --reset-limit 3")
+        log_on_rank_0("holds commits in memory only; they are lost if a rank is lost. HINT: start the script with"
+                      " hvkeras run --reset-limit 3")
     return None
 
 
 def remove_commits_at_exit(session: Session) -> None:
-    """Makes the ranks remove the commits once all of them have ended successfully.
+    """Register an exit handler that removes the commits once all ranks have ended successfully.
 
-    A failed job may be restarted from them. Under `hvkeras run`, the launcher removes them if it can.
+    A failed job may be restarted from its commits. Under `hvkeras run`, the launcher removes them if it can.
     """
     at_exit(_remove_commits, session, Path(session.settings.elastic_dir).absolute())
 
 
-def say_on_rank_0(text: str) -> None:
-    """Prints a line about elastic training, on rank 0."""
+def log_on_rank_0(text: str) -> None:
+    """Print a message about elastic training, on rank 0."""
     session = current_session()
     if session.topology.rank == 0 and prints_at(session.settings, "WARNING"):
         say(f"hvd.elastic.run {text}")
@@ -274,8 +274,7 @@ def _remove_commits(session: Session, folder: Path) -> None:
         nonlocal warned
         if waited > session.settings.stall_warning > 0 and not warned and session.topology.rank == 0:
             warned = True
-            say("rank 0 removes the commits of hvd.elastic when all ranks have ended, and waits for"
-                f" {format_ranks(ranks)}")
+            say(f"rank 0 waits for {format_ranks(ranks)} to end before it removes the commits of hvd.elastic")
 
     try:
         control.gather("the end of an elastic job", None, session.settings.stall_shutdown or float("inf"), on_missing)

@@ -1,9 +1,9 @@
-"""Encoding of values as bytes: JSON for their structure, raw bytes for array elements, pickles for other objects.
+"""Serialization of values: JSON for the structure, raw bytes for arrays, pickle for other objects.
 
-Decoding tensors, numbers, text and containers of them executes no code. Only other objects are pickled.
+Only other objects are pickled, so that decoding tensors, numbers, strings and containers of them executes no code.
 
-A backend that cannot start again in a process, such as `tfdist`, restarts the program in the same process. The commits
-are handed over in a file that has no name and no disk (memfd_create), which only this process can open.
+Backends that start only once per process, such as `tfdist`, re-execute the program in the same process. Commits are
+passed to it in an anonymous file in memory (memfd_create), which only this process can open.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ import numpy as np
 from hvkeras.elastic.snapshot import Snapshot
 
 MAGIC = b"hvkeras values 1\n"
-_LENGTH, _SUM = 8, 4  # sizes in bytes of the little-endian header length, and of the CRC-32 at the end
+_LENGTH, _SUM = 8, 4  # bytes of the little-endian header length, and of the CRC-32 at the end
 _PLAIN = (type(None), bool, int, float, str)
 _GROUPS: dict[type, str] = {tuple: "tuple", set: "set", frozenset: "frozenset"}
 
 
 def encode(value: Any) -> Iterator[Any]:
-    """Encodes a value piece by piece, so that large arrays are not copied into one buffer.
+    """Serialize a value in chunks, so that large arrays are not copied into one buffer.
 
     Args:
         value: Anything that can be pickled.
 
     Yields:
-        Pieces of bytes; the last one is a checksum of the others.
+        Chunks of bytes; the last one is a checksum of the others.
 
     Raises:
-        Exception: Whatever an object's own pickling raises.
+        Exception: Any exception that pickling raises.
     """
     parts: list[Any] = []
     tree = _tree(value, parts)
@@ -48,35 +48,35 @@ def encode(value: Any) -> Iterator[Any]:
 
 
 def decode(data: bytes) -> Any:
-    """Decodes the output of `encode`.
+    """Deserialize the output of `encode`.
 
     Args:
-        data: All pieces together.
+        data: The concatenated chunks.
 
     Returns:
         The value.
 
     Raises:
         ValueError: The data are damaged, or not the output of `encode`.
-        Exception: Whatever an object's own unpickling raises.
+        Exception: Any exception that unpickling raises.
     """
     if not data.startswith(MAGIC):
         raise ValueError("it does not begin as one that hvkeras wrote")
-    whole = memoryview(data)
-    if zlib.crc32(whole[:-_SUM]) != int.from_bytes(whole[-_SUM:], "little"):
+    view = memoryview(data)
+    if zlib.crc32(view[:-_SUM]) != int.from_bytes(view[-_SUM:], "little"):
         raise ValueError("its checksum is wrong")
     start = len(MAGIC) + _LENGTH
-    end = start + int.from_bytes(whole[len(MAGIC) : start], "little")
-    header = json.loads(bytes(whole[start:end]))
+    end = start + int.from_bytes(view[len(MAGIC) : start], "little")
+    header = json.loads(bytes(view[start:end]))
     parts = []
     for size in header["sizes"]:
-        parts.append(whole[end : end + size])
+        parts.append(view[end : end + size])
         end += size
     return _value(header["value"], parts)
 
 
 def _tree(value: Any, parts: list[Any]) -> Any:
-    """Returns the part of a value that JSON can hold; appends the rest to `parts`."""
+    """Return the structure of a value for JSON; append its binary data to `parts`."""
     kind = type(value)
     if kind in _PLAIN:
         return value
@@ -108,18 +108,17 @@ def _stored(kind: str, raw: Any, parts: list[Any]) -> dict[str, Any]:
 
 
 def _name_of(dtype: np.dtype[Any]) -> str:
-    """Returns a name from which NumPy can recreate a type of plain numbers or text; "" if there is none."""
+    """Return a name from which NumPy can recreate a dtype of numbers or text; "" if there is none."""
     if dtype.kind in "biufcSUMm":
         return str(dtype.str)
     try:
-        name = str(dtype.name)  # bfloat16 and similar types
+        name = str(dtype.name)  # extension types such as bfloat16
         return name if not dtype.hasobject and np.dtype(name) == dtype else ""
     except TypeError:
         return ""
 
 
 def _value(tree: Any, parts: list[memoryview]) -> Any:
-    """The inverse of `_tree`."""
     if isinstance(tree, list):
         return [_value(each, parts) for each in tree]
     if not isinstance(tree, dict):
@@ -147,17 +146,17 @@ def _value(tree: Any, parts: list[memoryview]) -> Any:
     return pickle.loads(raw)
 
 
-Commits = dict[int, dict[str, Any]]  # of each elastic function, by its index
+Commits = dict[int, dict[str, Any]]  # last commit by index of the elastic function
 
 
-def written(commits: Mapping[int, Mapping[str, Any]]) -> int:
-    """Writes commits to memory.
+def write_commits(commits: Mapping[int, Mapping[str, Any]]) -> int:
+    """Write commits to an anonymous file in memory.
 
     Args:
-        commits: The last commit of each elastic function.
+        commits: Last commit of each elastic function.
 
     Returns:
-        The descriptor of the file.
+        File descriptor.
     """
     descriptor = os.memfd_create("hvkeras-commits", os.MFD_CLOEXEC)
     with os.fdopen(os.dup(descriptor), "wb") as file:
@@ -166,9 +165,9 @@ def written(commits: Mapping[int, Mapping[str, Any]]) -> int:
     return descriptor
 
 
-def read(descriptor: int) -> Commits:
-    """Reads what `written` has written; the file stays open."""
+def read_commits(descriptor: int) -> Commits:
+    """Read the commits that `write_commits` wrote; the file stays open."""
     with os.fdopen(os.dup(descriptor), "rb") as file:
         file.seek(0)
-        found: Commits = decode(file.read())
-    return found
+        commits: Commits = decode(file.read())
+    return commits

@@ -1,7 +1,7 @@
-"""The part of a commit that no rank has alone: an optimizer's state whose update the ranks share (`shard_update=True`).
+"""Commits of optimizer state that is sharded over ranks (`shard_update=True`).
 
-Each rank keeps its own part, by reference, and a copy of that of another rank, on another host where there is one. When
-ranks are lost, the parts come from whoever has them; when their number changes, all is assigned anew.
+Each rank holds its own shard by reference, and a backup of another rank's shard, preferably of another host. When ranks
+are lost, their shards come from the backups. When the number of ranks changes, the state is resharded.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ from hvkeras.errors import CommitError, explain
 from hvkeras.gradients.distributed_part import DistributedPart
 from hvkeras.job.session import current_session
 
-Range = tuple[int, int, int]  # the rank whose part it is, the first of its elements in the whole, and the one after it
+Range = tuple[int, int, int]  # rank, and the [start, stop) of its elements in the flat variable
 
 
-class LostPartsError(CommitError):
-    """Ranks were lost that alone had parts of the last commit.
+class LostShardsError(CommitError):
+    """All copies of some shards of the last commit were lost.
 
     Args:
-        ranks: The ranks that the parts belonged to.
+        ranks: Ranks that the shards belonged to.
     """
 
     def __init__(self, ranks: Sequence[int]) -> None:
         self.ranks: list[int] = list(ranks)
         super().__init__(explain(
-            "Each part of an optimizer with shard_update=True is kept by two ranks, and both of one were lost",
-            "start the job with commits on disk (HVKERAS_ELASTIC_DIR), which hold the whole state",
-            parts_of_ranks=self.ranks))
+            "One of the two ranks that hold each shard of an optimizer with shard_update=True must survive",
+            "start the job with commits on disk (HVKERAS_ELASTIC_DIR), which hold the full state",
+            shards_of_ranks=self.ranks))
 
 
 @dataclass(frozen=True)
 class SlotAssignment:
-    """How the ranks share an optimizer's state; lists have an entry for each variable that they share.
+    """Assignment of an optimizer's state to ranks; lists have an entry for each sharded variable.
 
     Attributes:
-        ranks: The number of ranks.
-        indices: The indices in the optimizer's list of variables.
-        dtypes: The names of the dtypes.
-        bounds: Rank r has the elements `[bounds[r], bounds[r + 1])`.
+        ranks: Number of ranks.
+        indices: Indices in the optimizer's list of variables.
+        dtypes: Names of the dtypes.
+        bounds: Rank r holds the elements `[bounds[r], bounds[r + 1])` of the flat variable.
     """
 
     ranks: int
@@ -58,7 +58,7 @@ class SlotAssignment:
     bounds: list[tuple[int, ...]] = field(default_factory=list)
 
     def chunks(self, limit: int) -> Iterator[range]:
-        """Divides the variables into consecutive ones of one dtype, of which a rank has about `limit` bytes."""
+        """Divide the variables into consecutive chunks of one dtype, with about `limit` bytes per rank."""
         start, size = 0, 0
         for each, (dtype, bounds) in enumerate(zip(self.dtypes, self.bounds, strict=True)):
             own = bounds[-1] * int(tf.as_dtype(dtype).size) // self.ranks
@@ -70,59 +70,59 @@ class SlotAssignment:
             yield range(start, len(self.indices))
 
     def range_of(self, rank: int, each: int) -> Range:
-        """The elements of a variable that a rank has."""
+        """Return the range of a variable's elements that a rank holds."""
         return rank, self.bounds[each][rank], self.bounds[each][rank + 1]
 
     def has_part(self, rank: int) -> bool:
-        """Whether a rank has anything."""
+        """Return whether a rank's shard has any elements."""
         return any(start < stop for _, start, stop in (self.range_of(rank, each) for each in range(len(self.indices))))
 
     def bytes_of(self, rank: int) -> int:
-        """The bytes that a rank has."""
+        """Return the size of a rank's shard in bytes."""
         ranges = [self.range_of(rank, each) for each in range(len(self.indices))]
         return sum((stop - start) * int(tf.as_dtype(dtype).size)
                    for (_, start, stop), dtype in zip(ranges, self.dtypes, strict=True))
 
 
 @dataclass
-class KeptSlots:
-    """What this rank keeps of a commit.
+class ShardCommit:
+    """Shards of a commit that this rank holds.
 
     Attributes:
-        number: Counts what was kept; the same on all ranks for the same commit; -1 before the first time.
-        rank: This rank's number then.
-        assignment: How the state was shared.
-        own: The values of this rank's slots.
-        guarded: The parts of other ranks, by rank: flat arrays, one for each variable of the assignment.
+        number: Index of the commit, the same on all ranks; -1 before the first one.
+        rank: This rank at the time of the commit.
+        assignment: Assignment of the state at the time of the commit.
+        own: Values of this rank's slots.
+        backups: Backups of other ranks' shards, by rank: flat arrays, one for each variable of the assignment.
     """
 
     number: int
     rank: int
     assignment: SlotAssignment
     own: Snapshot
-    guarded: dict[int, list[Any]] = field(default_factory=dict)
+    backups: dict[int, list[Any]] = field(default_factory=dict)
 
     def ranks(self) -> list[int]:
-        """The ranks whose parts it has."""
-        return sorted({self.rank, *self.guarded}) if self.assignment.indices else []
+        """Return the ranks whose shards it includes."""
+        return sorted({self.rank, *self.backups}) if self.assignment.indices else []
 
     def part(self, rank: int) -> list[Any]:
-        """The part of a rank: flat tensors or arrays."""
+        """Return the shard of a rank, as flat tensors or arrays."""
         if rank != self.rank:
-            return self.guarded[rank]
+            return self.backups[rank]
         return [tf.reshape(value, [-1]) for value in self.own.values()]
 
 
-def guards(hosts: Sequence[int], staying: Collection[int] = ()) -> dict[int, int]:
-    """Chooses for each rank another one that keeps a copy of its part: on another host if there is one.
+def choose_backups(hosts: Sequence[int], staying: Collection[int] = ()) -> dict[int, int]:
+    """Choose for each rank another one that holds a backup of its shard, on another host if possible.
 
     Example:
-        >>> guards([0, 0, 1, 1])
+        >>> choose_backups([0, 0, 1, 1])
         {0: 2, 1: 3, 2: 0, 3: 1}
 
     Args:
-        hosts: The number of each rank's host.
-        staying: The ranks that may be chosen; all by default.
+        hosts: Host index of each rank.
+        staying: Ranks that may be chosen; all by default.
     """
     allowed = sorted(staying) or range(len(hosts))
     loads, found = dict.fromkeys(allowed, 0), {}
@@ -137,59 +137,59 @@ def guards(hosts: Sequence[int], staying: Collection[int] = ()) -> dict[int, int
 
 
 class SharedSlots:
-    """What this rank keeps of the shared state of an optimizer.
+    """Commits of an optimizer's sharded state, as far as this rank holds them.
 
     Args:
         optimizer: The optimizer, or a `LossScaleOptimizer` around it.
-        part: The one of these whose update ranks share.
+        part: The optimizer of these two that has sharded updates.
     """
 
     def __init__(self, optimizer: Any, part: DistributedPart) -> None:
         self.optimizer: Any = optimizer
         self._part = part
         self._reader = SnapshotReader([])
-        self._number = -1  # of what the ranks have kept last
-        self._pending: KeptSlots | None = None  # what this rank does not know yet that all have
-        self.kept: KeptSlots = KeptSlots(-1, current_session().topology.rank, SlotAssignment(1), Snapshot([]))
+        self._number = -1  # of the last commit
+        self._pending: ShardCommit | None = None  # not yet known to be complete on all ranks
+        self.commit: ShardCommit = ShardCommit(-1, current_session().topology.rank, SlotAssignment(1), Snapshot([]))
 
     def plain(self) -> list[Any]:
-        """The variables of the optimizer that each rank has for itself."""
+        """Return the optimizer's variables that are not sharded."""
         return [one for one in compat.optimizer_variables(self.optimizer) if not _is_shared(one)]
 
     # Commits.
 
     def save(self, for_others: bool, staying: Collection[int] = ()) -> None:
-        """Keeps the state as it is now; all ranks call this together.
+        """Save the current state; all ranks call this together.
 
-        What was kept before is let go once all ranks have the new one.
+        The previous commit is released once all ranks hold the new one.
 
         Args:
-            for_others: Whether ranks also keep the parts of others.
-            staying: The ranks that may keep the parts of others; all by default.
+            for_others: Whether ranks also hold backups for others.
+            staying: Ranks that may hold backups; all by default.
         """
         topology = current_session().topology
         assignment, slots = self._assignment()
-        new = KeptSlots(self._number + 1, topology.rank, assignment, self._snapshot(slots))
+        new = ShardCommit(self._number + 1, topology.rank, assignment, self._snapshot(slots))
         if for_others and topology.size > 1 and assignment.indices:
-            chosen = guards(topology.host_numbers, staying)
-            new.guarded = self._exchanged(new, chosen)
+            chosen = choose_backups(topology.host_numbers, staying)
+            new.backups = self._exchange(new, chosen)
             self._pending = new
-            # Who returns from here knows that all have it; who does not keeps both.
-            allreduce(tf.zeros([1]), name="the parts of a commit are kept")
-        self.kept, self._pending, self._number = new, None, new.number
+            # A rank that returns from this knows that all ranks hold the new commit; one that fails here holds both.
+            allreduce(tf.zeros([1]), name="completion of a commit of shards")
+        self.commit, self._pending, self._number = new, None, new.number
 
-    def is_safe_with(self, staying: Collection[int]) -> bool:
-        """Whether those who stay have all parts of what was kept last, as far as all ranks know it."""
+    def is_recoverable_from(self, staying: Collection[int]) -> bool:
+        """Return whether the staying ranks hold all shards of the last commit, by the default choice of backups."""
         topology = current_session().topology
-        chosen = guards(topology.host_numbers)
+        chosen = choose_backups(topology.host_numbers)
         return all(rank in staying or chosen.get(rank) in staying for rank in range(topology.size))
 
     def memory(self) -> tuple[int, int]:
-        """The bytes of this rank's part, and of those of other ranks that it keeps."""
-        kept = self.kept
-        if not kept.assignment.indices:
+        """Return the bytes of this rank's shard, and of its backups of other ranks' shards."""
+        commit = self.commit
+        if not commit.assignment.indices:
             return 0, 0
-        return kept.assignment.bytes_of(kept.rank), sum(kept.assignment.bytes_of(rank) for rank in kept.guarded)
+        return commit.assignment.bytes_of(commit.rank), sum(commit.assignment.bytes_of(rank) for rank in commit.backups)
 
     def _snapshot(self, slots: Sequence[Any]) -> Snapshot:
         if not self._reader.reads(slots):
@@ -197,7 +197,7 @@ class SharedSlots:
         return self._reader.snapshot() if slots else Snapshot([])
 
     def _assignment(self) -> tuple[SlotAssignment, list[Any]]:
-        """How the state is shared now, and this rank's slots."""
+        """Return the current assignment, and this rank's slots."""
         state = self._part.sharded_state
         if state is None:
             return SlotAssignment(1), []
@@ -206,30 +206,29 @@ class SharedSlots:
                     [tf.as_dtype(piece.slot.dtype).name for piece in pieces], [piece.bounds for piece in pieces])
         return assignment, [piece.slot for piece in pieces]
 
-    def _exchanged(self, new: KeptSlots, chosen: Mapping[int, int]) -> dict[int, list[Any]]:
-        """Sends this rank's part to the one that guards it; returns those that this rank guards."""
+    def _exchange(self, new: ShardCommit, chosen: Mapping[int, int]) -> dict[int, list[Any]]:
+        """Send this rank's shard to the rank that holds its backup; return the shards received."""
         assignment, me = new.assignment, new.rank
-        found = {rank: [_empty(dtype) for dtype in assignment.dtypes] for rank, guard in chosen.items()
-                 if guard == me and assignment.has_part(rank)}
-        pairs = {rank: {guard} for rank, guard in chosen.items()}
-        moved = _moved(assignment, {me: new.part(me)}, pairs, lambda sender, _,
-                       each: [assignment.range_of(sender, each)],
-                       "parts of a commit")
-        for each, (rank, _, _), values in moved:
-            found[rank][each] = values
-        return found
+        backups = {rank: [_empty(dtype) for dtype in assignment.dtypes] for rank, backup in chosen.items()
+                   if backup == me and assignment.has_part(rank)}
+        pairs = {rank: {backup} for rank, backup in chosen.items()}
+        received = _transfer(assignment, {me: new.part(me)}, pairs,
+                             lambda sender, _, each: [assignment.range_of(sender, each)], "shards of a commit")
+        for each, (rank, _, _), values in received:
+            backups[rank][each] = values
+        return backups
 
-    # What comes after a commit.
+    # Restoring commits.
 
     def restore(self) -> None:
-        """Assigns this rank's own part of what was kept last, if it has the same part now."""
-        kept = self.kept
+        """Assign this rank's shard of the last commit to its slots, if the assignment has not changed."""
+        commit = self.commit
         state = self._part.sharded_state
-        if state is None or not self._fits() or kept.number < 0:
+        if state is None or not self._fits() or commit.number < 0:
             return
         with graphs.eagerly():
             _, slots = self._own_slots()
-            for slot, value in zip(slots, kept.own.values(), strict=True):
+            for slot, value in zip(slots, commit.own.values(), strict=True):
                 slot.assign(tf.reshape(tf.convert_to_tensor(value), slot.shape))
         state.forget()
 
@@ -239,64 +238,63 @@ class SharedSlots:
         return [index for index, _ in shared], [one.slot for _, one in shared]
 
     def _fits(self) -> bool:
-        """Whether this rank has the part now that it had when it kept the state."""
-        topology, kept = current_session().topology, self.kept
-        is_same = kept.number < 0 or (kept.rank == topology.rank and kept.assignment.ranks == topology.size)
-        return is_same and self._is_for_present_ranks()
+        """Return whether this rank's shard is the same as in the last commit."""
+        topology, commit = current_session().topology, self.commit
+        is_same = commit.number < 0 or (commit.rank == topology.rank and commit.assignment.ranks == topology.size)
+        return is_same and self._is_for_current_ranks()
 
-    def _is_for_present_ranks(self) -> bool:
-        """Whether the variables are shared among the ranks that there are now."""
+    def _is_for_current_ranks(self) -> bool:
         topology, sharding = current_session().topology, self._part.sharding
         return sharding is None or sharding.is_for(topology.size, topology.rank)
 
     def reshard(self, variables: Sequence[Any]) -> None:
-        """Deals the variables to the ranks that there are now, and forgets what was kept.
+        """Reshard the variables over the current ranks, and discard the last commit.
 
         Args:
             variables: The model's trainable variables.
         """
         topology = current_session().topology
-        if not self._is_for_present_ranks():
+        if not self._is_for_current_ranks():
             self._part.reshard(variables)
-        self.kept, self._number = KeptSlots(-1, topology.rank, SlotAssignment(1), Snapshot([])), -1
+        self.commit, self._number = ShardCommit(-1, topology.rank, SlotAssignment(1), Snapshot([])), -1
 
     def sync(self, variables: Sequence[Any]) -> bool:
-        """Gives each rank its part of what was kept last, among the ranks that there are now; all call this together.
+        """Assign the last commit to the shards of the current ranks; all ranks call this together.
 
         Args:
             variables: The model's trainable variables.
 
         Returns:
-            Whether it did. If not, parts are where they belong already, or rank 0 has assigned whole values to them.
+            False if there was nothing to transfer: shards are in place, or rank 0 has assigned full values to them.
 
         Raises:
-            LostPartsError: Nobody has some part.
+            LostShardsError: No rank holds a copy of some shard.
         """
-        topology, own = current_session().topology, self.kept
-        said = allgather_object((own.number, own.assignment), name="how the state was shared")
-        number, assignment = max(said, key=lambda one: one[0])
+        topology, own = current_session().topology, self.commit
+        gathered = allgather_object((own.number, own.assignment), name="assignment of shards")
+        number, assignment = max(gathered, key=lambda one: one[0])
         self._number = number
-        mine = next((kept for kept in (own, self._pending) if kept is not None and kept.number == number), None)
-        has = mine.ranks() if mine is not None else []
-        told = allgather_object((has, mine is own and self._fits()), name="who has which part")
-        if all(fits for _, fits in told):
+        mine = next((commit for commit in (own, self._pending) if commit is not None and commit.number == number), None)
+        held = mine.ranks() if mine is not None else []
+        gathered_shards = allgather_object((held, mine is own and self._fits()), name="shards held by each rank")
+        if all(fits for _, fits in gathered_shards):
             return False
-        if not self._is_for_present_ranks():
+        if not self._is_for_current_ranks():
             self._part.reshard(variables)
-        if not assignment.indices:  # rank 0 had all of it, and has now assigned it to the parts
+        if not assignment.indices:  # rank 0 had the full state, and has assigned it to the shards
             return False
-        servers = _servers(assignment, [ranks for ranks, _ in told])
+        servers = _servers(assignment, [ranks for ranks, _ in gathered_shards])
         parts = {} if mine is None else {rank: mine.part(rank) for rank in mine.ranks()
                                          if servers.get(rank) == topology.rank}
         self._deliver(assignment, parts, servers)
         return True
 
     def _deliver(self, assignment: SlotAssignment, parts: dict[int, list[Any]], servers: Mapping[int, int]) -> None:
-        """Sends each rank what belongs to its part now."""
+        """Send each rank the elements of its current shard."""
         topology = current_session().topology
         now, slots = self._assignment()
         of_index = {index: each for each, index in enumerate(now.indices)}
-        everything = compat.optimizer_variables(self.optimizer)
+        optimizer_variables = compat.optimizer_variables(self.optimizer)
 
         def wanted(rank: int, each: int) -> tuple[int, int]:
             assigned = of_index.get(assignment.indices[each])
@@ -314,52 +312,52 @@ class SharedSlots:
             if start < stop:
                 buffers[each] = np.empty(stop - start, tf.as_dtype(dtype).as_numpy_dtype)
         pairs = {server: range(topology.size) for server in servers.values()}
-        for each, (_, first, last), values in _moved(assignment, parts, pairs, ranges, "parts assigned again"):
+        for each, (_, first, last), values in _transfer(assignment, parts, pairs, ranges, "resharding"):
             start, _ = wanted(topology.rank, each)
             buffers[each][first - start : last - start] = values
         with graphs.eagerly():
             for each, values in buffers.items():
                 assigned = of_index.get(assignment.indices[each])
-                target = (compat.as_tf_variable(everything[assignment.indices[each]]) if assigned is None
+                target = (compat.as_tf_variable(optimizer_variables[assignment.indices[each]]) if assigned is None
                           else slots[assigned])
                 target.assign(values.reshape(tuple(target.shape)))
         if (state := self._part.sharded_state) is not None:
             state.forget()
 
-    # What another process takes over.
+    # Handover to another process.
 
     def saved(self) -> dict[str, Any]:
-        """Returns what was kept last, as plain objects and arrays."""
-        kept = self.kept
-        return {"number": kept.number, "rank": kept.rank, "assignment": asdict(kept.assignment), "own": kept.own,
-                "guarded": kept.guarded}
+        """Return the last commit, as plain objects and arrays."""
+        commit = self.commit
+        return {"number": commit.number, "rank": commit.rank, "assignment": asdict(commit.assignment),
+                "own": commit.own, "guarded": commit.backups}
 
     def take(self, saved: Mapping[str, Any]) -> None:
-        """Takes over what `saved` returned in another process."""
+        """Load the return value of `saved` in another process."""
         own = saved["own"] if isinstance(saved["own"], Snapshot) else Snapshot(saved["own"])
-        self.kept = KeptSlots(saved["number"], saved["rank"], SlotAssignment(**saved["assignment"]), own,
+        self.commit = ShardCommit(saved["number"], saved["rank"], SlotAssignment(**saved["assignment"]), own,
                               dict(saved["guarded"]))
 
-    def whole(self, plain: Sequence[Any]) -> list[Any] | None:
-        """Gathers the state on rank 0, as it is now; all ranks call this together.
+    def gather(self, plain: Sequence[Any]) -> list[Any] | None:
+        """Gather the current state on rank 0; all ranks call this together.
 
         Args:
-            plain: The values of the variables that each rank has for itself.
+            plain: Values of the variables that are not sharded.
 
         Returns:
-            The values of all of the optimizer's variables; None on other ranks than 0.
+            Values of all of the optimizer's variables on rank 0, else None.
         """
         state = self._part.sharded_state
         if state is None:
             return list(plain)
-        is_wanted_later = state.is_gathered((0,))  # by who has asked for it, as `fit` does at its end
+        was_gathered = state.is_gathered((0,))  # for another user, such as the end of `fit`
         state.gather((0,))
-        left = iter(plain)
+        remaining = iter(plain)
         values = None
         if current_session().topology.rank == 0:
-            values = [one.numpy() if _is_shared(one) else next(left)
+            values = [one.numpy() if _is_shared(one) else next(remaining)
                       for one in compat.optimizer_variables(self.optimizer)]
-        if not is_wanted_later:
+        if not was_gathered:
             state.forget()
         return values
 
@@ -373,14 +371,14 @@ def _empty(dtype: str) -> Any:
 
 
 def _servers(assignment: SlotAssignment, offered: Sequence[Collection[int]]) -> dict[int, int]:
-    """Chooses who sends which part, so that all send about as much.
+    """Choose the rank that sends each shard, balancing the number of shards per sender.
 
     Args:
-        assignment: How the state was shared.
-        offered: Whose parts each rank has.
+        assignment: Assignment of the commit.
+        offered: For each rank, the ranks whose shards it holds.
 
     Raises:
-        LostPartsError: Nobody has some part.
+        LostShardsError: No rank holds a copy of some shard.
     """
     loads = [0] * len(offered)
     servers: dict[int, int] = {}
@@ -388,30 +386,30 @@ def _servers(assignment: SlotAssignment, offered: Sequence[Collection[int]]) -> 
     for rank in range(assignment.ranks):
         if not assignment.has_part(rank):
             continue
-        having = [other for other, ranks in enumerate(offered) if rank in ranks]
-        if not having:
+        holders = [other for other, ranks in enumerate(offered) if rank in ranks]
+        if not holders:
             lost.append(rank)
             continue
-        servers[rank] = min(having, key=lambda other: (loads[other], other))
+        servers[rank] = min(holders, key=lambda other: (loads[other], other))
         loads[servers[rank]] += 1
     if lost:
-        raise LostPartsError(lost)
+        raise LostShardsError(lost)
     return servers
 
 
-def _moved(assignment: SlotAssignment, parts: Mapping[int, Sequence[Any]], pairs: Mapping[int, Collection[int]],
+def _transfer(assignment: SlotAssignment, parts: Mapping[int, Sequence[Any]], pairs: Mapping[int, Collection[int]],
            ranges: Callable[[int, int, int], Sequence[Range]], name: str) -> Iterator[tuple[int, Range, Any]]:
-    """Sends ranges of parts between ranks, a few megabytes at a time.
+    """Send ranges of shards between ranks, a bucket at a time.
 
     Args:
-        assignment: How the parts were assigned.
-        parts: The parts that this rank has, by the rank that they were assigned to.
-        pairs: To whom each rank sends.
-        ranges: What a rank sends to another one of a variable of the assignment.
-        name: Names the collectives.
+        assignment: Assignment of the shards.
+        parts: Shards that this rank holds, by the rank that they were assigned to.
+        pairs: Receivers by sender.
+        ranges: Returns the ranges for (sender, receiver, index of a variable in the assignment).
+        name: Prefix of the names of the collectives.
 
     Yields:
-        What this rank has received: of which variable, which range, and an array.
+        Received data: the index of the variable, the range, and an array of its elements.
     """
     session = current_session()
     me, size = session.topology.rank, session.topology.size

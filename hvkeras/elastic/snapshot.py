@@ -1,4 +1,4 @@
-"""Values of variables at one moment, taken without a copy where TensorFlow makes one anyway."""
+"""Snapshots of variables, without a copy where TensorFlow's copy-on-write suffices."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hvkeras import compat
 
 
 class Snapshot:
-    """The values that variables have now; later assignments do not change them.
+    """Values of variables that later assignments do not change.
 
-    A snapshot of variables in host memory only holds references: TensorFlow copies the value of a variable that is
-    referenced elsewhere before it changes it in place, so that the one copy is made by the next update. Values on other
-    devices are copied to host memory by a thread, while the next step runs.
+    For variables in host memory, a snapshot only holds references: before TensorFlow updates a variable in place, it
+    copies a value that is referenced elsewhere. Values on other devices are copied to host memory by a thread, while
+    the next step runs.
 
     Args:
         values: Tensors that share the variables' memory, or arrays.
@@ -27,33 +27,29 @@ class Snapshot:
     def __init__(self, values: Sequence[Any]) -> None:
         self._values = list(values)
         self._copying: threading.Thread | None = None
-        if any(_is_elsewhere(value) for value in self._values):
+        if any(_is_on_device(value) for value in self._values):
             self._copying = threading.Thread(target=self._copy, name="hvkeras-snapshot")
             self._copying.start()
 
     def values(self) -> list[Any]:
-        """Returns the values: tensors in host memory, or arrays."""
+        """Return the values, as tensors in host memory or arrays."""
         if self._copying is not None:
             self._copying.join()
             self._copying = None
         return self._values
 
     def arrays(self) -> list[Any]:
-        """Returns the values as arrays, which share the memory of tensors where NumPy knows their dtype."""
+        """Return the values as arrays, which share the tensors' memory if NumPy supports their dtype."""
         return [value if isinstance(value, np.ndarray) else compat.as_array(value) for value in self.values()]
 
     def _copy(self) -> None:
         for index, value in enumerate(self._values):
-            if _is_elsewhere(value):
+            if _is_on_device(value):
                 self._values[index] = value.numpy()
 
 
 class SnapshotReader:
-    """Takes snapshots of variables, all of which it reads in one call of TensorFlow.
-
-    Args:
-        variables: The variables.
-    """
+    """Reader that takes snapshots of all its variables in one call of a `tf.function`."""
 
     def __init__(self, variables: Sequence[Any]) -> None:
         self._variables = list(variables)
@@ -61,13 +57,13 @@ class SnapshotReader:
                                  autograph=False)
 
     def reads(self, variables: Sequence[Any]) -> bool:
-        """Whether these are its variables."""
+        """Return whether this reader was made for exactly these variables."""
         return len(variables) == len(self._variables) and all(map(operator.is_, variables, self._variables))
 
     def snapshot(self) -> Snapshot:
-        """Returns the values that the variables have now."""
+        """Return a snapshot of the current values."""
         return Snapshot(self._read())
 
 
-def _is_elsewhere(value: Any) -> bool:
+def _is_on_device(value: Any) -> bool:
     return isinstance(value, tf.Tensor) and "CPU:" not in value.device

@@ -1,4 +1,4 @@
-"""State with which training resumes after a rank was lost."""
+"""State from which training resumes after a rank was lost."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from hvkeras.job.preemption import PreemptionSignal
 
 
 class State:
-    """Base class of all states, which `hvd.elastic.run` saves, restores and synchronizes between ranks.
+    """Base class of elastic states, which `hvd.elastic.run` saves, restores and synchronizes between ranks.
 
-    Subclasses implement `save`, `restore` and `sync`. If the state should outlive its process, they also implement
-    `saved`, which returns what was saved, and `take`, which takes it back.
+    Subclasses implement `save`, `restore` and `sync`. For commits that survive the process, they also implement
+    `saved`, which returns the saved state, and `take`, which loads it.
 
     Example:
         class Position(hvd.elastic.State):
@@ -35,8 +35,8 @@ class State:
                 self.save()
 
     Args:
-        bcast_object: Broadcasts rank 0's object to every rank, like `hvd.broadcast_object`.
-        get_rank: Returns this process's rank, like `hvd.rank`.
+        bcast_object: Function that broadcasts rank 0's object to every rank, such as `hvd.broadcast_object`.
+        get_rank: Function that returns this process's rank, such as `hvd.rank`.
     """
 
     def __init__(self, bcast_object: Callable[[Any], Any], get_rank: Callable[[], int]) -> None:
@@ -44,58 +44,60 @@ class State:
         self._reset_callbacks: list[Callable[[], Any]] = []
         self._commits: CommitFile | None = None
         self._hosts_have_changed: Callable[[], bool] | None = None
-        self._leaves: Callable[[], bool] = lambda: False
+        self._must_leave: Callable[[], bool] = lambda: False
         self._preemption: PreemptionSignal | None = None
         self.commit_number: int = 0  # of the last commit, the same on all ranks
-        self.newest_commit: tuple[object, Positions, int] | None = None  # all of it, for another thread
-        self.steps_at_commit: int | None = None  # what `steps_made` returned at the last commit
-        self.data_positions: Positions = {}  # in the data, at the last commit
+        self.newest_commit: tuple[object, Positions, int] | None = None  # one tuple, to be read by another thread
+        self.steps_at_commit: int | None = None  # `steps_made()` at the last commit
+        self.data_positions: Positions = {}  # at the last commit
 
     def register_reset_callbacks(self, callbacks: Sequence[Callable[[], Any]]) -> None:
-        """Registers functions to call after the job has been rebuilt and before training resumes.
+        """Register functions to call after a change of ranks, before training resumes.
 
         Args:
-            callbacks: Functions without parameters, such as one that adapts the learning rate to the number of ranks.
-                All ranks call them, those that join as well, so that they may call collectives, as `fit` does.
+            callbacks: Functions without parameters, such as one that scales the learning rate with the size. All
+                ranks call them, new ones included, so they may call collectives.
         """
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
-        """Calls `reset`, and then the functions of `register_reset_callbacks`."""
+        """Call `reset`, and then the registered reset callbacks."""
         self.reset()
         for callback in self._reset_callbacks:
             callback()
 
     def commit(self) -> None:
-        """Saves the state, with which training resumes if a rank is lost from now on.
+        """Save the state, from which training resumes if a rank is lost later.
 
-        All ranks call it after the same step. Rank 0's state is also written to a file if the job can be restarted
-        (HVKERAS_ELASTIC_DIR). In a job whose survivors go on, that happens while the next steps run, new workers join
-        at a commit, and those of removed hosts leave. After SIGTERM, a job that keeps commits on disk ends here.
+        All ranks must call it after the same step. Rank 0 also writes its state to disk if the job can be restarted
+        (HVKERAS_ELASTIC_DIR). After SIGTERM, a job with commits on disk ends here.
+
+        With `hvkeras run --min-np` or `--host-discovery-script`, the state is written in the background. There, new
+        workers join and workers on removed hosts leave at a commit.
 
         Raises:
-            HostsUpdatedInterrupt: They do now; `hvd.elastic.run` catches it.
+            HostsUpdatedInterrupt: Workers join or leave now; `hvd.elastic.run` catches it.
         """
         ends = self._hosts_have_changed is None and self.must_commit()
-        self.note_commit()
+        self.record_commit()
         waits = self._hosts_have_changed is None or (self._preemption is not None and self._preemption.is_pending)
         commits = self._commits
         is_written = commits is not None and (waits or not self.is_shared or commits.is_idle)
-        whole = self.whole(is_written)
+        full_state = self.gather_full_state(is_written)
         if commits is not None and is_written:
             write = commits.write if waits else commits.write_soon
-            write(whole, positions=self.data_positions)
+            write(full_state, positions=self.data_positions)
         if ends and self._preemption is not None:
-            self._bcast_object(None)  # rank 0 has written
+            self._bcast_object(None)  # wait until rank 0 has written
             self._preemption.end(f"the state was saved as commit {self.commit_number}")
         self.check_host_updates()
 
     def must_commit(self) -> bool:
-        """Whether all ranks should commit now, as a machine is being taken away; all call it after the same steps."""
+        """Return whether all ranks should commit now because of a preemption; all call it after the same steps."""
         return self._preemption is not None and self._preemption.is_due()
 
-    def note_commit(self) -> None:
-        """Saves the state, and the position in the data that `hvd.shard` has assigned."""
+    def record_commit(self) -> None:
+        """Save the state, and the position in the data of `hvd.shard`."""
         self.save()
         self.steps_at_commit = self.steps_made()
         self.commit_number += 1
@@ -103,17 +105,17 @@ class State:
         self.newest_commit = self.saved(), self.data_positions, self.commit_number
 
     def check_host_updates(self) -> None:
-        """Checks whether workers wait to join, or must leave; all ranks call it after the same step.
+        """Check whether workers are to join or leave; all ranks must call it after the same step.
 
         Raises:
-            HostsUpdatedInterrupt: Some do; `hvd.elastic.run` catches it.
+            HostsUpdatedInterrupt: Workers join or leave now; `hvd.elastic.run` catches it.
         """
         if self._hosts_have_changed is not None and self._hosts_have_changed():
-            self.prepare_change(self._leaves())
+            self.prepare_change(self._must_leave())
             raise HostsUpdatedInterrupt
 
     def save(self) -> None:
-        """Keeps a copy of the state in memory.
+        """Save a copy of the state in memory.
 
         Raises:
             NotImplementedError: A subclass must implement it.
@@ -121,7 +123,7 @@ class State:
         raise NotImplementedError
 
     def restore(self) -> None:
-        """Restores the state that was saved last.
+        """Restore the state that was saved last.
 
         Raises:
             NotImplementedError: A subclass must implement it.
@@ -129,7 +131,7 @@ class State:
         raise NotImplementedError
 
     def sync(self) -> None:
-        """Broadcasts the state of rank 0 to every rank.
+        """Broadcast the state of rank 0 to every rank.
 
         Raises:
             NotImplementedError: A subclass must implement it.
@@ -137,94 +139,86 @@ class State:
         raise NotImplementedError
 
     def reset(self) -> None:
-        """Adapts the state to a rebuilt job; does nothing by default."""
+        """Adapt the state to new ranks; does nothing by default."""
 
     @property
     def must_restart(self) -> bool:
-        """Whether the program must restart when the ranks change, as its graphs cannot be traced again."""
+        """Return whether the program must restart when the ranks change, because its graphs cannot be retraced."""
         return False
 
     def steps_made(self) -> int | None:
-        """Returns how many steps were made in all; None if the state does not know it."""
+        """Return the total number of completed steps; None if unknown."""
         return None
 
     def saved(self) -> object:
-        """Returns what was saved last, to be written to a file: anything that can be pickled."""
+        """Return the last saved state, to be written to a file: anything that can be pickled."""
         return None
 
     def take(self, saved: Any) -> None:
-        """Takes over what another process had saved, without restoring it.
+        """Load a state that another process saved, without restoring it.
 
         Args:
-            saved: What `saved` returned in that process.
+            saved: Return value of `saved` in that process.
         """
 
-    # What a state needs of which no rank has all.
+    # For states that are sharded over ranks.
 
     @property
     def is_shared(self) -> bool:
-        """Whether no rank has all of the state."""
+        """Return whether the state is sharded over ranks."""
         return False
 
-    def whole(self, is_wanted: bool) -> object:
-        """Returns what was saved last, whole, to be written to a file; all ranks call it together.
+    def gather_full_state(self, is_wanted: bool) -> object:
+        """Gather the full state that was saved last, to be written to a file; all ranks call it together.
 
         Args:
-            is_wanted: Whether this rank wants it: rank 0, if anybody.
+            is_wanted: Whether to gather it on this rank; True at most on rank 0.
 
         Returns:
-            What `take` takes; None if this rank does not want it.
+            Argument for `take`; None unless `is_wanted`.
         """
         return self.saved() if is_wanted else None
 
     def prepare_change(self, leaves: bool) -> None:
-        """Makes those who stay have the whole state, before other ranks leave; all ranks call it together.
+        """Ensure that the remaining ranks hold the full state before others leave; all ranks call it together.
 
         Args:
             leaves: Whether this rank leaves.
         """
 
     def reshard(self) -> None:
-        """Gives up what ranks have kept for each other, before a whole commit is restored."""
+        """Discard the shards that ranks hold for each other, before a full commit is restored."""
 
-    def memory_of_parts(self) -> tuple[int, int]:
-        """The bytes of what this rank has kept of its part of the state, and of those of other ranks."""
+    def memory_of_shards(self) -> tuple[int, int]:
+        """Return the bytes of the saved shards in memory: this rank's own, and those of other ranks."""
         return 0, 0
 
-    def check_hosts_with(self, hosts_have_changed: Callable[[], bool] | None,
+    def set_host_checks(self, hosts_have_changed: Callable[[], bool] | None,
                          leaves: Callable[[], bool] = lambda: False) -> None:
-        """Sets the functions by which `check_host_updates` checks, in a job whose survivors go on.
+        """Set the functions that `check_host_updates` calls.
 
         Args:
-            hosts_have_changed: Called by all ranks, on which it returns the same; None to check nothing.
-            leaves: Whether this rank must leave when hosts have changed.
+            hosts_have_changed: Called on all ranks, where it returns the same value; None to check nothing.
+            leaves: Returns whether this rank must leave after hosts have changed.
         """
-        self._hosts_have_changed, self._leaves = hosts_have_changed, leaves
+        self._hosts_have_changed, self._must_leave = hosts_have_changed, leaves
 
     @property
     def _survives(self) -> bool:
-        """Whether ranks go on when others are lost, with what they have in memory."""
+        # Whether the remaining ranks continue from memory after others are lost.
         return self._hosts_have_changed is not None
 
-    def commit_on(self, notice: PreemptionSignal | None) -> None:
-        """Sets what tells `must_commit` that a machine is being taken away.
-
-        Args:
-            notice: The notice, or None for none.
-        """
+    def set_preemption_signal(self, notice: PreemptionSignal | None) -> None:
+        """Set the preemption signal that `must_commit` checks, or None."""
         self._preemption = notice
 
-    def keep_commits_in(self, commits: CommitFile | None) -> None:
-        """Makes `commit` also write to a file from now on.
-
-        Args:
-            commits: The file, or None to write no file.
-        """
+    def write_commits_to(self, commits: CommitFile | None) -> None:
+        """Set the file that `commit` writes to, or None to write no file."""
         self._commits = commits
 
 
 class ObjectState(State):
-    """A state of Python objects, which are its attributes.
+    """Elastic state of Python objects, which are its attributes.
 
     Example:
         state = hvd.elastic.ObjectState(hvd.broadcast_object, hvd.rank, epoch=0, best=None)
@@ -257,41 +251,41 @@ class ObjectState(State):
         def __setattr__(self, name: str, value: Any) -> None: ...
 
     def save(self) -> None:
-        """Copies the attributes."""
+        """Copy the attributes."""
         self._saved_state = {name: _copied(name, getattr(self, name)) for name in self._names}
 
     def restore(self) -> None:
-        """Restores the attributes that were saved last."""
+        """Restore the attributes that were saved last."""
         self.__dict__.update(copy.deepcopy(self._saved_state))
 
     def sync(self) -> None:
-        """Sets the attributes to those that rank 0 saved last."""
+        """Broadcast the attributes that rank 0 saved last to every rank."""
         if self._saved_state:
             self._saved_state = self._bcast_object(self._saved_state)
             ObjectState.restore(self)
 
     def saved(self) -> object:
-        """Returns the attributes that were saved last."""
+        """Return the attributes that were saved last."""
         return self._saved_state
 
     def take(self, saved: Any) -> None:
-        """Takes over what another process had saved.
+        """Load a state that another process saved.
 
         Args:
-            saved: What `saved` returned in that process.
+            saved: Return value of `saved` in that process.
 
         Raises:
-            UsageError: The saved state has other attributes.
+            UsageError: The saved state has different attributes.
         """
         if set(saved) != set(self._names):
-            raise UsageError(explain("A commit must have the state's attributes", "remove HVKERAS_ELASTIC_DIR, or give"
-                                     " each job one of its own", commit=sorted(saved), state=sorted(self._names)))
+            raise UsageError(explain("A commit must have the state's attributes", "remove HVKERAS_ELASTIC_DIR, or use a"
+                                     " different one for each job", commit=sorted(saved), state=sorted(self._names)))
         self._saved_state = saved
 
 
 def _copied(name: str, value: Any) -> Any:
     try:
         return copy.deepcopy(value)
-    except Exception as error:  # whatever an object's own copying raises
+    except Exception as error:  # copying may raise anything
         raise UsageError(explain(f"A state's attributes must be copyable ({type(error).__name__}: {error})",
                                  "give models and optimizers to TensorFlowKerasState", **{name: value})) from error

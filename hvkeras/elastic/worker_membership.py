@@ -1,7 +1,7 @@
-"""This worker's membership of an elastic job: the generations of ranks that it belongs to, one after the other.
+"""Membership of this worker in an elastic job: the successive generations of ranks that it belongs to.
 
-The launcher decides who belongs to the next generation, and tells each worker over the membership
-channel (`hvkeras.control.membership_channel`). Each generation is a session of its own.
+The launcher chooses the members of the next generation, and notifies each worker over the membership channel
+(`hvkeras.control.membership_channel`). Each generation has its own session.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ from hvkeras.job.session_start import open_session
 from hvkeras.settings import Settings
 from hvkeras.training.session_services import install_hooks, start_services
 
-RETRY = 0.1  # seconds between two attempts to reach an elastic job's launcher
+RETRY = 0.1  # seconds between two attempts to connect to the launcher
 
 
 class WorkerMembership:
-    """This worker's membership, for the life of the process.
+    """Membership of this worker, for the lifetime of the process.
 
     Attributes:
-        commit: The number of the commit that the present generation has begun with; 0 for none.
-        has_joined_at_start: Whether this process joined ranks that others belonged to before, and has to tell so.
-        has_joined_others: Whether it joins such ranks, and has not called the reset callbacks of a state yet.
+        commit: Number of the commit that the current generation started from; 0 if none.
+        has_joined_at_start: Whether this process joined an existing job in `init()`.
+        has_joined_others: Whether it joined existing ranks, and has yet to call the reset callbacks of a state.
     """
 
     def __init__(self) -> None:
         self._settings = Settings()
         self._policy = END_ALWAYS
-        self._requested: str | None = None  # the backend that the script asks for
+        self._requested: str | None = None  # backend that the script requests
         self._must_restart = False
         self._descriptor = int(self._settings.run_handover.partition(":")[0]) if self._settings.run_handover else None
-        self._kept: encoding.Commits = {} if self._descriptor is None else encoding.read(self._descriptor)
+        self._commits: encoding.Commits = {} if self._descriptor is None else encoding.read_commits(self._descriptor)
         self.commit: int = 0
         self.has_joined_at_start: bool = False
         self.has_joined_others: bool = bool(self._settings.run_standby)
@@ -67,49 +67,49 @@ class WorkerMembership:
                 return MembershipClient(split_address(settings.run_membership), settings.secret.encode(),
                                         settings.run_worker, settings.liveness_timeout)
             except OSError as error:
-                waiting.check(f"the launcher, which listens for workers at {settings.run_membership}", str(error))
+                waiting.check(f"the launcher at {settings.run_membership}", str(error))
                 time.sleep(RETRY)
 
     @property
     def hosts_changed(self) -> bool:
-        """Whether workers wait to join, or must leave, at the next commit."""
+        """Return whether workers join or leave at the next commit."""
         return self._channel.hosts_changed
 
     @property
     def must_leave_soon(self) -> bool:
-        """Whether workers must leave before the next commit that is due."""
+        """Return whether workers must leave before the next regular commit."""
         return self._channel.must_leave_soon
 
     @property
     def must_leave(self) -> bool:
-        """Whether this worker must leave at the next commit."""
+        """Return whether this worker must leave at the next commit."""
         return self._channel.must_leave
 
     @property
     def is_waiting(self) -> bool:
-        """Whether this worker has no rank yet, as it was started for a job that runs already."""
+        """Return whether this worker is waiting to join a running job, and has no rank yet."""
         return current_session().is_standby
 
     @property
     def restarts(self) -> bool:
-        """Whether this process restarts its program at each change, and keeps the commits of each elastic function."""
+        """Return whether this process restarts its program at each change of ranks."""
         return self._must_restart or not (self.is_waiting or current_session().backend.starts_after_failure)
 
     def require_restarts(self) -> None:
-        """Makes this process restart its program at each change, whatever its engine can do."""
+        """Make this process restart its program at each change of ranks, regardless of its backend."""
         self._must_restart = True
 
     def enter(self, function: int) -> None:
-        """Tells the launcher that this worker has reached an elastic function."""
+        """Notify the launcher that this worker has entered an elastic function."""
         self._channel.send(FunctionEntered(function, self.restarts))
         self._set_policy(FailurePolicy(True, self._ask_to_leave,
                                        restart=None if self._descriptor is None else self._restart_program))
 
-    def begun(self, when_stuck: Callable[[Cause], None]) -> None:
-        """Must be called when the state of an elastic function is complete; failures raise in the function then.
+    def raise_failures(self, when_stuck: Callable[[Cause], None]) -> None:
+        """Make failures raise in the elastic function; to be called once its state is synchronized.
 
         Args:
-            when_stuck: Called if they do not, in another thread, as the backend has lost a collective.
+            when_stuck: Called in another thread if a failure cannot raise, because the backend has lost a collective.
         """
         may_be_stuck = self.restarts or current_session().backend.loses_collectives
         self._set_policy(FailurePolicy(True, self._ask_to_leave, when_stuck=when_stuck if may_be_stuck else None))
@@ -118,52 +118,52 @@ class WorkerMembership:
             self._descriptor = None
 
     def leave(self) -> None:
-        """Must be called when this worker leaves an elastic function; what fails from then on ends this process."""
+        """Make failures end this process; to be called when this worker leaves an elastic function."""
         self._set_policy(END_ALWAYS)
 
     def notify_change(self, change: Change) -> None:
-        """Tells the launcher how training goes on after a change, for its report."""
+        """Send a completed change of ranks to the launcher, for its report."""
         self._channel.send(RanksChanged(change.to_message()))
 
     def handed_over(self, function: int) -> dict[str, Any] | None:
-        """Returns the commit of an elastic function that this process has kept while its program restarted."""
-        return self._kept.get(function)
+        """Return the commit of an elastic function that was handed over when the program restarted, if any."""
+        return self._commits.get(function)
 
-    def keep(self, function: int, commit: dict[str, Any]) -> None:
-        """Keeps the commit of an elastic function."""
-        self._kept[function] = commit
+    def store_commit(self, function: int, commit: dict[str, Any]) -> None:
+        """Store the commit of an elastic function, to be handed over when the program restarts."""
+        self._commits[function] = commit
 
     def restart(self, number: int, is_stuck: bool = False) -> None:
-        """Restarts this process's program, with the commits that were kept.
+        """Restart this process's program, and hand over the stored commits.
 
         Args:
-            number: The number of the last commit.
-            is_stuck: Whether the ranks cannot be left in good order, as one has failed, or the main thread is stuck.
+            number: Number of the last commit.
+            is_stuck: Skip an orderly shutdown of the session, because a rank has failed or the main thread is stuck.
         """
-        descriptor, joins = encoding.written(self._kept), JOINS_AT_START if self.restarts else JOINS_AT_COMMIT
+        descriptor, joins = encoding.write_commits(self._commits), JOINS_AT_START if self.restarts else JOINS_AT_COMMIT
         if not is_stuck:
             self._leave_generation()
         self._restart_program(descriptor, number, joins)
 
     def join_at_start(self, requested: str | None, process_sets: Any) -> None:
-        """Joins the next generation as soon as there is one, in `init()`, for engines that start only once.
+        """Join the next generation in `init()`, for backends that start only once per process.
 
         Until the first elastic function, this process restarts its program if a rank is lost.
 
         Args:
-            requested: The backend that the script asks for.
+            requested: Backend that the script requests.
             process_sets: Process sets to register, as for `init()`.
         """
         self._requested = requested
         last = int(self._settings.run_handover.partition(":")[2] or -1)
         answer = self._channel.next_generation(last, ANY_FUNCTION)
-        assert answer is not None  # no function can be over that nobody has reached
+        assert answer is not None  # None only after an elastic function has completed
         self.commit, self.has_joined_at_start, self.has_joined_others = answer.commit, True, True
         self._set_policy(FailurePolicy(True, restart=self._restart_program))
         try:
             session = self._open_generation(answer.variables)
         except PeerError:
-            if not _has_outlived_failure():
+            if not _has_survived_failure():
                 raise
             self._restart_program()
             raise
@@ -171,16 +171,16 @@ class WorkerMembership:
         start_services(session, process_sets)
 
     def join_next(self, commit: int, function: int) -> bool:
-        """Leaves the present generation, and joins the next one as soon as its members are known.
+        """Leave the current generation, and join the next one once its members are known.
 
-        Ranks may be lost on the way, so that this takes several generations.
+        If members are lost while the generation forms, it is skipped.
 
         Args:
-            commit: The number of the last commit that this worker holds; -1 for none.
-            function: The index of the elastic function that it is in.
+            commit: Number of the last commit that this worker holds; -1 if none.
+            function: Index of the current elastic function.
 
         Returns:
-            False if the job has finished this function, so that there is nothing to join.
+            False if the job has completed this function.
 
         Raises:
             PeerError: The job has ended.
@@ -193,9 +193,9 @@ class WorkerMembership:
             try:
                 session = self._open_generation(answer.variables)
             except PeerError:
-                if not _has_outlived_failure():
+                if not _has_survived_failure():
                     raise
-                continue  # a member was lost before all had joined, and the launcher forms a generation without it
+                continue  # a member was lost before all had joined; the launcher forms another generation
             start_services(session)
             self.commit = answer.commit
             self._channel.send(GenerationJoined())
@@ -208,11 +208,7 @@ class WorkerMembership:
         this_process().disconnect()
 
     def _open_generation(self, assigned: Mapping[str, str]) -> Session:
-        """Opens the session of a generation.
-
-        Args:
-            assigned: The variables that a launcher sets for this rank.
-        """
+        # `assigned`: the environment variables that a launcher sets for this rank.
         variables = {**os.environ, hvkeras_run.STANDBY: "", **assigned}
         this_process().session = None
         return open_session(detect_launch(variables), Settings(variables), self._requested, self._policy)
@@ -226,30 +222,30 @@ class WorkerMembership:
         self._channel.send(WorkerLeaving())
 
     def _restart_program(self, descriptor: int | None = None, commit: int = -1, joins: str = JOINS_AT_START) -> None:
-        """Restarts this process's program, which joins the next generation.
+        """Restart this process's program, which joins the next generation.
 
         Args:
-            descriptor: A file with commits; by default the one that this process was started with, if any.
-            commit: The number of the last one of them.
-            joins: When it joins them: a value of `hvkeras_run.STANDBY`.
+            descriptor: File with commits; by default the one that this process was started with, if any.
+            commit: Number of the last commit in it.
+            joins: When the program joins: a value of `hvkeras_run.STANDBY`.
         """
-        kept = self._settings.run_handover if descriptor is None else f"{descriptor}:{commit}"
-        file = int(kept.partition(":")[0]) if kept else None
-        this_process().program.restart({hvkeras_run.STANDBY: joins, hvkeras_run.HANDOVER: kept}, file)
+        handover = self._settings.run_handover if descriptor is None else f"{descriptor}:{commit}"
+        file = int(handover.partition(":")[0]) if handover else None
+        this_process().program.restart({hvkeras_run.STANDBY: joins, hvkeras_run.HANDOVER: handover}, file)
 
 
 def membership() -> WorkerMembership | None:
-    """Returns this worker's membership; None if the job's survivors do not go on without a restart."""
+    """Return this worker's membership; None if the loss of a rank ends all ranks of the job."""
     return this_process().part(WorkerMembership) if current_session().settings.run_membership else None
 
 
 def join_running_job(launch: Launch, settings: Settings, backend: str | None, process_sets: Any) -> None:
-    """Joins an elastic job that runs already, in `init()`: at once, or as soon as its ranks make a commit.
+    """Join a running elastic job in `init()`: immediately, or at the next commit of its ranks.
 
     Args:
-        launch: The launch of this worker, with an expected rank and size.
-        settings: The settings in force.
-        backend: The backend that the script asks for; None for the one that the settings say.
+        launch: Launch of this worker, with an expected rank and size.
+        settings: Current settings.
+        backend: Backend that the script requests; None for that of the settings.
         process_sets: Process sets to register, as for `init()`.
     """
     wanted = backend or settings.backend
@@ -261,7 +257,7 @@ def join_running_job(launch: Launch, settings: Settings, backend: str | None, pr
 
 
 def _standby_session(launch: Launch, settings: Settings, requested: str | None) -> Session:
-    """Returns the session of a worker that will join at a commit."""
+    """Return the session of a worker that will join at a commit."""
     host, local_size = socket.gethostname(), launch.local_size or 1
     topology = Topology(launch.rank, launch.size, launch.local_rank or 0, local_size, 0, 1, (host,) * launch.size,
                         (local_size,) * launch.size, (0,) * launch.size)
@@ -273,6 +269,6 @@ def _standby_session(launch: Launch, settings: Settings, requested: str | None) 
     return Session(StandbyBackend(), this_process().entries, topology, launch, settings, requested=requested)
 
 
-def _has_outlived_failure() -> bool:
+def _has_survived_failure() -> bool:
     link = this_process().link
     return link is not None and link.outlived_failure

@@ -211,7 +211,7 @@ class UpdateCompiler:
                       f" ({_size(pieces):,} operations) before the first step"
                       " (HVKERAS_COMPILE_UPDATE=off prevents that)")
             thread.join()
-        recorder.recording().note_compilation(time.monotonic() - began)
+        recorder.recording().record_compilation(time.monotonic() - began)
         if not failures:
             self._functions += functions
         return "".join(failures)

@@ -10,7 +10,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from hvkeras.diagnostics.after_run import forget_run, report_on_run, reports_to, write_outcome
+from hvkeras.diagnostics.after_run import remove_run, report_folder, report_on_run, write_outcome
 from hvkeras.diagnostics.trace_files import merge, rank_files
 from hvkeras.errors import HvkerasError, MachineError, UsageError, explain
 from hvkeras.launcher.elastic_membership import ElasticMembership
@@ -79,7 +79,7 @@ def run(job: JobSpec, printer: Callable[[bool, int], Printer], keeps_output: boo
         HvkerasError: The job could not be started.
     """
     settings = Settings(job.environment)
-    folder, trace = reports_to(settings), trace_of(settings, job.folder)
+    folder, trace = report_folder(settings), trace_of(settings, job.folder)
     forget_traces(trace)
     resets, starts = 0, 0
     while True:
@@ -111,7 +111,7 @@ async def _run_once(job: JobSpec, shown: Printer, folder: Path | None, resets: i
                 else ElasticMembership(job, secret, job.pool, resets, workers))
 
     launcher = Launcher(job, shown, membership)
-    forget_run(folder)
+    remove_run(folder)
     try:
         return await launcher.run(), launcher
     finally:

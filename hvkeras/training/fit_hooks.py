@@ -230,7 +230,7 @@ def _fit(original: Callable[..., Any], model: Any, given: dict[str, Any], *args:
         if timed:
             compat.forget_train_function(model)
     if not running_calls().alone:
-        recording().note_logs("fit", {name: values[-1] for name, values in history.history.items() if values})
+        recording().record_logs("fit", {name: values[-1] for name, values in history.history.items() if values})
     return history
 
 
@@ -333,9 +333,9 @@ def _hooked_logs(original: Callable[..., Any], model: Any, logs: Any) -> Any:
         if outer is not None and isinstance(result, dict):
             outer.exact |= {f"val_{name}" if name_of_call == "validation" else name for name in result}
     if name_of_call == "evaluate" and not running_calls().alone and isinstance(result, dict):
-        recording().note_logs(name_of_call, result)
+        recording().record_logs(name_of_call, result)
     if name_of_call == "fit":
-        recording().note_epoch(result)
+        recording().record_epoch(result)
     return result
 
 

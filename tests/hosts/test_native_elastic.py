@@ -81,5 +81,5 @@ def test_parts_of_an_optimizer_outlive_the_loss_of_a_host(slots: tuple[int, int]
     assert done.returncode == 0, done.stdout
     assert f"{sum(slots)} ranks on 2 hosts" in done.stdout
     assert re.search(rf"resumes with {slots[0]} ranks? from commit 2", done.stdout), done.stdout
-    assert "goes back to the last commit on disk" not in done.stdout
+    assert "restores the last commit on disk" not in done.stdout
     assert done.stdout.count("as one process: True") >= slots[0], done.stdout

@@ -170,7 +170,7 @@ def test_a_loss_gives_the_weights_of_a_run_that_was_told_to_shrink_at_that_commi
         ("native", 4, 4, "AdamW+clipnorm", 1, "0:slots=1:8", "resumes with 1 rank from commit"),
         ("native", 1, 3, "Adafactor", 3, "0:slots=3:4", "resumes with 3 ranks from commit"),
         ("native", 3, 3, "fit:Adam", 0, "1:kill:7", "resumes with 2 ranks from commit"),
-        ("native", 4, 4, "Adam", 4, "0:kill:16 1:kill:16 2:kill:16", "goes back to the last commit on disk"),
+        ("native", 4, 4, "Adam", 4, "0:kill:16 1:kill:16 2:kill:16", "restores the last commit on disk"),
         ("horovod", 3, 3, "Adam+global_clipnorm", 3, "1:kill:7", "resumes with 2 ranks from commit 2"),
         ("tfdist", 3, 3, "Adam", 3, "0:kill:7", "resumes with 2 ranks from commit 2"),
     ]],
@@ -191,7 +191,7 @@ def test_parts_of_an_optimizer_outlive_the_ranks_that_shared_its_update(
     lines = [line[4:] for line in done.stdout.splitlines()]
     assert lines == ["as one process: True"] * (ends or len(lines))
     assert lines
-    assert done.stderr.count("MiB of others that may be lost") == 1
+    assert done.stderr.count("MiB as backup of other ranks") == 1
 
 
 @pytest.mark.parametrize(("backend", "legacy"), [

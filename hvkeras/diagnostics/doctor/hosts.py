@@ -1,4 +1,4 @@
-"""Runs the checks on other hosts over ssh, and checks what involves several hosts: names, routes, clocks."""
+"""Checks of several hosts: their own checks, run over ssh, and names, routes, clocks and versions."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from hvkeras.host.network import address_towards
 from hvkeras.host.ssh import Ssh
 
 CALL_DEADLINE = 5.0  # seconds for a connection between hosts
-ANSWER_DEADLINE = 180.0  # seconds in which a host must finish its own checks
+ANSWER_DEADLINE = 180.0  # seconds for the checks on a host
 MAX_CLOCK_OFFSET = 1.0  # seconds
 
-Report = dict[str, Any]  # a host's `findings` and `versions`
+Report = dict[str, Any]  # `findings` and `versions` of a host
 
 
 class CallHandler(Handler):
-    """Records the clocks of hosts that call.
+    """Handler that records the clocks of calling hosts.
 
     Attributes:
-        clocks: Seconds by which each host is ahead.
+        clocks: Clock offset of each host in seconds, positive if it is ahead.
     """
 
     def __init__(self) -> None:
@@ -43,41 +43,41 @@ class CallHandler(Handler):
         self.clocks: dict[str, float] = {}
 
     def on_message(self, member: Member, message: Message) -> None:
-        """Records the time on a host."""
+        """Record the clock offset of a host."""
         if isinstance(message, HostTime):
             self.clocks[member.host] = message.time - time.time()
             member.send(HostTimeNoted())
 
 
 class CallServer:
-    """Accepts calls from other hosts that prove a secret, on an address passed to them, and records their clocks.
+    """Server that accepts authenticated calls from other hosts, and records their clocks.
 
     Args:
-        host: One of the other hosts; the address is the one that it can reach.
+        host: One of the other hosts, which determines the address to listen on.
     """
 
     def __init__(self, host: str) -> None:
-        self.secret: str = secrets.token_hex(32)  # the hosts get it on the standard input of their ssh
+        self.secret: str = secrets.token_hex(32)  # sent to the hosts through the standard input of ssh
         self.handler = CallHandler()
         self.server = MessageServer(self.handler, self.secret.encode(), address_towards(host))
 
 
 def call(address: str, name: str, secret: str) -> CheckResult:
-    """Connects to the host that requested the check, and sends it the time.
+    """Connect to the host that requested the check, and send it the time.
 
     Args:
         address: Its `host:port`.
-        name: The name it uses for this host.
-        secret: What both hosts know and nobody else.
+        name: Name of this host in its host list.
+        secret: Shared secret for authentication.
     """
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host, int(port)), CALL_DEADLINE) as connection:
             source = connection.getsockname()[0]
-            made = Connection(connection, secret.encode(), Introduction(0, 0, name))
+            channel = Connection(connection, secret.encode(), Introduction(0, 0, name))
             connection.settimeout(CALL_DEADLINE)
-            made.send(HostTime(time.time()))
-            made.read()
+            channel.send(HostTime(time.time()))
+            channel.read()
     except (OSError, wire.AuthenticationError) as error:
         return CheckResult("route", PROBLEM, f"no connection to {address} on the first host ({error})",
                        "allow TCP connections between the hosts in the firewall, or choose the network with"
@@ -86,7 +86,7 @@ def call(address: str, name: str, secret: str) -> CheckResult:
 
 
 def names(others: Sequence[str]) -> CheckResult:
-    """Checks whether this host can resolve the others' names, and from which of its addresses it would reach them."""
+    """Check whether this host can resolve the others' names, and report the local address for each."""
     routes, unknown = [], []
     for other in others:
         try:
@@ -99,19 +99,19 @@ def names(others: Sequence[str]) -> CheckResult:
     return CheckResult("names", OK, ", ".join(routes))
 
 
-def ask_all(hosts: Sequence[str], ssh: Ssh) -> dict[str, Report]:
-    """Runs the checks on every host.
+def check_hosts(hosts: Sequence[str], ssh: Ssh) -> dict[str, Report]:
+    """Run the checks on every host.
 
     Args:
         hosts: Hosts other than this one.
-        ssh: How to reach them.
+        ssh: ssh settings.
 
     Returns:
-        The report of each host.
+        Report of each host.
     """
     with (_call_server(hosts) as call_server,
           concurrent.futures.ThreadPoolExecutor(len(hosts), "hvkeras-doctor") as pool):
-        reports = dict(zip(hosts, pool.map(lambda host: _ask(host, hosts, ssh, call_server), hosts), strict=True))
+        reports = dict(zip(hosts, pool.map(lambda host: _check(host, hosts, ssh, call_server), hosts), strict=True))
     for host, report in reports.items():
         if call_server is not None and host in call_server.handler.clocks:
             offset = call_server.handler.clocks[host]
@@ -124,7 +124,7 @@ def ask_all(hosts: Sequence[str], ssh: Ssh) -> dict[str, Report]:
 
 @contextlib.contextmanager
 def _call_server(hosts: Sequence[str]) -> Iterator[CallServer | None]:
-    """Accepts connections during the checks; None if no host has an address here, which `names` reports."""
+    """Accept connections during the checks; yield None if no host's name resolves, which `names` reports."""
     for host in hosts:
         with contextlib.suppress(UsageError):
             call_server = CallServer(host)
@@ -139,7 +139,7 @@ def _call_server(hosts: Sequence[str]) -> Iterator[CallServer | None]:
         call_server.server.stop()
 
 
-def _ask(host: str, hosts: Sequence[str], ssh: Ssh, call_server: CallServer | None) -> Report:
+def _check(host: str, hosts: Sequence[str], ssh: Ssh, call_server: CallServer | None) -> Report:
     others = [other for other in hosts if other != host]
     command = [sys.executable, "-m", "hvkeras", "doctor", "--json", *(["--others", ",".join(others)] if others else [])]
     if call_server is not None:
@@ -153,8 +153,8 @@ def _ask(host: str, hosts: Sequence[str], ssh: Ssh, call_server: CallServer | No
     with contextlib.suppress(ValueError, LookupError, TypeError):
         report = json.loads(done.stdout[done.stdout.index("{"):])["hosts"][0]
         return {"findings": [CheckResult(**row) for row in report["findings"]], "versions": report["versions"]}
-    answers = next(iter((done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]), f"code {done.returncode}")
-    return _no_report(f"hvkeras doctor cannot be run there over ssh ({answers})",
+    reason = next(iter((done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]), f"code {done.returncode}")
+    return _no_report(f"hvkeras doctor cannot be run there over ssh ({reason})",
                       "install the same Python and hvkeras there, and try: " + shlex.join(line))
 
 
@@ -163,20 +163,20 @@ def _no_report(found: str, fix: str) -> Report:
 
 
 def differences(versions: Mapping[str, Mapping[str, str]]) -> Iterator[CheckResult]:
-    """Compares the versions that must be the same on all hosts.
+    """Compare the versions that must be the same on all hosts.
 
     Args:
-        versions: The installed versions of each host.
+        versions: Installed versions of each host.
 
     Yields:
-        A finding for each difference, or one that there is none.
+        A result for each difference, or one `ok` if there is none.
     """
     known = {host: own for host, own in versions.items() if own}
     first = next(iter(known.values()), {})
     differing = [part for part in first if len({own.get(part, "") for own in known.values()}) > 1]
     for part in differing:
-        each = ", ".join(f"{own.get(part) or 'none'} on {host}" for host, own in known.items())
-        state = NOTE if part in ("Horovod", "MPI") else PROBLEM  # jobs with other engines do not need these
-        yield CheckResult(part, state, each, f"install the same {part} on every host")
+        installed = ", ".join(f"{own.get(part) or 'none'} on {host}" for host, own in known.items())
+        state = NOTE if part in ("Horovod", "MPI") else PROBLEM  # other backends do not need these
+        yield CheckResult(part, state, installed, f"install the same {part} on every host")
     if not differing and len(known) > 1:
         yield CheckResult("versions", OK, f"the same on {len(known)} hosts")

@@ -16,18 +16,18 @@ import psutil
 
 from hvkeras.host.network import LOOPBACK
 
-OK, NOTE, PROBLEM = "ok", "note", "problem"  # a note affects or slows down some jobs; a problem prevents all of them
+OK, NOTE, PROBLEM = "ok", "note", "problem"  # a note affects some jobs; a problem prevents all jobs
 
 
 @dataclass(frozen=True)
 class CheckResult:
-    """One row of the table.
+    """Result of one check, a row of the table.
 
     Attributes:
-        check: What was checked.
+        check: Name of the check.
         state: `ok`, `note` or `problem`.
-        found: What was found, and why it matters.
-        fix: What to do about it; "" if there is nothing to do.
+        found: Finding, and why it matters.
+        fix: Suggested fix, or "".
     """
 
     check: str
@@ -36,19 +36,19 @@ class CheckResult:
     fix: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """The row as data for JSON."""
+        """Return the result as a JSON-serializable dict."""
         return asdict(self)
 
 
 def check_result(check: str, found: str, objection: str = "", fix: str = "", state: str = PROBLEM) -> CheckResult:
-    """Makes a finding that is `ok` without an objection, else has `state` and `found` followed by the objection."""
+    """Return a result that is `ok` without an objection, else has `state` and the objection."""
     return CheckResult(check, state, f"{found}: {objection}", fix) if objection else CheckResult(check, OK, found)
 
 
 MIB = 1024**2
 SHARED_MEMORY = Path("/dev/shm")
-LEAST_SHARED = 64 * MIB  # what the native engine needs for a few ranks, with a margin
-LEAST_MEMORY = 2048 * MIB  # two ranks with TensorFlow and a small model
+LEAST_SHARED = 64 * MIB  # for a few ranks of the native backend, with a margin
+LEAST_MEMORY = 2048 * MIB  # for two ranks with TensorFlow and a small model
 LEAST_FILES = 1024
 _CONNECT_DEADLINE = 2.0
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy", "all_proxy")
@@ -56,13 +56,13 @@ _CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 def findings(environ: Mapping[str, str]) -> Iterator[CheckResult]:
-    """Checks this machine.
+    """Check this machine.
 
     Args:
-        environ: The environment variables, for the proxies set in them.
+        environ: Environment variables, which may set proxies.
 
     Yields:
-        A finding for each check.
+        A result for each check.
     """
     yield cores()
     yield memory()
@@ -74,7 +74,7 @@ def findings(environ: Mapping[str, str]) -> Iterator[CheckResult]:
 
 
 def cores() -> CheckResult:
-    """Checks how many cores this process may use."""
+    """Check the number of cores that this process may use."""
     allowed = len(os.sched_getaffinity(0))
     quota = _quota()
     text = f"{allowed} of {psutil.cpu_count()}"
@@ -83,7 +83,7 @@ def cores() -> CheckResult:
 
 
 def _quota() -> float:
-    """The number of cores that the container may use; 0 without a limit."""
+    """Return the container's CPU quota in cores; 0 without a limit."""
     with contextlib.suppress(OSError, ValueError):
         limit, period = _CGROUP_QUOTA.read_text().split()
         return int(limit) / int(period)
@@ -91,7 +91,7 @@ def _quota() -> float:
 
 
 def memory() -> CheckResult:
-    """Checks the available memory."""
+    """Check the available memory."""
     free, total = psutil.virtual_memory().available, psutil.virtual_memory().total
     return check_result("memory", f"{free / MIB:,.0f} of {total / MIB:,.0f} MiB free",
                         "a rank takes about 1 GiB with a small model" if free < LEAST_MEMORY else "",
@@ -99,7 +99,7 @@ def memory() -> CheckResult:
 
 
 def shared_memory(folder: Path = SHARED_MEMORY) -> CheckResult:
-    """Checks the free space for shared memory between the ranks of a host."""
+    """Check the free space for shared memory between the ranks of a host."""
     try:
         free = psutil.disk_usage(str(folder)).free
     except OSError as error:
@@ -111,7 +111,7 @@ def shared_memory(folder: Path = SHARED_MEMORY) -> CheckResult:
 
 
 def open_files() -> CheckResult:
-    """Checks how many files and connections a process may have open."""
+    """Check the limit of open files and connections per process."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     few = limit != resource.RLIM_INFINITY and limit < LEAST_FILES
     return check_result("open files", "no limit" if limit == resource.RLIM_INFINITY else f"up to {limit:,} per process",
@@ -120,7 +120,7 @@ def open_files() -> CheckResult:
 
 
 def ports() -> CheckResult:
-    """Checks whether processes on this machine can connect to each other over TCP."""
+    """Check whether processes on this machine can connect to each other over TCP."""
     fix = f"allow TCP connections to {LOOPBACK} in the firewall"
     try:
         with socket.create_server((LOOPBACK, 0)) as server, \
@@ -132,20 +132,20 @@ def ports() -> CheckResult:
 
 
 def name() -> CheckResult:
-    """Checks whether this machine's own name resolves."""
+    """Check whether this machine's host name resolves."""
     own = socket.gethostname()
     try:
         address = socket.gethostbyname(own)
     except OSError as error:
-        return CheckResult("host name", NOTE, f"{own} has no address ({error}), so that other hosts must be given one",
-                       f"add a line for {own} to /etc/hosts, or HVKERAS_NETWORK_INTERFACES")
+        return CheckResult("host name", NOTE, f"{own} has no address ({error}), which multi-host jobs need",
+                           f"add a line for {own} to /etc/hosts, or set HVKERAS_NETWORK_INTERFACES")
     loopback = ipaddress.ip_address(address).is_loopback
     return CheckResult("host name", OK, f"{own} is {address}" + (
-        "; between hosts the address of the default route is taken" if loopback else ""))
+        "; between hosts, the address of the default route is used" if loopback else ""))
 
 
 def proxies(environ: Mapping[str, str]) -> CheckResult:
-    """Checks whether a proxy would intercept connections between TensorFlow workers; hvkeras's backends avoid it."""
+    """Check whether a proxy would intercept connections between TensorFlow workers; hvkeras's backends avoid it."""
     found = [name for name in (*_PROXIES, *map(str.upper, _PROXIES)) if environ.get(name)]
     excluded = environ.get("no_proxy") or environ.get("NO_PROXY") or environ.get("no_grpc_proxy") or ""
     text = ", ".join(found) + (f"; not for {excluded}" if excluded else "") if found else "none"

@@ -1,6 +1,6 @@
-"""Imports libraries in a process of its own and reports on them: a program that prints JSON.
+"""Program that imports libraries in a separate process, and prints their properties as JSON.
 
-A library that crashes or hangs when it is loaded takes down this process, but not the doctor.
+A library that crashes or hangs on import takes down this process, but not the doctor.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ PARTS: dict[str, Callable[[], dict[str, Any]]] = {
 
 
 def main(parts: list[str]) -> None:
-    """Prints a line of JSON for each part: its properties, or the `error` that its import raised."""
+    """Print a line of JSON for each part: its properties, or the `error` of its import."""
     for part in parts:
         try:
             found = PARTS[part]()

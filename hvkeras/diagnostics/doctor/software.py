@@ -1,6 +1,6 @@
-"""Checks of the installed software: what is installed, whether it loads, and whether its parts are compatible.
+"""Checks of the installed software: versions, imports and compatibility.
 
-This includes what jobs on Spark need, what a scheduler has set in this environment, and what is installed to use one.
+This includes the requirements of Spark jobs, and schedulers: their environment variables and installed clients.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ _DEADLINE = 20.0  # seconds for `java -version`
 
 
 def spark(version: str, environ: Mapping[str, str]) -> CheckResult:
-    """Checks whether `hvkeras.spark` works here.
+    """Check whether `hvkeras.spark` works here.
 
     Args:
-        version: The installed version of pyspark.
-        environ: The environment variables, which may name Spark's Python.
+        version: Installed version of pyspark.
+        environ: Environment variables, which may set Spark's Python.
     """
     command = java()
     if not command:
         return CheckResult("Spark", NOTE, f"pyspark {version} is installed, but no Java", INSTALL_JAVA)
-    major = _major_of(command)
+    major = _java_major(command)
     if major is None:
         return CheckResult("Spark", NOTE, f"pyspark {version} is installed, but {command} does not start", INSTALL_JAVA)
     if major < OLDEST_JAVA:
@@ -51,7 +51,7 @@ def spark(version: str, environ: Mapping[str, str]) -> CheckResult:
                        INSTALL_JAVA)
     named = environ.get("PYSPARK_PYTHON") or "python3"
     python = shutil.which(named) or named
-    if _prefix_of(python) != _prefix_of(sys.executable):
+    if _bin_folder(python) != _bin_folder(sys.executable):
         return CheckResult("Spark", NOTE, f"pyspark {version} and Java {major}, but Spark's workers would run {python}",
                        f"export PYSPARK_PYTHON={sys.executable}")
     if not version_of("pyarrow"):
@@ -60,13 +60,12 @@ def spark(version: str, environ: Mapping[str, str]) -> CheckResult:
     return CheckResult("Spark", OK, f"pyspark {version}, Java {major}")
 
 
-def _prefix_of(python: str) -> str:
-    """Returns the folder of a Python's environment; several names in it are the same Python."""
+def _bin_folder(python: str) -> str:  # the same for all names of a Python in its environment
     return os.path.dirname(os.path.abspath(python))
 
 
-def _major_of(command: str) -> int | None:
-    """Returns the major version of a Java; None if it does not start."""
+def _java_major(command: str) -> int | None:
+    """Return the major version of a `java` command; None if it does not start."""
     try:
         done = subprocess.run([command, "-version"], capture_output=True, text=True, timeout=_DEADLINE, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -75,17 +74,17 @@ def _major_of(command: str) -> int | None:
     return int(found[1]) if found else None
 
 
-_NEWEST_RAY = 3  # major version that hvkeras.ray is not made for
+_UNSUPPORTED_RAY = 3  # first major version that hvkeras.ray does not support
 
 
 def scheduler_findings(environ: Mapping[str, str]) -> Iterator[CheckResult]:
-    """Checks the schedulers.
+    """Check the schedulers.
 
     Args:
-        environ: The environment variables.
+        environ: Environment variables.
 
     Yields:
-        What this process would find as a rank; Slurm, Ray and Spark, where they are.
+        A result for the launch environment of this process, and for Slurm, Ray and Spark if they are installed.
     """
     yield _launch(environ)
     if srun := find_command("srun"):
@@ -93,7 +92,7 @@ def scheduler_findings(environ: Mapping[str, str]) -> Iterator[CheckResult]:
         here = f"in job {environ[slurm.JOB]}" if slurm.JOB in known else "outside of a job"
         yield CheckResult("Slurm", OK, f"{srun}, {here}")
     if ray := version_of("ray"):
-        yield check_result("Ray", ray, "" if int(ray.partition(".")[0]) < _NEWEST_RAY else
+        yield check_result("Ray", ray, "" if int(ray.partition(".")[0]) < _UNSUPPORTED_RAY else
                            "hvkeras.ray is made for Ray 2", "pip install 'hvkeras[ray]'", NOTE)
     if version := version_of("pyspark"):
         yield spark(version, environ)
@@ -106,61 +105,61 @@ def _launch(environ: Mapping[str, str]) -> CheckResult:
         text, _, fix = str(error).partition(" HINT: ")
         return CheckResult("launch environment", PROBLEM, text, fix)
     if launch.launcher == "none":
-        return CheckResult("launch environment", OK, "none: a process here is a job of its own")
+        return CheckResult("launch environment", OK, "none: each process is a separate job")
     return CheckResult("launch environment", OK, f"rank {launch.rank} of {launch.size}, launched by {launch.launcher}")
 
 
-PROBE_DEADLINE = 60.0  # seconds in which all imports must finish
+PROBE_DEADLINE = 60.0  # seconds for all imports
 _INSTALL_TENSORFLOW = INSTALL_TENSORFLOW
 _INSTALL_MPI = "pip install 'hvkeras[mpi]'"
 
 Facts = dict[str, dict[str, Any]]
 
 
-def probed() -> Facts:
-    """Imports what is installed, in a separate process.
+def probe_imports() -> Facts:
+    """Import the installed packages in a separate process.
 
     Returns:
-        For each part its properties, or the `error`; no entry for a part that is not installed.
+        Properties of each installed part, or its `error`.
     """
     modules = {"tensorflow": "tensorflow", "keras": "tensorflow", "mpi": "mpi4py", "horovod": "horovod"}
     parts = [part for part, module in modules.items() if importlib.util.find_spec(module)]
     parts += [] if cpp_library.objection() else ["native"]
     facts: Facts = {}
     while parts:  # continues after a part that takes down the process
-        answers, how = _probe(parts)
+        answers, failure = _probe(parts)
         facts |= answers
         parts = [part for part in parts if part not in facts]
-        if parts and how:
-            facts[parts.pop(0)] = {"error": how}
+        if parts and failure:
+            facts[parts.pop(0)] = {"error": failure}
     return facts
 
 
 def _probe(parts: list[str]) -> tuple[Facts, str]:
-    """The output of the parts, and how the process failed if it did."""
+    """Return the output of the parts, and the failure of the process, used if a part is missing from the output."""
     command = [sys.executable, "-m", "hvkeras.diagnostics.doctor.probe", *parts]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_DEADLINE, check=False)
-        output, how = done.stdout, f"the import ended with code {done.returncode}"
+        output, failure = done.stdout, f"the import ended with code {done.returncode}"
     except subprocess.TimeoutExpired as error:
         output = (error.stdout or b"").decode()
-        how = f"the import took longer than {PROBE_DEADLINE:g} s"
+        failure = f"the import took longer than {PROBE_DEADLINE:g} s"
     facts: Facts = {}
     for line in output.splitlines():
         if line.startswith("{"):
             facts |= json.loads(line)
-    return facts, how
+    return facts, failure
 
 
 def findings(facts: Facts, environ: Mapping[str, str]) -> Iterator[CheckResult]:
-    """Checks what is installed.
+    """Check the installed software.
 
     Args:
-        facts: The result of `probed`.
-        environ: The environment variables, for the settings in them.
+        facts: Result of `probe_imports`.
+        environ: Environment variables, which may have settings.
 
     Yields:
-        A finding for each part.
+        A result for each part.
     """
     yield CheckResult("hvkeras", OK, f"{__version__}, Python {sys.version.split()[0]} at {sys.executable}")
     yield _settings(environ)
@@ -198,7 +197,7 @@ def _tensorflow(facts: Facts) -> Iterator[CheckResult]:
     keras = facts.get("keras", {})
     if "error" in keras:
         yield CheckResult("Keras", PROBLEM, f"tf.keras cannot be imported ({keras['error']})",
-                      "pip install --upgrade keras, or tf_keras where TF_USE_LEGACY_KERAS=1 asks for it")
+                      "pip install --upgrade keras, or tf_keras if TF_USE_LEGACY_KERAS=1 is set")
     else:
         other = keras.get("backend", "tensorflow") not in ("tensorflow", "")
         yield check_result("Keras", f"tf.keras is {keras['name']} {keras['version']}",
@@ -242,7 +241,7 @@ def _mpi(facts: Facts) -> Iterator[CheckResult]:
 
 
 def _launcher_version(launcher: str) -> str:
-    """The MPI version of a launcher, in the format of that MPI's library; "" if the launcher does not start."""
+    """Return a launcher's MPI version in the format of its MPI library; "" if it does not start."""
     answer = version_output(launcher) or ""
     if match := re.search(r"\(Open MPI\) (\S+)", answer):
         return f"Open MPI v{match[1]}"
@@ -258,9 +257,8 @@ def _compare_mpi(launcher: str, launcher_version: str, library: str) -> CheckRes
     # Hydra also starts the ranks of Intel MPI.
     hydra = here[0] != "Open MPI" and loaded[0] != "Open MPI"
     compatible = hydra or (here[0] == loaded[0] and _major(here[1]) == _major(loaded[1]))
-    return check_result("MPI", f"{launcher} is of {' '.join(here)}, mpi4py loads {' '.join(loaded)}",
-                        "" if compatible else "they do not belong together, and each rank would run as a job of its"
-                        " own",
+    return check_result("MPI", f"{launcher} is from {' '.join(here)}, mpi4py loads {' '.join(loaded)}",
+                        "" if compatible else "they are not compatible, and each rank would run as a separate job",
                         f"use the mpirun of {' '.join(loaded)}, or install mpi4py for {' '.join(here)}")
 
 
@@ -298,7 +296,7 @@ def _gpus(facts: Facts) -> CheckResult:
 
 
 def versions(facts: Facts) -> dict[str, str]:
-    """The versions that must be the same on all hosts."""
+    """Return the versions that must be the same on all hosts."""
     return {
         "hvkeras": __version__,
         "Python": ".".join(sys.version.split()[0].split(".")[:2]),

@@ -383,7 +383,7 @@ def test_the_third_sentence_is_about_what_limits() -> None:
     assert sentences(comparison([slower, SINGLE]))[2] == kept + words
     pauses = Finding("pauses", 0.9, "Validation.", "Validate less.")
     assert sentences(comparison([replace(run, limits=[pauses, slow])]))[2] == words
-    assert sentences(comparison([replace(run, limits=())]))[2].startswith("Only computing limits training.")
+    assert sentences(comparison([replace(run, limits=())]))[2].startswith("Training is limited by computation alone.")
     assert sentences(comparison([replace(run, splits={}, limits=())]))[2].startswith("What limits the job is not known")
     assert sentences(comparison([RESULTS[2]]))[2] == "What limits the job is not known, as no step was timed."
 

@@ -214,7 +214,7 @@ def test_what_was_said_of_a_late_rank_is_recorded(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     kept_by = Recorder(tmp_path, Record(1, 2, "native", pid=os.getpid()))
-    monkeypatch.setattr(stalls, "listeners", [kept_by.note_stall])
+    monkeypatch.setattr(stalls, "listeners", [kept_by.record_stall])
     asker = threading.Thread(target=location.report, args=(1, "node", "", 61.0, "rank 0 has waited 60 s for rank 1"))
     asker.start()
     asker.join(10)

@@ -92,7 +92,7 @@ def test_the_logs_are_keras_own(kind: Any, finished: Callable[[], Record]) -> No
 
 
 def test_logs_keep_numbers_alone(finished: Callable[[], Record]) -> None:
-    recorder.recording().note_logs(
+    recorder.recording().record_logs(
         "fit", {"loss": tf.constant(2.0), "accuracy": np.float32(0.5), "comment": "good", "none": None})
     record = finished()
     assert (record.logs, record.last_logs) == ({"fit": {"loss": 2.0, "accuracy": 0.5}}, "fit")
@@ -196,5 +196,5 @@ def test_nothing_is_recorded_without_the_setting(monkeypatch: pytest.MonkeyPatch
     step = tf.function(train_step(network(tf.keras)))
     graph = step.get_concrete_function(tf.TensorSpec((8, 4))).graph
     assert "Timestamp" not in {operation.type for operation in graph.get_operations()}
-    recorder.recording().note_logs("fit", {"loss": 1.0})  # and this is harmless
+    recorder.recording().record_logs("fit", {"loss": 1.0})  # and this is harmless
     hvd.shutdown()

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from hvkeras.backends.cpp_library import objection
-from hvkeras.diagnostics.ring_buffer import NativeRing, PythonRing, Ring, RingReader, Rows, joined, ring
+from hvkeras.diagnostics.ring_buffer import NativeRing, PythonRing, Ring, RingReader, Rows, concatenate, ring
 
 KINDS = [Ring, pytest.param(NativeRing, marks=pytest.mark.skipif(bool(objection()), reason=objection() or "-"))]
 
@@ -89,7 +89,7 @@ def test_rows_know_their_numbers() -> None:
     assert rows.after == 8
     assert [(part.table.ravel().tolist(), part.first) for part in map(rows.since, (0, 5, 7, 9))] == [
         ([0.0, 1.0, 2.0], 5), ([0.0, 1.0, 2.0], 5), ([2.0], 7), ([], 8)]
-    assert joined([rows, Rows(np.array([[3.0]]), 8)]).first == 5
+    assert concatenate([rows, Rows(np.array([[3.0]]), 8)]).first == 5
 
 
 def test_a_reader_reads_each_row_once_and_counts_what_it_missed() -> None:

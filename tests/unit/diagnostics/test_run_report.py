@@ -108,7 +108,7 @@ def test_a_report_on_a_run_of_which_little_is_left(tmp_path: Path) -> None:
     assert [rank["ended"] for rank in found["ranks"]] == [
         "was running when its record was last written, or was killed", "its record cannot be read"]
     assert found["ranks"][0]["split"]["wait"] is None and found["slowest"] is None
-    assert "Only 1 of 2 records are here" in page
+    assert "Only 1 of 2 records were found" in page
     Outcome(2, ["a", "b"], {"1": "was killed by SIGKILL"}, "rank 1 on b was killed by SIGKILL").write(
         tmp_path / "records")
     found, page = report(tmp_path)

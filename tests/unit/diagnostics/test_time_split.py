@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hvkeras.diagnostics.record import Record
-from hvkeras.diagnostics.time_split import PAUSE, TimeSplit, numbered, pauses, shortest, time_splits
+from hvkeras.diagnostics.time_split import PAUSE, TimeSplit, pauses, runs_by_key, shortest_times, time_splits
 
 STEPS = 40
 Array = np.ndarray[Any, Any]
@@ -113,7 +113,7 @@ def test_runs_are_matched_by_their_numbers() -> None:
     ranks = [record(0, collectives={"a": (0.0, 0.3)}), record(1, collectives={"a": (0.0, 0.1)})]
     ranks[0].collectives["a"], ranks[0].first_runs["a"] = ranks[0].collectives["a"][8:], 8
     ranks[1].collectives["a"], ranks[1].stamps = ranks[1].collectives["a"][:-10], ranks[1].stamps[:-10]
-    lengths, first = shortest([numbered(rank) for rank in ranks])["a"]
+    lengths, first = shortest_times([runs_by_key(rank) for rank in ranks])["a"]
     assert (len(lengths), first) == (STEPS - 18, 8)
     found = time_splits(ranks)
     assert parts(found[0]) == pytest.approx([1.0, 0.0, 0.7, 0.2, 0.1, 0.0])

@@ -98,7 +98,7 @@ def test_misuse(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for content in ("{", "[]", "{}", '{"traceEvents": [], "otherData": {"size": 2}}'):
         (tmp_path / "trace.rank.0.json").write_text(content)
         assert main(["trace", str(tmp_path)]) == 2
-        assert "must be what ranks have written" in capsys.readouterr().err
+        assert "must be traces of ranks" in capsys.readouterr().err
     leave(tmp_path / "trace.json", 0)
     (tmp_path / "trace.json").mkdir()
     assert main(["trace", str(tmp_path)]) == 1

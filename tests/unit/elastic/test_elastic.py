@@ -35,7 +35,7 @@ def job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
 
 
 def _next_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "_numbers", iter(range(9)))
+    monkeypatch.setattr(running, "_call_indices", iter(range(9)))
 
 
 def objects(**attributes: Any) -> Any:
@@ -249,7 +249,7 @@ def test_the_end_is_a_commit(returns: Any, monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_damaged_commit_falls_back_to_the_former(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     state = objects(step=0)
     commits = CommitFile(job, 0)
-    state.keep_commits_in(commits)
+    state.write_commits_to(commits)
     for state.step in (1, 2, 3):
         state.commit()
     for spoilt in (b"", (job / "commit-0").read_bytes()[:-9], b"no commit"):
@@ -396,10 +396,10 @@ def test_misuse(job: Path) -> None:
     with pytest.raises(hvd.UsageError, match=r"must have the state's variables.*commit=\[\[3\]\]"):
         hvd.elastic.run(print)(hvd.elastic.TensorFlowState([tf.Variable([1.0])]))
     state = objects(step=1)
-    state.keep_commits_in(CommitFile(job / "commit-1", 0))
+    state.write_commits_to(CommitFile(job / "commit-1", 0))
     with pytest.raises(hvd.MachineError, match="The folder of commits must exist, or be creatable"):
         state.commit()
     (job / "commit-9.unfinished").mkdir()
-    state.keep_commits_in(CommitFile(job, 9))
+    state.write_commits_to(CommitFile(job, 9))
     with pytest.raises(hvd.MachineError, match=r"Commits must be writable.*room_left="):
         state.commit()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hvkeras.elastic.shared_slots import SlotAssignment, guards
+from hvkeras.elastic.shared_slots import SlotAssignment, choose_backups
 
 pytestmark = pytest.mark.oldest
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.oldest
 ])
 def test_parts_are_kept_on_another_host_where_there_is_one(hosts: list[int], staying: tuple[int, ...],
                                                            loads: list[int]) -> None:
-    found = guards(hosts, staying)
+    found = choose_backups(hosts, staying)
     assert all(rank != guard for rank, guard in found.items())
     allowed = staying or range(len(hosts))
     for rank, guard in found.items():

@@ -205,7 +205,7 @@ def test_long_compiling_is_shown_and_recorded(
 ) -> None:
     noted: list[float] = []
     monkeypatch.setattr(compiled_update, "SLOW", 0.0)
-    monkeypatch.setattr(recording(), "note_compilation", noted.append)
+    monkeypatch.setattr(recording(), "record_compilation", noted.append)
     trained(compiled(keras.optimizers.SGD(0.01)))
     printed = capsys.readouterr().err
     assert len(noted) == 1 and noted[0] > 0
