@@ -63,8 +63,6 @@ class Library:
     """The loaded library.
 
     Attributes:
-        operations: Its TensorFlow operations.
-        functions: Its C functions.
         folder: The folder of TensorFlow's own libraries.
 
     Raises:
@@ -145,8 +143,6 @@ def declare(function: Any, *parameters: Any, checks: bool = True) -> None:
     """Declare a C function that returns a status.
 
     Args:
-        function: The function.
-        parameters: The types of its parameters.
         checks: Whether calls raise MachineError on failure; otherwise they return the `Status`.
     """
     function.argtypes, function.restype = parameters, Status

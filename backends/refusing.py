@@ -15,7 +15,6 @@ class RefusingBackend(LocalBackend):
 
     Args:
         sentence: What must hold for a collective.
-        hint: The hint of the error.
     """
 
     def __init__(self, sentence: str, hint: str) -> None:

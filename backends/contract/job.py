@@ -46,10 +46,7 @@ class ContractJob:
     """Results of a job.
 
     Attributes:
-        command: Its command line.
         code: Its exit code; None if it was terminated at its deadline.
-        output: Its output.
-        log: The file with the output.
         found: For each rank, the result of each clause that it reached.
     """
 
@@ -64,8 +61,6 @@ def launcher_for(backend: str, ranks: int, hosts: str = "") -> str:
     """Return the first launcher that the backend supports.
 
     Args:
-        backend: The backend's name.
-        ranks: The number of ranks.
         hosts: The hosts of the ranks; "" for this host only.
 
     Raises:

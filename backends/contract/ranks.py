@@ -27,12 +27,7 @@ class NotTried(Exception):  # noqa: N818 - it is no error
 class ContractRanks:
     """This rank and all ranks of a contract job.
 
-    Args:
-        name: The backend's name.
-
     Attributes:
-        rank: This rank.
-        size: The number of ranks.
         all: All ranks.
     """
 

@@ -35,7 +35,6 @@ def bounded_store(address: str, size: int, peers: Collection[str]) -> Any:
 
     Args:
         address: The address to listen on, at a free port.
-        size: The number of ranks.
         peers: The accepted client addresses; requests from other addresses are not answered.
 
     Returns:

@@ -15,11 +15,7 @@ from hvkeras.errors import MachineError, explain
 class Engine:
     """The engine in a loaded library.
 
-    Args:
-        library: The library.
-
     Attributes:
-        operations: The library's TensorFlow operations.
         objection_to_xla: Reason why XLA cannot compile them; "" if it can.
     """
 
@@ -53,7 +49,6 @@ class Engine:
             name: The name of the shared memory, the same for all ranks of a host.
             create: Whether this rank creates the memory; true on the first rank of each host.
             rank: This rank's index in the group.
-            ranks: The group's global ranks.
             hosts: The host number of each rank.
             oversubscribed: Whether there are more ranks than cores.
             costs: Costs of messages between hosts, the same on all ranks.

@@ -79,11 +79,7 @@ def _locks(descriptor: int) -> bool:
 
 
 class Groups:
-    """Groups of one engine, by their ranks.
-
-    Args:
-        engine: The engine.
-    """
+    """Groups of one engine, by their ranks."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -106,7 +102,6 @@ class Groups:
         Then the members on each host map the same new shared memory, whose name is unlinked afterwards.
 
         Args:
-            ranks: The members.
             start: The start parameters of the backend.
             network: The network; None if all ranks of the job are on one host.
             label: A name that is the same on all ranks, and different for each start.

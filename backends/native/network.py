@@ -64,7 +64,6 @@ class Network:
 
     Args:
         start: The start parameters of the backend.
-        library: The C++ library.
         label: A name that is the same on all ranks, and different for each start.
 
     Attributes:
@@ -145,8 +144,6 @@ class Link:
     """A leader's end of the connections between the hosts of a group.
 
     Args:
-        network: The network.
-        group: The group's number.
         hosts: The number of the group's hosts.
 
     Attributes:

@@ -28,10 +28,6 @@ class Costs(NamedTuple):
 class Ucx:
     """UCX in this process. It stays loaded until the process ends, and is idle without links.
 
-    Args:
-        library: The C++ library.
-        folder: The folder with UCX's libraries.
-
     Attributes:
         version: UCX's version, such as `1.22.0`.
 
@@ -64,7 +60,6 @@ class Ucx:
         """Open this rank's end of a group's link, without connecting it.
 
         Args:
-            group: The group's number.
             settings: Settings of UCX, without the prefix `UCX_`; they override the environment.
             hosts: The number of hosts that the link connects.
 
@@ -89,9 +84,7 @@ class Ucx:
         """Connect a group's link to all other hosts, which call this method at the same time.
 
         Args:
-            group: The group's number.
             host: The index of this host in the following lists.
-            addresses: The address of each end.
             names: The name of each end, for messages.
             mark: A number that distinguishes this link's messages from those of others.
             timeout: Seconds to wait for the other hosts.
@@ -110,7 +103,6 @@ class Ucx:
         """Measure the costs of messages to a neighboring host. All hosts call this at the same time, after `connect`.
 
         Args:
-            group: The group's number.
             host: The index of this host among the group's.
             hosts: The number of the group's hosts.
             timeout: Timeout in seconds.

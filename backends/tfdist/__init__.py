@@ -323,7 +323,6 @@ def _require_order(marks: Tensor, mark: int) -> None:
     """Fail a collective that NCCL has matched with different collectives of other ranks.
 
     Args:
-        marks: The received marks.
         mark: Their expected value.
 
     Raises:

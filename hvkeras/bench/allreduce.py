@@ -50,8 +50,6 @@ class AllreduceTask:
 
     Args:
         label: The size as the user wrote it, and optionally a bandwidth.
-        rank: This rank.
-        ranks: Number of ranks.
         links: Number of allreduces; 0 to choose it by size and bandwidth.
     """
 

@@ -60,10 +60,8 @@ class EngineGroup:
     """A job and the names of its participants, or the reason why there is no job.
 
     Attributes:
-        name: Name of the rows.
         kind: Kind of the rows.
         peer: Name of the engine used without hvkeras, if this is also measured, or "".
-        job: The job.
         reason: Why there is no job, or "".
         peer_reason: Why the peer cannot participate, or "".
         suffix: Suffix of the row names.
@@ -107,7 +105,6 @@ class InterleavedRun:
         effort: Duration of the measurement of each piece of work.
         show: Called with the completed fraction and the current activity.
         before: Called before each piece of work is measured.
-        hosts: Number of hosts.
     """
 
     def __init__(self, plan: BenchmarkPlan, methods: Sequence[LaunchMethod], effort: Effort,
@@ -123,7 +120,6 @@ class InterleavedRun:
         """Run the benchmark.
 
         Args:
-            backends: The engines.
             peers: Whether to measure Horovod and `tf.distribute` used directly as well.
             work: Sizes or models.
             rows: List to which results are appended, one piece of work after the other.

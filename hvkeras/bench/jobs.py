@@ -203,7 +203,6 @@ class Remote:
 
     Args:
         row: Row for the results.
-        job: The job.
         index: Index of the participant in the job.
     """
 

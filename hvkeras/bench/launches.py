@@ -47,8 +47,6 @@ def objection(launcher: str, backend: str, ranks: int, several_hosts: bool) -> s
 
     Args:
         launcher: The launcher's name in `LAUNCHERS`.
-        backend: The backend's name.
-        ranks: The number of ranks.
         several_hosts: Whether they are on several hosts.
     """
     title, kind = LAUNCHERS[launcher]

@@ -20,7 +20,6 @@ class ModelSpec:
         build: Builds the model, which returns logits.
         shape: Shape of a sample.
         labels: Shape of a sample's labels.
-        classes: Number of classes.
         batch: Samples per rank and step.
     """
 
@@ -81,7 +80,6 @@ class Optimizer:
     """An optimizer of Keras.
 
     Attributes:
-        cls: Name of the class.
         rate: Learning rate.
         options: Other arguments.
     """

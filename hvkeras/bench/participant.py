@@ -93,10 +93,8 @@ def timed(one: Participant, calls: int, part: str, ranks: BenchmarkRanks) -> tup
     """Run a block on all ranks, and verify its result.
 
     Args:
-        one: The participant.
         calls: Number of calls in the block.
         part: Part of the work to run instead, or "".
-        ranks: The ranks.
 
     Returns:
         Mean seconds per call, and CPU seconds per call, summed over all ranks.

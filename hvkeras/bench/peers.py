@@ -44,10 +44,6 @@ def direct(backend: Backend, ranks: BenchmarkRanks) -> Peer:
     A process can start Horovod's core and TensorFlow's cluster only once. Therefore the peer uses those of hvkeras's
     backend.
 
-    Args:
-        backend: The engine, Horovod's or TensorFlow's.
-        ranks: The ranks.
-
     Returns:
         The peer, with the reason if it cannot participate.
     """

@@ -83,7 +83,6 @@ class Stage:
 
     Attributes:
         plan: Plan of the job.
-        ranks: The ranks.
         memory: Bytes by which the start of the engine raised this rank's peak memory, or None.
         peer: The engine used without hvkeras, or None.
     """

@@ -20,7 +20,6 @@ class BenchmarkRanks:
     """Ranks of the job, as seen by one of them.
 
     Args:
-        session: The session.
         timeout: Seconds until the benchmark must complete.
     """
 

@@ -43,11 +43,6 @@ def table(kind: str, rows: Sequence[BenchmarkRow], ranks: int) -> tuple[Table, l
 
     Args:
         kind: `allreduce` or `step`.
-        rows: The rows.
-        ranks: Number of ranks.
-
-    Returns:
-        The table, and footnotes.
     """
     names = _compared(kind, rows)
     made = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, show_edge=False)
@@ -131,8 +126,6 @@ def explanations(kind: str, rows: Sequence[BenchmarkRow], ranks: int) -> list[st
 
     Args:
         kind: `allreduce` or `step`.
-        rows: The rows.
-        ranks: The number of ranks.
     """
     engines = {row.name: row.engine for row in rows if row.engine and row.blocks}
     lines = [f"{name}: {engine}" for name, engine in engines.items()]
@@ -179,9 +172,7 @@ def draw(kind: str, rows: Sequence[BenchmarkRow], ranks: int, title: str, path: 
     Args:
         kind: `allreduce` or `step`.
         rows: The rows; those without results are omitted.
-        ranks: Number of ranks.
         title: Title of the plot.
-        path: Path of the PNG file.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -110,7 +110,6 @@ def least_seconds(work: str, size: int, hosts: int) -> float:
     Args:
         work: The piece of work, optionally with a bandwidth.
         size: Bytes of the tensor.
-        hosts: Number of hosts.
 
     Returns:
         Seconds; 0 without a bandwidth.
@@ -144,7 +143,6 @@ def efficiency(row: BenchmarkRow, rows: Sequence[BenchmarkRow]) -> float | None:
     """Return the scaling efficiency: the step time of a single process divided by that of a rank.
 
     Args:
-        row: A row of training steps.
         rows: All rows of the run.
 
     Returns:
@@ -162,9 +160,6 @@ def part(row: BenchmarkRow, name: str) -> float | None:
 def exposed(row: BenchmarkRow) -> float | None:
     """Return the exposed communication of a step: the seconds in which it does not overlap with computation.
 
-    Args:
-        row: A row of training steps.
-
     Returns:
         The median over the rounds of the step's time minus those of its parts. None if these are unknown, or if the row
         does not communicate.
@@ -177,10 +172,6 @@ def exposed(row: BenchmarkRow) -> float | None:
 
 def with_figures(rows: Sequence[BenchmarkRow], ranks: int) -> list[dict[str, Any]]:
     """Convert each row to JSON-compatible data, with the metrics derived from its blocks.
-
-    Args:
-        rows: The rows of one run.
-        ranks: Number of ranks.
 
     Returns:
         The data of `BenchmarkRow.to_json`, with `median`, `quartiles` and `speed_up` over each other row of the same

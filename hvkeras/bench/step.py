@@ -41,9 +41,7 @@ class StepTask:
     The single-process job computes the expected weights, and saves them for the jobs of the engines.
 
     Args:
-        model: The model.
         plan: Plan of this job.
-        rank: This rank.
     """
 
     def __init__(self, model: ModelSpec, plan: BenchmarkPlan, rank: int) -> None:
@@ -117,7 +115,6 @@ class Training(Participant):
     Args:
         row: Row for the results.
         task: Model and expected weights.
-        ranks: The ranks.
         gradient: Computes a tape's gradients of the loss with respect to the variables, of this rank or of all ranks.
         wrap: Wraps the optimizer to reduce gradients, if `gradient` does not.
         strategy: The `tf.distribute` strategy, or None.
@@ -273,7 +270,6 @@ def participants(stage: Stage, name: str) -> list[Participant]:
 
     Args:
         stage: Plan, ranks and peer of the job.
-        name: The model.
     """
     plan, ranks, peer = stage.plan, stage.ranks, stage.peer
     task = StepTask(MODELS[without_rate(name)], plan, ranks.rank)

@@ -23,7 +23,6 @@ class Streams(Participant):
     Args:
         row: Row for the results.
         size: Bytes of the tensor.
-        ranks: The ranks.
     """
 
     def __init__(self, row: BenchmarkRow, size: int, ranks: BenchmarkRanks) -> None:

@@ -104,7 +104,6 @@ def pool_of(flags: argparse.Namespace, hosts: str | None,
     """Return the host pool of an elastic job; None for other jobs.
 
     Args:
-        flags: The command line.
         hosts: Hosts and slots, in the format of -H.
         reported: Returns the slots of hosts that report to this one, and replaces all other sources of hosts.
 

@@ -23,9 +23,6 @@ class Compressor:
     def compress(tensor: Tensor) -> tuple[Tensor, Any]:
         """Compress a tensor.
 
-        Args:
-            tensor: The tensor before the collective.
-
         Returns:
             The tensor to send, and the context that `decompress` needs.
         """
@@ -36,7 +33,6 @@ class Compressor:
         """Undo `compress`.
 
         Args:
-            tensor: The tensor after the collective.
             ctx: The second result of `compress`.
 
         Returns:

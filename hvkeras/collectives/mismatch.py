@@ -42,7 +42,6 @@ class Refusals:
         """Have this rank raise in a plan in which it waits.
 
         Args:
-            key: The plan's key.
             text: Description of the mismatch.
         """
         self._texts[key] = text
@@ -73,8 +72,6 @@ def refusable(session: Session, plan: Plan, results: Any) -> Any:
     """Raise if a plan has been refused: now in eager mode, else whenever the graph under construction runs.
 
     Args:
-        session: The session.
-        plan: The plan of the collectives.
         results: A nested structure of the resulting tensors.
 
     Returns:
@@ -99,9 +96,6 @@ def refusable(session: Session, plan: Plan, results: Any) -> Any:
 def raise_if_refused(plan: Plan) -> None:
     """Raise in eager mode if a plan has been refused.
 
-    Args:
-        plan: The plan of the collectives.
-
     Raises:
         MismatchError: Other ranks have entered different collectives.
     """
@@ -115,7 +109,6 @@ def refuse_in_graph(key: str, difference: Callable[[Any], str], found: Any) -> b
     """Let the operation `hvkeras_check_mismatch` of a key fail in the running graph if `difference` finds one.
 
     Args:
-        key: The operation's key.
         difference: Returns a description of the difference; "" if there is none.
         found: The argument of `difference`.
     """
@@ -165,9 +158,6 @@ def compared(session: Session, plan: Plan, calls: Sequence[Call],
     """Add a check to a graph that fails before the plan's calls if the ranks' shapes do not match.
 
     Args:
-        session: The session.
-        plan: The plan.
-        calls: Its calls.
         names: The names of the calls' tensors; by default those of the plan, in the same order.
 
     Returns:

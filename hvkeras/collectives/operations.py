@@ -124,8 +124,6 @@ class Sent:
     """Tensor prepared for sending.
 
     Attributes:
-        tensor: The tensor to send.
-        restore: The compressor's context for decompression.
         factors: The factors that the engine applies before and after the reduction; None if the engine does not scale.
         given: The half-precision dtype of the result, if float32 is sent instead.
     """

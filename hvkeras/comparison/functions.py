@@ -136,10 +136,6 @@ def flags_of(
 def compared(func: Callable[..., Any], flags: argparse.Namespace) -> ComparisonResult:
     """Run the comparison of a function.
 
-    Args:
-        func: The function, for the title.
-        flags: The flags.
-
     Raises:
         MachineError: No backend works here.
     """

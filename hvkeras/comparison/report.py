@@ -28,12 +28,7 @@ PARTS = ("compute", "update", "input", "wait", "communication")
 
 
 def write(comparison: Comparison, folder: Path) -> None:
-    """Write the report and the charts into a folder.
-
-    Args:
-        comparison: The comparison.
-        folder: The folder for the files.
-    """
+    """Write the report and the charts into a folder."""
     drawn = {} if missing() else charts(comparison)
     title = f"{comparison.command}, on {comparison.processes} processes"
     write_durably(folder / NAME, page(title, sentences(comparison), sections(comparison, drawn)))

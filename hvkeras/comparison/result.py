@@ -41,7 +41,6 @@ class Result:
 
     Attributes:
         name: The backend, or `ONE_PROCESS`.
-        processes: The number of ranks.
         reason: Why there is no result; "" if there is one.
         step_times: Seconds of each timed step on rank 0.
         samples_in_step: Samples of all ranks in a typical step; None if unknown.
@@ -96,7 +95,6 @@ def result(name: str, processes: int, records: Sequence[Record | None], printed:
 
     Args:
         name: The backend, or `ONE_PROCESS`.
-        processes: The number of started ranks.
         records: The record of each rank, in rank order.
         printed: The standard output of rank 0.
         difference: See `Result`.
@@ -159,9 +157,6 @@ def quartiles(seconds: Sequence[float]) -> tuple[float, float, float] | None:
 def bytes_in_step(record: Record) -> float | None:
     """Return the bytes that a rank passes to collectives in a typical step.
 
-    Args:
-        record: The rank's record.
-
     Returns:
         The sum over the collectives of most steps; None if there are none, or if a size is unknown.
     """
@@ -175,9 +170,6 @@ def bytes_in_step(record: Record) -> float | None:
 
 def samples_in_step(records: Sequence[Record | None]) -> tuple[float | None, str]:
     """Return the samples of all ranks in a typical step.
-
-    Args:
-        records: The record of each rank.
 
     Returns:
         The sum over ranks of the median samples per step, and ""; or None, and the reason.

@@ -20,7 +20,6 @@ class Row:
 
     Attributes:
         name: The backend, or `ONE_PROCESS`.
-        processes: The number of ranks.
         runs: Its runs, in the order of rounds.
     """
 
@@ -146,14 +145,11 @@ class Comparison:
     """Finished comparison.
 
     Attributes:
-        command: The script's command line.
         sizes: The numbers of processes, ascending, without 1.
         repeat: The requested number of runs of each job.
-        rows: The results.
         cores: A description of the cores that one process used, or "".
         folder: The folder of the ranks' output.
         began: Start time in seconds since the epoch.
-        seconds: Its duration.
         machine: A description of this machine at the start.
     """
 

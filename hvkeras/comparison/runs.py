@@ -23,8 +23,6 @@ def trials_of(jobs: Sequence[Job], flags: argparse.Namespace, folder: Path,
 
     Args:
         jobs: The jobs in order.
-        flags: The parsed command line.
-        folder: The folder for their output.
         environments: Additional environment variables of each job.
     """
     return [_trial(job, number, flags, folder, environments.get(job, {}))
@@ -54,7 +52,6 @@ class Runs:
     Args:
         trials: The trials, in order.
         problems: Why each job cannot run here, or "".
-        flags: The parsed command line.
         display: Display of the progress.
     """
 

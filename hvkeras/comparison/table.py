@@ -21,9 +21,6 @@ UNKNOWN, NOT_APPLICABLE = "?", "-"
 def cells(comparison: Comparison) -> tuple[list[str], list[list[str]], list[str]]:
     """Return the cells of the table.
 
-    Args:
-        comparison: The comparison.
-
     Returns:
         The headers; the rows, of which failed ones have only two cells; and the notes below the table.
     """
@@ -46,14 +43,7 @@ def cells(comparison: Comparison) -> tuple[list[str], list[list[str]], list[str]
 
 
 def table(comparison: Comparison) -> tuple[Table, list[str]]:
-    """Return the table of the results for a terminal.
-
-    Args:
-        comparison: The comparison.
-
-    Returns:
-        The table, and the notes below it.
-    """
+    """Return the table of the results for a terminal."""
     headers, rows, notes = cells(comparison)
     return _laid_out(headers, rows), notes
 
@@ -124,11 +114,7 @@ def rate(samples: float | None) -> str:
 
 
 def explanations(comparison: Comparison) -> list[str]:
-    """Return the explanations of the columns, one per line.
-
-    Args:
-        comparison: The comparison.
-    """
+    """Return the explanations of the columns, one per line."""
     shown, reference = comparison.shown, reference_of(comparison.compared)
     over = f", over the steps of {comparison.repeat} runs" if comparison.repeat > 1 else ""
     lines = [f"step: median and quartiles on rank 0, without the first {WARM_UP} steps{over}"]
@@ -172,11 +158,7 @@ LOSS_TOLERANCE = 0.01  # as a fraction of the loss
 
 
 def sentences(comparison: Comparison) -> list[str]:
-    """Return the summary of a report in three sentences.
-
-    Args:
-        comparison: The comparison.
-    """
+    """Return the summary of a report in three sentences."""
     return [speed(comparison), agreement(comparison), bottleneck(comparison)]
 
 

@@ -120,10 +120,8 @@ class Trial:
 
     Attributes:
         name: The backend, or `ONE_PROCESS`.
-        processes: The number of ranks.
         folder: Folder for its output and records.
         arguments: The arguments of `hvkeras run`.
-        environment: Its environment variables.
         round: The round of this run, counted from 1.
     """
 
@@ -211,8 +209,6 @@ def watch(command: Sequence[str], environment: Mapping[str, str], folder: Path, 
     """Run the process of a job to completion. On a timeout or an exception, terminate the job.
 
     Args:
-        command: Its command line.
-        environment: Its environment variables.
         folder: Folder of its output files `stdout` and `stderr`.
         timeout: Timeout in seconds.
         update: Function that is called every `TICK` seconds with the elapsed seconds.

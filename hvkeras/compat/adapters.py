@@ -199,7 +199,6 @@ class TimedFunction:
     """Train function that reports the time of each call; other attributes are those of the wrapped function.
 
     Args:
-        function: The train function.
         on_call: Takes the begin and end of a call in seconds since the epoch, and its return value.
     """
 

@@ -59,7 +59,6 @@ class CompiledFunction:
 
         Args:
             others: Handles to use instead of captured ones, by the `id` of the captured handle.
-            *tensors: The function's arguments.
         """
         shaped = [tensor if tf.TensorShape(tensor.shape).is_fully_defined() else tf.ensure_shape(tensor, spec.shape)
                   for tensor, spec in zip(tensors, self._specs, strict=True)]

@@ -62,7 +62,6 @@ def derive_statistics(model: Any, local: Collection[Any]) -> None:
     """Recompute the variances that layers derive from other moving statistics, as Keras does in each step.
 
     Args:
-        model: The model.
         local: Keys of variables that are local to each rank.
     """
     for layer in model._flatten_layers():

@@ -248,7 +248,6 @@ def set_moments(layer: Any, mean: Any, variance: Any, count: Any) -> None:
     """Set the mean and variance of a built normalization.
 
     Args:
-        layer: The layer.
         mean: Means; the shape consists of the axes that the layer does not average over.
         variance: Variances, of the same shape.
         count: The number of samples; always 0 in Keras 3.
@@ -281,7 +280,6 @@ def set_summary(layer: Any, summary: Any) -> None:
     """Set the summary from which a discretization derives its boundaries.
 
     Args:
-        layer: The layer.
         summary: Array of shape `[2, values]`: the values in ascending order, and the weight of each.
     """
     if is_of_tf_keras(layer):
@@ -354,7 +352,6 @@ def batches_to_learn(layer: Any, data: Any, batch_size: int | None, steps: int |
     """Yield arrays from data in any form that a layer's `adapt` accepts.
 
     Args:
-        layer: The layer.
         data: An array, a tensor, a dataset, or batches.
         batch_size: Rows per batch, for tf_keras.
         steps: The number of batches; all by default.

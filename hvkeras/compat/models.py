@@ -42,7 +42,6 @@ def build_for(model: Any, batch: Any) -> None:
     """Create the weights that a model's first step would create, by tracing the model's call in training mode.
 
     Args:
-        model: The model.
         batch: The `element_spec` of the data: inputs, or a tuple of inputs and more.
 
     Raises:

@@ -213,7 +213,6 @@ def gradients_of(loss: Any, variables: Sequence[Any], tape: Any) -> list[tuple[A
 
     Args:
         loss: A tensor, or a function that returns one.
-        variables: The variables.
         tape: The tape that has recorded the tensor; None if `loss` is a function.
     """
     tape = tf.GradientTape() if tape is None else tape

@@ -85,7 +85,6 @@ def summed(optimizer: Any, update: Any = None) -> Iterator[None]:
     """Context manager in which this replica applies gradients that are already summed over the replicas.
 
     Args:
-        optimizer: The optimizer.
         update: The update that applies them, for `OptimizerState.current`.
     """
     state: OptimizerState = optimizer.__dict__.setdefault(_STATE, OptimizerState())
@@ -181,7 +180,6 @@ def counted_function(counted: Callable[[str], Any], original: Callable[..., Any]
     Args:
         counted: Creates the context manager, given the name of Keras's method: `train_step` or `test_step`.
         original: Keras's `_make_function`.
-        self: The model.
         step_function: Keras's method.
     """
     made = original(self, step_function)
@@ -200,7 +198,6 @@ def mentions(function: Any, word: str) -> bool:
 
     Args:
         function: The function; the result is False for None and for objects without Python code.
-        word: A part of a name.
     """
     code = getattr(function, "__code__", None)
     codes: list[CodeType] = [code] if code is not None else []

@@ -92,7 +92,6 @@ def running(kind: str, model: Any) -> Iterator[None]:
 
     Args:
         kind: `TRAIN`, `TEST` or `PREDICT`.
-        model: The model.
     """
     outer = _Process.loop
     _Process.loop = Loop(kind, model, outer, sys._getframe(2).f_code)  # the frame of the `with` statement
@@ -269,11 +268,7 @@ _collector_disabled = _CollectorDisabled()
 
 
 def frames_of(ident: int) -> list[FrameType]:
-    """Return the frames of a thread, the innermost first.
-
-    Args:
-        ident: The thread.
-    """
+    """Return the frames of a thread, the innermost first."""
     # All of this runs in C, so that no other thread runs in between. If the thread continued meanwhile, the stack would
     # be corrupt; Python 3.11 even returned objects that are not frames as `f_back`.
     innermost = map(operator.itemgetter(ident), itertools.starmap(sys._current_frames, [()]))

@@ -92,9 +92,5 @@ class Cause:
 
 
 def silent_for(seconds: float) -> str:
-    """Return the error of a process that sends no heartbeats, as the end of a sentence.
-
-    Args:
-        seconds: The limit that was exceeded.
-    """
+    """Return the error of a process that sends no heartbeats, as the end of a sentence."""
     return f"gave no sign of life for {seconds:g} s (stopped, frozen or cut off)"

@@ -17,7 +17,6 @@ class Group(NamedTuple):
     """Ranks that wait for others in one plan or exchange.
 
     Attributes:
-        key: The plan or exchange.
         waiting: The waiting ranks, disjoint from the missing ones.
         missing: The ranks for which each of them waits.
     """
@@ -44,9 +43,6 @@ class Component(NamedTuple):
 
 class Graph:
     """Graph of ranks and the groups in which they wait.
-
-    Args:
-        groups: The groups, with distinct keys.
 
     Attributes:
         components: The ranks that wait for each other, ordered by the lowest of them.

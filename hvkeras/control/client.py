@@ -67,8 +67,6 @@ class ControlClient:
     """One rank's connection to the job's control server.
 
     Args:
-        connected: A connected socket.
-        secret: The job's secret.
         introduction: What this rank reports about itself.
         liveness_timeout: Seconds without a message from the server after which it counts as lost.
         on_end: Called once from the client's thread with the cause when the job ends early.
@@ -221,7 +219,6 @@ class ControlClient:
         """Notify all ranks that this one failed.
 
         Args:
-            cause: The failure.
             secondary: True if it looks like a consequence of another rank's failure; the server then waits briefly for
                 that rank's report.
         """

@@ -64,7 +64,6 @@ class Clock:
 
         Args:
             asked: This host's time when the request was sent.
-            answered: The server's time.
             host: The identity of the server's host.
         """
         with self._changed:

@@ -31,14 +31,10 @@ class Connection:
     """An authenticated and admitted connection.
 
     Args:
-        connected: A connected socket.
-        secret: The job's secret.
-        introduction: This peer's description of itself.
         on_timeout: Called each time the server has not answered within the socket's timeout; raises to give up. A
             server that admits a thousand peers is slow, and reconnecting makes it slower.
 
     Attributes:
-        introduction: This peer's description of itself.
         closed: Set once this end closes the connection.
 
     Raises:

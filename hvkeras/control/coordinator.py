@@ -47,12 +47,7 @@ class _UnknownPlan:
 
 
 class Coordinator:
-    """Coordinator of a job's ranks; it also detects mismatches and stalls.
-
-    Args:
-        ranks: The ranks.
-        deadlines: The time limits.
-    """
+    """Coordinator of a job's ranks; it also detects mismatches and stalls."""
 
     def __init__(self, ranks: Ranks, deadlines: Deadlines) -> None:
         self._ranks = ranks
@@ -126,12 +121,7 @@ class Coordinator:
             self._ranks.send(there, message)
 
     def count(self, numbers: Sequence[int], message: Heartbeat) -> None:
-        """Handle the same heartbeat from several ranks.
-
-        Args:
-            numbers: The ranks.
-            message: The heartbeat.
-        """
+        """Handle the same heartbeat from several ranks."""
         unknown = [key for key in message.counts if not self.waits.has_plan(key)]
         for key in unknown:
             plan = self._unknown.setdefault(key, _UnknownPlan())

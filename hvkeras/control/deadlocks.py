@@ -155,10 +155,6 @@ class Waits:
 
         Args:
             now: The time, in seconds.
-
-        Returns:
-            For each rank, the number of entries into each of these plans that it has reported since it last forgot
-            them.
         """
         to_send: dict[int, dict[str, int]] = {}
         if len(self._plans) <= MAX_PLANS:
@@ -178,7 +174,6 @@ class Waits:
         """Record that a rank has forgotten plans; its counts of them restart from zero.
 
         Args:
-            rank: The rank.
             asked: The result of `to_forget` for it.
             keys: The plans that it has forgotten; the others are still in use.
 

@@ -32,7 +32,6 @@ class Exchange:
     """Exchange of values with all ranks, until the job ends.
 
     Args:
-        size: The number of ranks.
         send: Sends a message to the control server.
 
     Attributes:
@@ -172,11 +171,7 @@ class _Gather:
 
 
 class Gathers:
-    """The server side: stores the values until all ranks have sent theirs.
-
-    Args:
-        size: The number of ranks.
-    """
+    """The server side: stores the values until all ranks have sent theirs."""
 
     def __init__(self, size: int) -> None:
         self._size = size

@@ -17,7 +17,6 @@ class Member:
 
     Attributes:
         number: Its rank, or the number of a worker or a host.
-        size: The size from its introduction.
         attempt: The number of its process's attempt to connect.
         write: Queues an encoded message for it; the reading side detects a broken connection.
         close: Closes the connection and removes the member.
@@ -149,6 +148,5 @@ class Handler(Protocol):
 
         Args:
             _what: The activity of the server, as the end of a sentence.
-            _error: The error.
         """
         return

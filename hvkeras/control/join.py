@@ -22,7 +22,6 @@ class Refusal:
     """Plans that do not match.
 
     Attributes:
-        text: The difference.
         since: When the mismatch was found, in seconds.
         unconfirmed: Pairs of a rank that waits in one of the plans and the plan's key, where the rank has not yet
             confirmed the refusal; None before the ranks are notified.
@@ -81,7 +80,6 @@ class Participation:
         """Start to refuse plans that do not match, unless their refusal has already started.
 
         Args:
-            finding: The mismatch.
             now: The time, in seconds.
 
         Returns:
@@ -109,9 +107,6 @@ class Participation:
 
         Args:
             waits: The counts of entered plans.
-
-        Yields:
-            The rank and the message for it.
         """
         for key in waits.unequal() if self.joined else ():
             count = waits.meeting(key).high

@@ -113,8 +113,6 @@ def report(rank: int, host: str, steps: str, still: float, stall: str | None) ->
     """Print this rank's location and stack; called from a thread other than the reported one.
 
     Args:
-        rank: This rank.
-        host: Its host.
         steps: A description of what a custom training loop has done so far.
         still: Seconds since it last made progress.
         stall: The reason for the report if the rank is late; None if it was requested.

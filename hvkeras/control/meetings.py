@@ -63,14 +63,10 @@ class PlanMeeting:
 
     Args:
         number: Its index among the plans, in the order of their descriptions.
-        plan: The plan's description.
-        now: The next check.
 
     Attributes:
         number: Its index among the plans, in the order of their descriptions.
-        plan: The plan's description.
         counts: How often each rank has entered it.
-        low: The lowest of these.
         since: The time since which the lowest count has been the same and lower than another.
         sites: The lines of user code that have entered it, by rank.
         before: The counts from before a rank forgot the plan.
@@ -110,11 +106,7 @@ class PlanMeeting:
             self._reported.update(dict.fromkeys(ranks, count))
 
     def apply_reports(self, now: Moment) -> None:
-        """Apply the ranks' reports, all at once for speed.
-
-        Args:
-            now: The next check.
-        """
+        """Apply the ranks' reports, all at once for speed."""
         moves: dict[tuple[int, int], list[int]] = {}
         for rank, count in self._reported.items():
             if (before := self.counts.get(rank, count)) != count:
@@ -186,12 +178,9 @@ class ExchangeMeeting:
     """An exchange over the control channel, which all ranks must enter.
 
     Args:
-        name: Its name.
         ranks: All ranks.
-        now: The next check.
 
     Attributes:
-        label: Its name in messages.
         hint: Always "".
         since: The time at which the first rank entered it.
         missing: The ranks that have not entered it.
@@ -208,9 +197,7 @@ class ExchangeMeeting:
         """Record whether ranks wait in it.
 
         Args:
-            ranks: The ranks.
             do_wait: True if they wait.
-            now: The next check.
         """
         for rank in ranks:
             if do_wait:

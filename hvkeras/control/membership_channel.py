@@ -56,8 +56,6 @@ class MembershipServer:
     """The launcher's end.
 
     Args:
-        secret: The job's secret.
-        host: The address to listen on.
         on_message: Called from the server's thread with a worker's number and its message.
         alive: Seconds without an answer from a worker's host after which the connection ends.
     """
@@ -89,9 +87,6 @@ class MembershipClient:
     """A worker's end.
 
     Args:
-        address: The launcher's address.
-        secret: The job's secret.
-        worker: This process's number.
         alive: Seconds without an answer from the launcher's host after which the connection ends.
 
     Raises:

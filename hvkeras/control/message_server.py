@@ -266,7 +266,6 @@ class _Peer(asyncio.Protocol):
     """One connection: first authentication, then the introduction, then messages.
 
     Attributes:
-        member: The member, once admitted.
         address: Its peer address, as the socket reports it.
     """
 

@@ -81,7 +81,6 @@ class Standstill:
         seconds: Seconds without progress.
         python_seconds: Seconds for which its Python stack has not changed.
         text: What it is doing.
-        phase: The phase of Keras's loops.
         in_loop: True inside one of Keras's loops.
         may_end: True if the job may end because of it.
     """
@@ -325,7 +324,6 @@ class PlanRefused(Message):
     """Notice to a rank that the plan in which it waits does not match those of other ranks.
 
     Attributes:
-        text: The difference.
         outstanding: The plans in which the rank will be asked to participate on behalf of others.
     """
 
@@ -339,7 +337,6 @@ class Participate(Message):
     """Request that the rank participate in a plan on behalf of others.
 
     Attributes:
-        plan: The plan's description.
         times: How often to participate.
         refused: True if the plan is refused; False if this rank has joined.
     """
@@ -509,7 +506,6 @@ class Relayed(Message):
 
     Attributes:
         ranks: The ranks of each message, as the first and the last of each run of ranks; empty for all.
-        bodies: The encoded messages.
     """
 
     ranks: Sequence[Sequence[int]]

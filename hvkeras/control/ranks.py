@@ -39,7 +39,6 @@ class Ranks:
     """The ranks that are and were connected, and their common end.
 
     Args:
-        members: The members of the server.
         size: The number of ranks to expect.
         exit_grace: Seconds that ranks have for their exit reports.
         on_end: Called once from the server's thread with the cause when the job ends early.
@@ -48,9 +47,6 @@ class Ranks:
         size: As above.
         exit_grace: Seconds that ranks have for their exit reports.
         cause: The reason why the job ends early; None while it runs.
-        present: The connected ranks.
-        lost: The ranks that were connected.
-        relays: The connected relays, by number.
         own: The rank of this process, once it waits for the others to exit.
     """
 
@@ -90,8 +86,6 @@ class Ranks:
         """End the job because of one rank.
 
         Args:
-            kind: The kind of failure.
-            member: The rank.
             error: The failure, as the end of a sentence.
         """
         self.end(Cause(kind, member.number, member.host, member.pid, error))

@@ -93,9 +93,7 @@ def start_relay(name: str, server: socket.socket, secret: bytes, size: int, live
     """Start the relay of this host.
 
     Args:
-        name: The name of its socket.
         server: A new connection to the server, which the relay inherits.
-        secret: The job's secret.
         size: The number of ranks of the job.
         liveness: Seconds without a message from the server after which it counts as lost.
 
@@ -244,7 +242,6 @@ def relay(name: str, connected: socket.socket, secret: bytes, size: int, livenes
     Args:
         name: The name of the socket to listen on.
         connected: A new connection to the server.
-        secret: The job's secret.
         size: The number of ranks of the job.
         liveness: Seconds without a message from the server after which it counts as lost.
 

@@ -58,9 +58,6 @@ class Batch:
 class Relay:
     """A connected relay and the ranks behind it.
 
-    Args:
-        members: The members of the server.
-
     Attributes:
         ranks: The numbers of the ranks behind it.
     """

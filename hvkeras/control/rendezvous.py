@@ -135,8 +135,6 @@ def serve_parameter_servers(launch: Launch, settings: Settings, serve: Serve) ->
     """Serve the control channel of a parameter server cluster from its chief, for the chief's lifetime.
 
     Args:
-        launch: The chief's launch.
-        settings: The settings in force.
         serve: Creates the server; no other task needs to be connected yet.
 
     Raises:
@@ -149,8 +147,6 @@ def join_parameter_servers(launch: Launch, settings: Settings, on_end: Callable[
     """Connect a task of a parameter server cluster to its chief.
 
     Args:
-        launch: The task's launch.
-        settings: The settings in force.
         on_end: Called with the cause when the job ends early.
 
     Returns:
@@ -185,7 +181,6 @@ def connect(launch: Launch, settings: Settings, on_end: Callable[[Cause], None])
 
     Args:
         launch: How this process was launched; it has more than one rank.
-        settings: The settings in force.
         on_end: Called with the cause when the job ends early.
 
     Returns:

@@ -53,7 +53,6 @@ class ControlHandler(Handler):
 
     Args:
         size: The number of ranks to expect.
-        deadlines: The time limits.
         on_end: Called once with the cause when the job ends early.
         on_warning: Called with one line about a long wait.
     """
@@ -352,7 +351,6 @@ class ControlServer:
         secret: The job's secret, with which every rank must authenticate.
         host: The address to listen on: the loopback or one chosen interface.
         port: The port, or 0 for a free one.
-        deadlines: The time limits.
         on_end: Called once from the server's thread with the cause when the job ends early.
         on_warning: Called from the server's thread with one line about a long wait.
         on_note: Called from the server's thread with one line about unauthenticated connections.
@@ -420,11 +418,7 @@ class ControlServer:
         self._server.call(self._handler.ranks.end, cause)
 
     def terminate(self, cause: Cause) -> None:
-        """End the job on request, but give ranks the time to save their training state.
-
-        Args:
-            cause: The reason.
-        """
+        """End the job on request, but give ranks the time to save their training state."""
         self._server.call(self._handler.terminate, cause)
 
     def ask_locations(self) -> None:
@@ -438,7 +432,6 @@ class ControlServer:
         ends their processes, such as MPI's own exit, may in turn wait for this one.
 
         Args:
-            rank: The rank of this process.
             held: True if MPI's exit holds this process until the others end, so that no wait is needed here.
         """
         self._handler.ranks.own = rank

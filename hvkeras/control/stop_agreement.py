@@ -97,7 +97,6 @@ class Stops:
         """Handle a rank's request to stop: query all ranks that train with it, unless that was done before.
 
         Args:
-            rank: The rank.
             fit: The identifier of the call of `fit`.
             ranks: All ranks in it.
 
@@ -114,7 +113,6 @@ class Stops:
         """Handle a rank's answer; after the last answer, all ranks receive the decision.
 
         Args:
-            rank: The rank.
             fit: The identifier of the call of `fit`.
             executions: The execution that it has reached.
 

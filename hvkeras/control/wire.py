@@ -79,7 +79,6 @@ class Seal:
     Args:
         key: The session key; empty for frames without a code, where the kernel identifies the peer.
         outgoing: This side's role, b"client" or b"server".
-        incoming: The peer's role.
     """
 
     def __init__(self, key: bytes, outgoing: bytes, incoming: bytes) -> None:
@@ -157,7 +156,6 @@ def receive_exactly(connected: socket.socket, count: int, until: float | None = 
     """Receive exactly `count` bytes.
 
     Args:
-        connected: A connected socket.
         count: The number of bytes.
         until: The monotonic time of the deadline; by default, the socket's own timeout applies.
         on_timeout: Called on each timeout of the socket; raises to give up.
@@ -188,8 +186,6 @@ def authenticate_to_server(connected: socket.socket, secret: bytes,
     """Authenticate on a connection to a server, and verify the server.
 
     Args:
-        connected: A connected socket.
-        secret: The secret.
         on_timeout: See `receive_exactly`.
 
     Raises:
@@ -227,8 +223,6 @@ def accept_authenticated(listening: socket.socket, secret: bytes, timeout: float
     """Accept the first connection whose peer authenticates; all others are closed.
 
     Args:
-        listening: A listening socket.
-        secret: The secret.
         timeout: Seconds to wait.
 
     Raises:

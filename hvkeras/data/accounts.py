@@ -26,7 +26,6 @@ class Account:
     Attributes:
         count: The number of samples in a pass over the data.
         seed: The seed of the order of each pass.
-        passes: The number of completed passes.
         done: The samples of the current pass that were trained on before it began or resumed.
     """
 
@@ -124,7 +123,6 @@ class Accounts:
 
         Args:
             description: The identity of the data, equal on all ranks and after a restart.
-            count: The number of samples.
             seed: The seed of the order of each pass.
         """
         key = hashlib.sha256(repr((description, count, seed)).encode()).hexdigest()[:16]

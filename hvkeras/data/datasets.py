@@ -139,8 +139,6 @@ def split_samples(dataset: Any, partition: Partition, what: str = "sample") -> t
     """Return this rank's elements of a dataset, which are assigned one by one.
 
     Args:
-        dataset: The whole dataset.
-        partition: The partition.
         what: The name of an element in messages.
     """
     count = int(dataset.cardinality())

@@ -107,7 +107,6 @@ class Batches:
 
     Attributes:
         rows: The number of rows in a full batch.
-        full: The number of full batches.
         last: The number of rows in the shorter last batch; 0 if there is none.
     """
 
@@ -128,12 +127,7 @@ class Batches:
         return Coverage(mine, self.total, dropped), parts
 
     def rounds(self, partition: Partition) -> tuple[range, list[tuple[int, int, int]]]:
-        """Return a rank's share when full batches are assigned in rounds and the remaining ones are split.
-
-        Returns:
-            The indices of the rank's whole batches, one per round, and its part of the remaining ones as (batch, first
-            row, row after the last).
-        """
+        """Return a rank's share when full batches are assigned in rounds and the remaining ones are split."""
         batches_in_rounds = self.full // partition.size * partition.size
         start, stop = partition.part(self.total - batches_in_rounds * self.rows)
         pieces = []

@@ -95,7 +95,6 @@ def zipped_batches(dataset: Any, unmapped: bool = False) -> list[Any]:
     Their rows belong to different samples, and their batch sizes may differ.
 
     Args:
-        dataset: The pipeline.
         unmapped: Whether the arrays of an element must be those of the pipelines, in this order.
     """
     while _stage_name(dataset) in _BATCH_PRESERVING and len(_inputs(dataset)) == 1:
@@ -128,7 +127,6 @@ def batching_to(dataset: Any, is_source: Callable[[Any], bool]) -> tuple[Any, in
     """Trace a pipeline back to a stage, through stages that keep the order of elements and batch at most once.
 
     Args:
-        dataset: The pipeline.
         is_source: Whether a stage is the wanted one.
 
     Returns:

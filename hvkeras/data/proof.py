@@ -29,7 +29,6 @@ def exchange(name: str, work: Callable[[], Any], process_set: ProcessSet, hint: 
     Args:
         name: The name of the exchange across ranks and in messages.
         work: The function that each rank runs before.
-        process_set: The participating ranks.
         hint: The hint for a rank that waits alone by mistake.
 
     Returns:
@@ -141,8 +140,6 @@ def require_same_data(name: str, describe: Callable[[], DataFacts], read: Callab
         name: The name of the exchange across ranks.
         describe: Returns this rank's facts.
         read: Returns the contents, to be compared a second time.
-        hints: The hints for messages.
-        process_set: The participating ranks.
 
     Returns:
         True if contents could be compared; False if all of them are random at every reading.
@@ -178,10 +175,7 @@ def require_equal(must_hold: str, hint: str, values: Sequence[Any], ranks: Seque
     """Check that a value is equal on all ranks.
 
     Args:
-        must_hold: The requirement, for the message.
-        hint: The hint, for the message.
         values: One readable value per rank.
-        ranks: The ranks of the values.
 
     Raises:
         UsageError: Ranks differ; the message contains the first two that do.

@@ -196,11 +196,8 @@ def resharded_dataset(dataset: Any, marks: Any, count: int, buffer_size: int, se
     """Return the share of an unbatched dataset, which each pass reads for the current rank of this process.
 
     Args:
-        dataset: The complete dataset.
         marks: The fingerprint of its first samples.
-        count: The number of samples.
         buffer_size: The buffer size of the shuffle of all samples; 0 for none.
-        seed: The seed of shuffling.
     """
     account = accounts().account(("dataset", rounded_marks(marks), buffer_size), count, seed)
 
@@ -247,8 +244,6 @@ class ReshardedBatches:
     """Batches that `hvd.shard` has assigned.
 
     Args:
-        data: The complete data.
-        share: This rank's initial share.
         training: As for `hvd.shard`.
         seed: As for `hvd.shard`.
         end: Ends an epoch of the data.

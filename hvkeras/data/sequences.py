@@ -119,7 +119,6 @@ def split_sequence(data: Any, partition: Partition, batches: Batches | None, row
     """Return this rank's share of batches that all ranks can load.
 
     Args:
-        data: The complete data.
         partition: The partition, with the index of this rank.
         batches: The row counts of all batches; None for endless data.
         rows: The number of rows in a full batch.
@@ -180,7 +179,6 @@ class Share:
     """Share of a `PyDataset` or `Sequence` for one rank; see `share_like`.
 
     Attributes:
-        data: The complete data.
         count: The total number of batches at the last assignment.
         whole_batches: The indices of the whole batches of this rank, in the order of its steps.
         pieces: The parts of batches in its last batch: (batch, first row, row after the last).

@@ -74,10 +74,6 @@ def _has_rows(leaf: Any) -> bool:
 def count_rows(data: Any, way_out: str = "pass arrays such as (x, y), whose first dimension counts the samples") -> int:
     """Return the number of rows that every array of a structure has.
 
-    Args:
-        data: The structure.
-        way_out: The hint for the message.
-
     Raises:
         UsageError: Arrays have different lengths, or there are no arrays.
     """

@@ -28,7 +28,6 @@ class Straggler:
     """Straggler: the rank that the others wait for.
 
     Attributes:
-        rank: The rank.
         seconds: Additional busy time per step, relative to the median of the others.
         parts: Seconds of it due to `input` and `compute`; negligible parts are omitted.
     """

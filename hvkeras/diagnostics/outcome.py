@@ -18,7 +18,6 @@ class Outcome:
     """Outcome of a finished job of `hvkeras run`.
 
     Attributes:
-        size: Number of ranks.
         hosts: Host of each rank.
         ended: End of each rank's process, by rank as a string.
         cause: Why the job ended early, or "".

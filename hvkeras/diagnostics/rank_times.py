@@ -22,7 +22,6 @@ class RankTimes:
     """Measurements of one rank in an epoch.
 
     Attributes:
-        steps: Number of steps measured.
         seconds: Total duration of these steps, including callbacks between them.
         collectives: Start and end of the collectives in these steps, by key: float64, [runs, 2].
     """

@@ -25,7 +25,6 @@ class Record:
 
     Attributes:
         size: Number of ranks in the job.
-        backend: Name of the backend.
         logs: Last Keras logs by kind, `fit` and `evaluate`: numbers by name.
         last_logs: Kind of the most recent logs, or "".
         no_steps: Why steps could not be recorded, or "".

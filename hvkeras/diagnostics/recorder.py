@@ -358,7 +358,6 @@ class Recording:
 
         Args:
             session: Current session.
-            path: Path of the file.
 
         Raises:
             OSError: The file cannot be written.
@@ -416,7 +415,6 @@ class Recording:
 
         Args:
             gradients: This rank's gradients: tensors, `tf.IndexedSlices` or None.
-            variables: The variables of the gradients.
             local: Keys of the variables that are local to this rank, whose values differ between ranks.
         """
         if self._active is not None:

@@ -54,7 +54,6 @@ def ring(name: str, columns: int, capacity: int) -> Ring | NativeRing:
 
     Args:
         name: Prefix of its key.
-        columns: Number of columns.
         capacity: Maximum number of rows that it holds.
     """
     kind = Ring if cpp_library.objection() else NativeRing

@@ -49,7 +49,6 @@ class Summary:
 
     Attributes:
         folder: Folder of the records.
-        size: Number of ranks.
         records: Record of each rank; None if it is missing or unreadable.
         outcome: Outcome of the job; None unless its launcher was `hvkeras run`.
         splits: Time breakdown of a typical step, by rank.

@@ -157,7 +157,6 @@ class SpanStore:
         Parts of the update that overlap with collectives are therefore not included.
 
         Args:
-            name: Name of the optimizer.
             gradients: Reduced gradients: tensors, `tf.IndexedSlices` or None.
             variables: Variables to be updated.
         """

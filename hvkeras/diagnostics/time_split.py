@@ -95,7 +95,6 @@ class TimeSplit:
             records of some ranks are missing, and then included in `communication`.
         communication: Exposed communication, without `wait`: collectives that did not overlap with other work.
         hidden: Collectives that overlapped with computing; not part of the step.
-        steps: Number of steps averaged.
         update: Weight update, once all gradients are reduced; 0 if it was not recorded.
     """
 
@@ -122,9 +121,6 @@ def time_splits(records: Sequence[Record | None]) -> dict[int, TimeSplit]:
 
     Args:
         records: Record of each rank, in rank order.
-
-    Returns:
-        Breakdown by rank, without ranks that have no record or too few recorded steps.
     """
     present = [record for record in records if record is not None]
     complete = len(present) == len(records) and all(len(present) >= record.size for record in present)

@@ -40,21 +40,12 @@ def process_name(record: Record) -> list[Event]:
 
 
 def rank_file(path: Path, rank: int) -> Path:
-    """Return the path of a rank's trace file.
-
-    Args:
-        path: Path of the merged file.
-        rank: The rank.
-    """
+    """Return the path of a rank's trace file."""
     return path.with_name(f"{path.stem}.rank.{rank}{path.suffix}")
 
 
 def rank_files(path: Path) -> dict[int, Path]:
-    """Return the existing trace files of ranks, by rank.
-
-    Args:
-        path: Path of the merged file.
-    """
+    """Return the existing trace files of ranks, by rank."""
     return {int(match[2]): path.with_name(file) for file in os.listdir(path.parent)
             if (match := _RANK_FILE.fullmatch(file)) and (match[1], match[3]) == (path.stem, path.suffix)}
 
@@ -64,7 +55,6 @@ class Merged:
     """Merged trace.
 
     Attributes:
-        path: Path of the file.
         ranks: Ranks in the trace.
         missing: Ranks of the job without a file.
         cut_off: Ranks with missing steps.
@@ -99,7 +89,6 @@ def write(path: Path, events: Iterable[Event], facts: dict[str, Any]) -> None:
     """Write a trace atomically.
 
     Args:
-        path: Path of the file.
         events: Trace events.
         facts: Metadata, which viewers show along with the trace. For a rank's file: `size`; `machine`, an ID of the
             host; `steps`, the window as a string; `missing_steps`, their number; `done`, True in the rank's last
@@ -121,9 +110,6 @@ def write(path: Path, events: Iterable[Event], facts: dict[str, Any]) -> None:
 
 def parts(path: Path) -> dict[int, dict[str, Any]]:
     """Read the rank files of the latest job, by rank.
-
-    Args:
-        path: Path of the merged file.
 
     Raises:
         UsageError: A file is not a rank's trace.

@@ -91,7 +91,6 @@ class Timeline:
 
     Args:
         recorder: Recorder of this rank.
-        path: Path of the file.
 
     Raises:
         OSError: The file cannot be written.

@@ -50,9 +50,6 @@ def encode(value: Any) -> Iterator[Any]:
 def decode(data: bytes) -> Any:
     """Deserialize the output of `encode`.
 
-    Args:
-        data: The concatenated chunks.
-
     Returns:
         The value.
 

@@ -46,7 +46,6 @@ class SlotAssignment:
     """Assignment of an optimizer's state to ranks; lists have an entry for each sharded variable.
 
     Attributes:
-        ranks: Number of ranks.
         indices: Indices in the optimizer's list of variables.
         dtypes: Names of the dtypes.
         bounds: Rank r holds the elements `[bounds[r], bounds[r + 1])` of the flat variable.
@@ -248,11 +247,7 @@ class SharedSlots:
         return sharding is None or sharding.is_for(topology.size, topology.rank)
 
     def reshard(self, variables: Sequence[Any]) -> None:
-        """Reshard the variables over the current ranks, and discard the last commit.
-
-        Args:
-            variables: The model's trainable variables.
-        """
+        """Reshard the variables over the current ranks, and discard the last commit."""
         topology = current_session().topology
         if not self._is_for_current_ranks():
             self._part.reshard(variables)
@@ -260,9 +255,6 @@ class SharedSlots:
 
     def sync(self, variables: Sequence[Any]) -> bool:
         """Assign the last commit to the shards of the current ranks; all ranks call this together.
-
-        Args:
-            variables: The model's trainable variables.
 
         Returns:
             False if there was nothing to transfer: shards are in place, or rank 0 has assigned full values to them.

@@ -137,7 +137,6 @@ class WorkerMembership:
         """Restart this process's program, and hand over the stored commits.
 
         Args:
-            number: Number of the last commit.
             is_stuck: Skip an orderly shutdown of the session, because a rank has failed or the main thread is stuck.
         """
         descriptor, joins = encoding.write_commits(self._commits), JOINS_AT_START if self.restarts else JOINS_AT_COMMIT

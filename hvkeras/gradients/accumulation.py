@@ -126,7 +126,6 @@ def where_due(due: Any, update: Callable[[], Any], wait: Callable[[], Any]) -> N
     """Call `update` on passes in which an update is due, and `wait` on all others.
 
     Args:
-        due: A boolean tensor.
         update: Called if `due` is true.
         wait: Called if `due` is false.
     """

@@ -44,7 +44,6 @@ class CompiledPart:
     """A compiled function, and its calls in a step.
 
     Attributes:
-        function: The function.
         calls: For each call, the indices of its gradients, and a map from the ids of the variable handles with which
             the function was traced to the handles of this call.
         is_of_one: Whether each call updates one variable, including weight decay.
@@ -71,7 +70,6 @@ class CompiledUpdate:
 
     Attributes:
         plain: Keras's own update.
-        pieces: The compiled functions.
         dense: The indices of the gradients that they apply.
         is_built: Whether these are all gradients.
     """
@@ -340,9 +338,7 @@ def _by_kind(update: UpdateOfOne, optimizer: Any, specs: Specs, variables: Seque
 
     Args:
         update: Updates one variable.
-        optimizer: The optimizer, built.
         specs: The specs of the gradients, by index.
-        variables: The variables.
 
     Returns:
         A part for each kind; None if the update of a variable uses slots of another variable.

@@ -32,7 +32,6 @@ class DistributedPart(compat.OptimizerState):
 
     Attributes:
         layers: The local layers, whose gradients are not reduced.
-        accumulation: The sums over backward passes.
         ahead: The gradients that were reduced before the step that applies them.
         compiler: Compiler of updates.
         is_minimizing: Whether tf_keras's `minimize` runs, whose step reduces the gradients.

@@ -51,11 +51,7 @@ class DistributedKeras(Distributed):
 
         Args:
             loss: A tensor, or a function that returns one.
-            var_list: The variables.
             tape: The tape that has recorded the loss; not needed if `loss` is a function.
-
-        Returns:
-            Pairs of a gradient and its variable.
         """
         return part_of(self).reduce_computed(compat.gradients_of(loss, var_list, tape))
 
@@ -252,9 +248,6 @@ def distribute(optimizer: Any, options: Options) -> Any:
 def distributed_part(optimizer: Any) -> DistributedPart | None:
     """Return the state of a distributed optimizer, or of the one inside a `LossScaleOptimizer`.
 
-    Args:
-        optimizer: An optimizer, or anything else.
-
     Returns:
         The state; None if the optimizer is not distributed.
     """
@@ -277,8 +270,6 @@ def apply_locally(optimizer: Any, gradients: Sequence[Any], variables: Sequence[
 
     Args:
         optimizer: An optimizer that is itself distributed.
-        gradients: The gradients.
-        variables: The variables.
     """
     part = part_of(optimizer)
 

@@ -26,7 +26,6 @@ class ReductionOptions:
         groups: 0 for buckets by size; a number of groups; or lists of variables.
         process_set: The participating ranks; the gradients of other ranks stay unchanged.
         scale_local_gradients: Whether gradients of local variables are divided by the number of ranks.
-        device_dense: The device for dense gradients.
         device_sparse: The device for `tf.IndexedSlices`.
     """
 
@@ -64,7 +63,6 @@ class Options:
 
     Attributes:
         exchange: Options of the reduction of gradients.
-        plain: The optimizer's original class.
         family: The Keras that it belongs to, see `hvkeras.compat.families`; "" for optimizers of TensorFlow 1.
         scales_loss: Whether it is a `LossScaleOptimizer`.
         passes: The number of backward passes per update.

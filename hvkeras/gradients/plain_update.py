@@ -38,7 +38,6 @@ class DenseUpdate:
     """Replacement of Keras's loop over the variables with dense gradients.
 
     Attributes:
-        keys: The keys of these variables.
         update: Function of their gradients, which updates them.
         decays: Whether it also applies weight decay.
     """
@@ -57,10 +56,8 @@ class PlainUpdate:
     """Keras's own update. While it is applied, the optimizer replaces parts of Keras's step as specified here.
 
     Attributes:
-        optimizer: The distributed optimizer.
         outer: The outermost optimizer: `optimizer`, or the `LossScaleOptimizer` around it.
         options: The options of the distributed optimizer.
-        variables: The variables.
         finish: Applies gradients to the variables, as the optimizer would if it were not distributed.
         dense: Replacement of Keras's loop over variables; None for that loop.
         clip: Replacement of Keras's clipping of gradients; None for Keras's clipping.
@@ -90,11 +87,7 @@ class PlainUpdate:
 
     @contextlib.contextmanager
     def applying(self, reduced: Sequence[Any]) -> Iterator[None]:
-        """Enter a context for Keras's step, which uses this update's replacements, is recorded, and does not reduce.
-
-        Args:
-            reduced: The reduced gradients.
-        """
+        """Enter a context for Keras's step, which uses this update's replacements, is recorded, and does not reduce."""
         name = self.options.exchange.name
         with spans.store().update(name, reduced, self.variables), compat.summed(self.optimizer, self):
             yield

@@ -56,7 +56,6 @@ def pack(order: Sequence[int], dtypes: dict[int, str], sizes: dict[int, int | No
     """Fill buckets in order: each has one dtype and at most `limit` bytes, unless a single tensor is larger.
 
     Args:
-        order: The tensors' indices.
         dtypes: Each tensor's dtype, and anything else that the tensors of a bucket must have in common.
         sizes: Each tensor's size in bytes; a tensor of unknown size gets a separate bucket.
         limit: The size limit of a bucket in bytes; the first bucket is smaller, see `FIRST_BUCKET`.
@@ -106,7 +105,6 @@ class GradientReducer:
     """Reduction of gradients over the ranks. Overwrites of variables (`compat.is_overwritten`) reduce to the maximum.
 
     Attributes:
-        exchange: The options of the reduction.
         local: Keys of the local variables, whose gradients are not reduced.
         all_ranks_skip: Whether a non-finite gradient of a local variable on one rank must be visible to all ranks.
         differentiable: Whether the reduced gradients are themselves differentiable. If a tape records them, they are
@@ -128,7 +126,6 @@ class GradientReducer:
 
         Args:
             gradients: Tensors, `tf.IndexedSlices` or None, one for each variable.
-            variables: The variables.
 
         Returns:
             The reduced gradients, in order; None stays None, and sparse gradients stay sparse. On ranks outside the

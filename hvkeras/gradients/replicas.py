@@ -88,8 +88,6 @@ def require_servable(strategy: Any, optimizer: Any, passes: int) -> None:
     """Require that an optimizer supports a strategy within each rank.
 
     Args:
-        strategy: The strategy.
-        optimizer: The distributed optimizer.
         passes: Its `backward_passes_per_step`.
 
     Raises:

@@ -21,11 +21,7 @@ def distribute_of_tensorflow_1(optimizer: OptimizerT, exchange: ReductionOptions
 
     Args:
         optimizer: The optimizer; its class is changed in place.
-        exchange: The options of the reduction.
         passes: Horovod's `backward_passes_per_step`; only 1 is supported.
-
-    Returns:
-        The optimizer.
 
     Raises:
         NotInitializedError: `init()` was not called.
@@ -60,9 +56,6 @@ class _Distributed(Reducing):
         Args:
             *args: As for `tf.compat.v1.train.Optimizer.compute_gradients`.
             **kwargs: As for `tf.compat.v1.train.Optimizer.compute_gradients`.
-
-        Returns:
-            Pairs of a gradient and its variable.
         """
         pairs = super().compute_gradients(*args, **kwargs)  # type: ignore[misc]  # the optimizer's
         variables = [variable for _, variable in pairs]

@@ -43,7 +43,6 @@ class ShardedStateVariable:
     """A sharded variable of an optimizer's state, with the interface of the complete variable.
 
     Args:
-        state: The sharded state.
         slot: The variable with this rank's part.
         number: The number of the model's variable that it belongs to.
     """
@@ -112,7 +111,6 @@ class ShardedState:
     """Sharded slots of an optimizer: each rank holds the slots of its parts of the model's variables.
 
     Args:
-        optimizer: The optimizer, built.
         options: The options of the distributed optimizer.
         shards: The model's variables and this rank's parts.
 
@@ -276,9 +274,6 @@ class ShardedState:
 
         Called by all ranks of the process set at the same time. The receiving ranks store the parts of the others, in
         host memory.
-
-        Args:
-            to: The receiving global ranks.
         """
         shards, me = self._shards, current_session().topology.rank
         if unknown := set(to) - set(shards.ranks):

@@ -154,7 +154,6 @@ class ShardedUpdate:
 
         Args:
             gradients: This rank's parts of reduced gradients, without None.
-            parts: The parts of variables.
         """
         shards, optimizer, exchange = self._shards, self._plain.optimizer, self._plain.options.exchange
         values = [getattr(gradient, "values", gradient) for gradient in gradients]
@@ -217,7 +216,6 @@ def gather(exchange: ReductionOptions, shards: Shards, numbers: Sequence[int], m
 
     Args:
         exchange: The options of the optimizer's reductions.
-        shards: The variables.
         numbers: The numbers of the variables to gather.
         memory: Tensors whose memory the new values may reuse, by the number of the variable.
     """

@@ -25,7 +25,6 @@ class Sharding:
     """Sharding of an optimizer, which is built on this rank's parts of the variables and holds only their slots.
 
     Args:
-        optimizer: The optimizer.
         options: The options of the distributed optimizer.
         local_keys: Returns the keys of the local variables, which are not sharded.
 
@@ -45,7 +44,6 @@ class Sharding:
 
         Args:
             plain: Keras's own `build`.
-            variables: The model's trainable variables.
         """
         if self._is_assigned or _is_built(self._optimizer):
             plain(variables)

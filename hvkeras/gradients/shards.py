@@ -55,7 +55,6 @@ def by_elements(extents: Sequence[Extent], ranks: int, limit: int) -> list[Bound
 
     Args:
         extents: The variables, in the model's order.
-        ranks: The number of ranks.
         limit: The size limit of a bucket in bytes.
 
     Returns:
@@ -88,10 +87,6 @@ def _cut(extent: Extent, exact: float, share: float) -> int:
 def by_variables(extents: Sequence[Extent], ranks: int) -> list[Bounds]:
     """Assign complete variables, so that the ranks have similar numbers of bytes.
 
-    Args:
-        extents: The variables.
-        ranks: The number of ranks.
-
     Returns:
         The bounds of each variable: one rank has all of it.
     """
@@ -114,7 +109,6 @@ class Shards:
     gather. The parts of other ranks' variables are empty.
 
     Args:
-        variables: The model's variables.
         bounds: The bounds of each variable; None for a local variable.
         ranks: The global ranks of the sharded update.
         index: This rank's index in `ranks`.
@@ -226,7 +220,6 @@ def extent_of(variable: Any, may_be_cut: bool) -> Extent:
     """Return the extent of a variable. Variables with a constraint are never cut.
 
     Args:
-        variable: A variable of the model.
         may_be_cut: Whether the optimizer updates each element independently.
     """
     dtype = tf.as_dtype(variable.dtype)

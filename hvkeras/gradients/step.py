@@ -27,7 +27,6 @@ class GradientStep:
     Attributes:
         part: The state of the distributed optimizer.
         outer: The outermost optimizer: the distributed one, or the `LossScaleOptimizer` around it.
-        gradients: This rank's gradients.
         variables: Their variables.
         finish: Applies reduced gradients to the variables, or to those in its second argument.
         is_local: True to run only this rank's update, without communication: the gradients are already reduced, and
@@ -95,7 +94,6 @@ def choose_update(step: GradientStep, gradients: Sequence[Any], within: Any = No
     """Return the update of a step: sharded if the user wants that, compiled if that pays, otherwise plain.
 
     Args:
-        step: The step.
         gradients: This rank's gradients, not reduced yet.
         within: The strategy within this rank, if there is one.
         may_compile: Whether the update of complete variables may be compiled. False if gradients were reduced before

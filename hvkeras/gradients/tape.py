@@ -120,9 +120,6 @@ class _DistributedTape:
             sources: A list of variables and watched tensors.
             output_gradients: As for `gradient`.
             use_generic_names: As for `gradient`.
-
-        Returns:
-            Pairs of a source and its gradient: those of local sources, and those that are reduced over the ranks.
         """
         sources = list(sources)
         gradients = self.gradient(target, sources, output_gradients, use_generic_names=use_generic_names)

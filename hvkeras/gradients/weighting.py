@@ -48,7 +48,6 @@ class Joining:
         Args:
             gradients: Tensors, `tf.IndexedSlices` or None.
             op: The following reduction, Average or Sum.
-            process_set: The participating ranks.
             overwritten: Indices of overwrites of variables, which reduce to the maximum.
         """
         mine = self._weight > 0.0

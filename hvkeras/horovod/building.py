@@ -32,12 +32,8 @@ def horovod_variables(found: Prerequisites, stubs: Path, jobs: int, cuda: str | 
     Args:
         found: Compiler and MPI of the machine.
         stubs: Folder of the header stubs.
-        jobs: Number of parallel compilers.
         cuda: Folder of the CUDA toolkit, "" for the default, None for no GPU.
         environ: The current environment, whose `CXXFLAGS` are appended.
-
-    Returns:
-        Variables to add to the environment.
     """
     variables = {
         "CXX": found.compiler,
@@ -116,7 +112,6 @@ def run_shown(command: list[str], environ: Mapping[str, str], console: Console, 
     """Run a command with a progress bar.
 
     Args:
-        command: The command line.
         environ: Environment variables of the command.
         console: Console for the progress bar.
         title: Short description of the command.

@@ -36,7 +36,6 @@ class Prerequisites:
 
     Attributes:
         tensorflow: Version of the installed TensorFlow.
-        compiler: Path of the C++ compiler.
         mpi: Path of the MPI compiler wrapper `mpicxx`, or "" for a build without MPI.
         missing_packages: Packages that pip must install first.
         notices: Messages for the user before the build.

@@ -33,10 +33,6 @@ def write_stubs(folder: Path) -> Path:
 def write_compiler(folder: Path, compiler: str) -> str:
     """Write a wrapper of the compiler that disables debug information, which Horovod's build enables.
 
-    Args:
-        folder: An existing folder.
-        compiler: Path of the compiler.
-
     Returns:
         The path of the wrapper.
     """
@@ -53,7 +49,6 @@ def write_cmake(folder: Path, cmake: str, few_units: bool) -> str:
     In two units, these take two thirds of the time.
 
     Args:
-        folder: An existing folder.
         cmake: Path of CMake, or its name in the PATH.
         few_units: Whether to use a unity build; Gloo does not support it.
 

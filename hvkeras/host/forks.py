@@ -84,10 +84,6 @@ def detach_in_children(inherited: Inherited) -> None:
 def at_exit(function: Callable[..., None], *arguments: Any) -> Callable[[], None]:
     """Register a function with `atexit`, for this process but not for processes forked from it.
 
-    Args:
-        function: The function.
-        *arguments: Its arguments.
-
     Returns:
         A function that cancels the registration.
     """

@@ -169,7 +169,6 @@ def keep_alive(connected: Any, seconds: float) -> None:
     A host that loses power or network does not close its connections.
 
     Args:
-        connected: A TCP socket.
         seconds: Timeout, at least 3.
     """
     seconds = min(max(3.0, seconds), 30_000.0)  # range of the options
@@ -194,9 +193,6 @@ def held_port(host: str) -> Iterator[str]:
 
     A bound socket that never listens reserves the port. It shares the port with the server by SO_REUSEPORT, and no
     other program can use it.
-
-    Args:
-        host: The address to listen on.
 
     Yields:
         `host:port`, with brackets around an IPv6 address.

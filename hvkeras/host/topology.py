@@ -12,7 +12,6 @@ class Topology:
 
     Attributes:
         rank: Rank of this process, from 0 to `size - 1`.
-        size: Number of ranks.
         local_rank: Index of this process among those on its host.
         local_size: Number of processes on this host.
         cross_rank: Index of this host among the hosts that have a process with this local rank.

@@ -65,15 +65,12 @@ class FailureHooks:
     """Hooks of one initialised job for exceptions, exits, signals, and failures of other ranks.
 
     Args:
-        client: This rank's control client.
-        host: This rank's host name.
         exit_grace: Seconds for the main thread to unwind after another rank failed.
         show_secondary: Whether a survivor also prints the traceback of its aborted collective.
         cause_file: File to write the cause of the job's end to, for a launcher; "" for none.
         policy: Reaction to the failure of another rank.
 
     Attributes:
-        policy: The current policy.
         backends: Engines to abort when another rank fails.
         before_last_line: Called with the cause of this rank's end, before the exit report is printed.
         grace: Seconds for the main thread to unwind.

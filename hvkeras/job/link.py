@@ -27,12 +27,10 @@ class JobLink:
 
     Args:
         launch: How this process was launched.
-        settings: The current settings.
         policy: Reaction to the failure of another rank.
 
     Attributes:
         launch: How this process was launched.
-        client: This rank's control client.
         hooks: Hooks for exceptions, exits, signals, and failures of other ranks.
         starts: Number of engines that were started on this link.
 

@@ -71,7 +71,6 @@ class Plan:
         """Create the plan for tensors that are about to be communicated.
 
         Args:
-            operation: Name of the operation.
             tensors: `tf.Tensor`s, eager or symbolic.
             ranks: Global ranks that participate.
             label: Name in messages.

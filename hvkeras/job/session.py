@@ -79,11 +79,9 @@ class Session:
             assert hvd.size() == 2
 
     Attributes:
-        backend: The started engine.
         entries: Counts of entered collectives.
         topology: Ranks and hosts.
         launch: How this process was launched.
-        settings: The current settings.
         control: Control client; None for a single process.
         hooks: Failure hooks; None for a single process.
         gpus: Device of each rank, see `hvkeras.backends.interface.Start`; empty for a single process.

@@ -33,7 +33,6 @@ def open_session(launch: Launch, settings: Settings, requested: str | None = Non
 
     Args:
         launch: How this process was launched.
-        settings: The current settings.
         requested: Requested backend; None for that of the settings.
         policy: Reaction to the failure of another rank; ignored if this rank is already connected.
         without_engine: Whether to connect the ranks without starting an engine, so that collectives are unavailable.
@@ -118,7 +117,6 @@ def start_engine(session: Session, engine: Backend, check: Callable[[int], None]
     """Start an engine on all ranks of a session.
 
     Args:
-        session: A session with several ranks.
         engine: The backend of the session, or another one.
         check: Called with the number of ranks that the engine reports.
     """

@@ -14,11 +14,6 @@ from hvkeras.errors import UsageError, explain
 def pickled_call(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bytes:
     """Serialize a function call.
 
-    Args:
-        func: The function.
-        args: Its positional arguments.
-        kwargs: Its keyword arguments.
-
     Returns:
         Bytes for `loaded_call`.
 
@@ -50,9 +45,6 @@ def loaded_call(call: bytes) -> Callable[[], Any]:
 
 def pickled_result(result: Any) -> bytes:
     """Serialize a function's result, for `pickle.loads`.
-
-    Args:
-        result: The function's return value.
 
     Raises:
         UsageError: The result cannot be pickled.

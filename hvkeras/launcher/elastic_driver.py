@@ -117,7 +117,6 @@ class Driver:
             are one. If False, count failures only.
 
     Attributes:
-        workers: The living workers, by number.
         actions: The actions to execute, in order; the caller empties it.
         failed_starts: Newcomers that have failed in a row before they joined, since the hosts last changed.
         full: The size of the current generation, including replacements of lost ranks.
@@ -140,7 +139,6 @@ class Driver:
         """Handle an event.
 
         Args:
-            event: The event.
             number: The worker that it concerns, if any.
         """
         HANDLERS[self.phase, event](self, None if number is None else self.workers.get(number))

@@ -59,11 +59,8 @@ class ElasticMembership:
     """Membership of an elastic job.
 
     Args:
-        job: The job.
-        secret: The job's secret.
         pool: The pool that hosts are taken from.
         resets: Maximum number of resets.
-        workers: The launcher.
 
     Raises:
         MachineError: The control channel, or the membership channel, cannot listen.

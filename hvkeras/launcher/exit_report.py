@@ -103,7 +103,6 @@ def start_error(error: str, number: int, culprit: str) -> str:
 
     Args:
         error: Error text of the operating system.
-        number: Its errno.
         culprit: The command, or the missing folder.
     """
     hint = "check its spelling, the PATH and the current folder there"

@@ -128,9 +128,6 @@ def command_of(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[st
     """Save a function call in a folder.
 
     Args:
-        func: The function.
-        args: Its positional arguments.
-        kwargs: Its keyword arguments.
         folder: The folder, which must exist until the call has returned.
         executable: The Python interpreter; this one by default.
 

@@ -101,9 +101,6 @@ def flags_of_file(path: str) -> list[str]:
     Example:
         A file of `stall_check: {enabled: false}` gives `["--no-stall-check"]`.
 
-    Args:
-        path: The file.
-
     Raises:
         MachineError: PyYAML is not installed.
         UsageError: The file cannot be read, or has other content than horovodrun's files.

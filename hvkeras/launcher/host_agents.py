@@ -67,7 +67,6 @@ class UnreachableError(MachineError):
 
     Args:
         error: The error for this host alone.
-        why: The reason, in short.
     """
 
     def __init__(self, error: MachineError, why: str) -> None:
@@ -262,8 +261,6 @@ class HostAgent:
     """Launcher's handle of one agent.
 
     Args:
-        host: The host and its ranks.
-        transport: The connection to the agent.
         on_event: Callback for each event of a worker, and for `leaving`.
     """
 

@@ -60,10 +60,6 @@ class Reporter:
     """This host's connection to the launcher.
 
     Args:
-        connected: The connected socket.
-        secret: The job's secret.
-        number: The number of this host.
-        name: The name of this host.
         slots: The number of ranks that it can run.
         here: Command and variables of the ranks on this host; the launcher's by default.
     """
@@ -84,9 +80,6 @@ class Reporter:
 
     def serve(self, folder: str) -> int:
         """Serve the launcher until the job is done.
-
-        Args:
-            folder: The ranks' working folder.
 
         Returns:
             The exit code of the job, or 143 (SIGTERM) if this host was preempted.
@@ -175,9 +168,6 @@ def report(address: tuple[str, int], secret: str, number: int, name: str, slots:
 
     Args:
         address: Host and port of the launcher.
-        secret: The job's secret.
-        number: The number of this host.
-        name: The name of this host.
         slots: The number of ranks that it can run.
         timeout: Seconds to wait for the launcher.
         may_wait: Function that returns False to stop waiting.

@@ -23,7 +23,6 @@ class JobSpec:
 
     Attributes:
         command: Command line of the ranks.
-        hosts: The hosts and their ranks.
         folder: Working folder of the ranks, on every host.
         environment: Environment of the ranks, including the settings of hvkeras.
         ssh: Connection to other hosts.
@@ -67,9 +66,6 @@ def start_order(job: JobSpec, host: HostRanks, secret: str, address: str, tf_wor
     """Return the order to start the first workers of a host, whose numbers are their ranks.
 
     Args:
-        job: The job.
-        host: The host and its ranks.
-        secret: The job's secret.
         address: `host:port` of the control channel.
         tf_workers: `host:port` of each rank, for TF_CONFIG; empty without it.
         channel: `host:port` of the membership channel in an elastic job; "" in others.
@@ -94,9 +90,6 @@ def newcomers_order(job: JobSpec, host: HostRanks, secret: str, channel: str, ne
     """Return the order to start workers that will join a running elastic job.
 
     Args:
-        job: The job.
-        host: The host.
-        secret: The job's secret.
         channel: `host:port` of the membership channel.
         newcomers: The slot of each worker: the index of a GPU that no other worker uses.
         local_size: The number of workers on the host, including these.
@@ -133,7 +126,6 @@ def rank_environment(hosts: Sequence[HostRanks], rank: int, address: str) -> dic
 
     Args:
         hosts: All hosts and their ranks.
-        rank: The rank.
         address: `host:port` of the control channel.
     """
     host = next(host for host in hosts if rank in host.ranks)

@@ -52,7 +52,6 @@ class Launcher:
     """Launcher of one run of a job.
 
     Args:
-        job: The job.
         printer: Printer for the workers' output.
         membership: Factory of the membership; called with this launcher.
         new_agent: Factory of a host's agent.

@@ -53,7 +53,6 @@ def require_open_files(ranks: int, hosts: int, here: int, more: int = 0, ports: 
     process. Agents raise their own limits.
 
     Args:
-        ranks: The number of ranks.
         hosts: The number of hosts, each with an agent.
         here: The number of ranks on this host.
         more: The number of other open files of the launcher.

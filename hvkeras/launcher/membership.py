@@ -156,7 +156,6 @@ class Membership(Protocol):
         """Return the order to start the first workers of a host.
 
         Args:
-            host: The host and its ranks.
             tf_workers: `host:port` of each rank, for TF_CONFIG; empty without it.
         """
 
@@ -184,7 +183,6 @@ class Membership(Protocol):
         """Handle a host that is being preempted.
 
         Args:
-            host: The host.
             cause: The cause, if this ends the job.
         """
 
@@ -203,11 +201,6 @@ def control_server(size: int, secret: str, host: str, settings: Settings, worker
     """Return the control channel of a group of ranks; `start_serving` starts it.
 
     Args:
-        size: The number of ranks.
-        secret: The job's secret.
-        host: The address to listen on.
-        settings: The job's settings.
-        workers: The launcher.
         on_end: Called with the cause, in the launcher's event loop, when the ranks end early.
 
     Raises:
@@ -248,11 +241,6 @@ def listening_address(job: JobSpec) -> str:
 
 class FixedMembership:
     """Membership of a job with fixed ranks: the first failure ends the job.
-
-    Args:
-        job: The job.
-        secret: The job's secret.
-        workers: The launcher.
 
     Raises:
         MachineError: The control channel cannot listen.

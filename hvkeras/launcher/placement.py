@@ -28,7 +28,6 @@ class HostRanks:
 
     Attributes:
         name: The host, as the user wrote it; `localhost` for all names of this machine.
-        ranks: The ranks, which are consecutive.
         local: True for this machine, which needs no ssh.
     """
 
@@ -93,7 +92,6 @@ def slots_in_lines(text: str, default: int) -> dict[str, int]:
     """Return the slots of each host in a host discovery script's output: lines of `host` or `host:slots`.
 
     Args:
-        text: The script's output.
         default: The slots of a host without a number.
 
     Raises:
@@ -114,7 +112,6 @@ def fill(slots: Mapping[str, int], count: int) -> list[HostRanks]:
 
     Args:
         slots: The slots of each host; at least `count` in all.
-        count: The number of ranks.
     """
     placed, first = [], 0
     for name, number in slots.items():
@@ -184,7 +181,6 @@ def allocated_hosts(environ: Mapping[str, str], count: int | None) -> str | None
     """Return the hosts of the Slurm allocation of this process.
 
     Args:
-        environ: The environment variables.
         count: The number of ranks, if given. If it exceeds the allocation's tasks, each node gets the same share.
 
     Returns:

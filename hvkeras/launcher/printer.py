@@ -39,7 +39,6 @@ class Printer:
     """Output to the screen and, with `--output-filename`, to one file per worker and stream.
 
     Args:
-        size: The initial number of workers.
         stdout: Stream for the workers' standard output.
         stderr: Stream for the workers' standard error.
         live: Whether `stdout` is a terminal, where worker 0's unfinished line is shown.
@@ -88,7 +87,6 @@ class Printer:
         """Show the output of a worker.
 
         Args:
-            worker: The number of the worker.
             stream: `stdout` or `stderr`.
             data: The bytes, which may end in the middle of a line.
 

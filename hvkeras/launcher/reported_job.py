@@ -133,7 +133,6 @@ def serve(address: str, secret: str, index: int, call: bytes, variables: Mapping
 
     Args:
         address: `host:port` of the launcher.
-        secret: The job's secret.
         index: The index of this slot, unique in the job.
         call: The function call of the ranks, from `hvkeras.launcher.calls.pickled_call`.
         variables: Additional environment variables of the ranks.

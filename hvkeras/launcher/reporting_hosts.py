@@ -39,7 +39,6 @@ class Lines:
     """Stream of lines from one host, in the launcher's event loop.
 
     Args:
-        loop: The event loop.
         send: Thread-safe function that sends the host a line.
     """
 
@@ -162,8 +161,6 @@ class ReportingHosts:
     """Server for the connected hosts.
 
     Args:
-        secret: The job's secret.
-        host: The address to listen on.
         port: The port; 0 for a free one.
         alive: Seconds without a message after which a host counts as lost.
     """
@@ -220,12 +217,7 @@ class ReportingHosts:
 
 
 class ReportedTransport:
-    """Connection to the agent of a host that connects by itself.
-
-    Args:
-        host: The host and its ranks.
-        hosts: The server for such hosts.
-    """
+    """Connection to the agent of a host that connects by itself."""
 
     hello_timeout = HELLO_TIMEOUT
 

@@ -25,10 +25,6 @@ from hvkeras.settings import Settings
 def trace_of(settings: Settings, folder: str) -> Path | None:
     """Return the path of a job's merged trace; None if the job is not traced.
 
-    Args:
-        settings: The job's settings.
-        folder: The job's working folder.
-
     Raises:
         UsageError: The file's folder does not exist.
     """

@@ -203,7 +203,6 @@ def flags_and_command(made: argparse.ArgumentParser, arguments: Sequence[str]) -
 
     Args:
         made: The parser, which stores the remaining arguments as `command`.
-        arguments: The command line.
 
     Returns:
         The flags, the `command`, and `after_command`: the parser's own flags that come after the command, and are

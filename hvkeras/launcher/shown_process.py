@@ -26,7 +26,6 @@ class ShownProcess:
     """Launcher as a child process. In a terminal or a notebook, rank 0's progress bar moves.
 
     Args:
-        command: Its command line.
         environment: Its environment variables; by default, those of this process.
         streams: Text streams for its standard output and error, where None is `sys.stdout` or `sys.stderr`; or None to
             show nothing.

@@ -48,7 +48,6 @@ class Checkpoints:
         """Save weights, optimizer state and random seeds.
 
         Args:
-            model: The model.
             epochs: The number of completed epochs.
 
         Raises:

@@ -77,7 +77,6 @@ def running_chief(launch: Launch, settings: Settings) -> Iterator[Chief]:
 
     Args:
         launch: The cluster, and this process's task in it.
-        settings: The settings in force.
 
     Raises:
         PeerError: A task did not connect, or was lost.
@@ -98,7 +97,6 @@ class Chief:
 
     Args:
         launch: The cluster, and this process's task in it.
-        settings: The settings in force.
 
     Attributes:
         strategy: The `ParameterServerStrategy`.

@@ -30,11 +30,9 @@ class ClusterHandler(Handler):
 
     Args:
         launch: The cluster, and the chief's task in it.
-        settings: The settings in force.
         on_end: Called once with the cause when the job ends early.
 
     Attributes:
-        ranks: The tasks.
         all_connected: Whether all tasks have been connected at the same time.
     """
 
@@ -142,9 +140,6 @@ class ClusterMembership:
 
     Args:
         launch: The cluster, and the chief's task in it.
-        settings: The settings in force.
-        secret: The job's secret.
-        host: The address to listen on.
         port: The port, or 0 for a free one.
         on_end: Called once, from the server's thread, with the cause when the job ends early.
     """

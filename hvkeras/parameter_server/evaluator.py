@@ -24,7 +24,6 @@ def evaluate_checkpoints(launch: Launch, settings: Settings, plan: TrainingPlan,
 
     Args:
         launch: The cluster, and this process's task in it.
-        settings: The settings in force.
         plan: The arguments of `train`.
         log_dir: The folder for TensorBoard's files; None to write none.
 

@@ -28,7 +28,6 @@ class Registration:
 
     Args:
         launch: The cluster, and this process's task in it.
-        settings: The settings in force.
 
     Raises:
         HvkerasError: The chief cannot be found in time, or rejects this task.
@@ -86,7 +85,6 @@ def serve(launch: Launch, settings: Settings) -> NoReturn:
 
     Args:
         launch: The cluster, and this process's task in it.
-        settings: The settings in force.
 
     Raises:
         MachineError: The task's port is in use.

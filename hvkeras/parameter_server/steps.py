@@ -134,9 +134,7 @@ def training_steps(model: Any, strategy: Any, tally: Tally, steps: int) -> Any:
     """Build the function with which a worker runs `steps` training steps.
 
     Args:
-        model: The built and compiled model.
         strategy: The strategy under which the model was created.
-        tally: The model's metrics.
         steps: The number of steps in one call.
 
     Returns:
@@ -178,10 +176,7 @@ def evaluation(model: Any, tally: Tally, function: DatasetFunction, parts: int) 
     """Build the function with which a worker evaluates one shard of the validation data.
 
     Args:
-        model: The built and compiled model.
-        tally: The model's metrics.
         function: Function that creates the validation data.
-        parts: The number of shards.
 
     Returns:
         A `tf.function` that takes the index of the shard, and returns an array of shape `[1, ...]` for each metric

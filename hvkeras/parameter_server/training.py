@@ -75,7 +75,6 @@ def fit(chief: Chief, plan: TrainingPlan) -> Any:
     """Train on the workers of a cluster.
 
     Args:
-        chief: The chief of the cluster.
         plan: The arguments of `train`.
 
     Returns:

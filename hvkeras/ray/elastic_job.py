@@ -49,13 +49,10 @@ class ElasticRayJob:
     """Elastic job on Ray.
 
     Args:
-        worker: The resources of a rank.
-        fewest: The minimum number of ranks.
         most: The maximum number of ranks; None for as many as there are slots.
         reset_limit: The maximum number of resets. None for no limit, except that the same error twice in a row ends the
             job.
         timeout: Seconds to wait for slots for the minimum number of ranks.
-        settings: The settings of the executor.
         variables: Additional environment variables of the ranks.
     """
 

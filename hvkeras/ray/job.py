@@ -28,13 +28,7 @@ class RankError(PeerError):
 
 
 class RayJob:
-    """Job of the workers of an executor.
-
-    Args:
-        size: The number of ranks.
-        host: The address to listen on.
-        settings: The settings in force.
-    """
+    """Job of the workers of an executor."""
 
     def __init__(self, size: int, host: str, settings: Settings) -> None:
         self.secret = secrets.token_hex(32)

@@ -90,7 +90,6 @@ def reserve(shape: Shape, timeout: float) -> Any:
     """Wait until the cluster has resources for all workers, and report progress.
 
     Args:
-        shape: The resources of the workers.
         timeout: Seconds to wait.
 
     Returns:
@@ -159,7 +158,6 @@ def variables_of_ranks(facts: Sequence[Mapping[str, Any]], address: str, secret:
     Args:
         facts: The facts of the workers' processes, in rank order.
         address: host:port of the control channel.
-        secret: The job's secret.
     """
     result = []
     for rank in range(len(facts)):

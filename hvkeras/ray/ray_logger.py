@@ -24,9 +24,6 @@ def log(info_dict: dict[str, Any]) -> None:
 
     Example:
         ray_logger.log({"epoch": epoch, "loss": logs["loss"]})
-
-    Args:
-        info_dict: The values by name.
     """
     if os.environ.get(PROCESS_ID, "0") != "0":
         return

@@ -99,9 +99,7 @@ class RankSlot:
 
         Args:
             address: host:port of the launcher.
-            secret: The job's secret.
             index: The index of this slot, which no other slot has used.
-            call: The pickled function call.
             variables: Additional environment variables of the ranks.
             commits: The folder of commits, which is removed when the job ends; "" for none.
             queue: The queue for the driver's callbacks, or None.

@@ -29,11 +29,7 @@ _environment_lock = threading.Lock()
 
 
 class StageJob:
-    """Spark job of one stage.
-
-    Args:
-        context: The Spark context.
-    """
+    """Spark job of one stage."""
 
     def __init__(self, context: Any) -> None:
         self._context = context
@@ -136,7 +132,6 @@ class BarrierJob(StageJob):
     """Spark job of one barrier stage.
 
     Args:
-        context: The Spark context.
         order: The order that each task receives.
         start_timeout: Seconds within which Spark must start all tasks.
         watch: Called several times per second with the elapsed seconds; the job is cancelled if it raises.

@@ -29,7 +29,6 @@ class SlotOrder:
     """The order that each task of an elastic job receives.
 
     Attributes:
-        call: The pickled function call.
         address: host:port of the launcher.
         environment: Variables of the ranks, in addition to those of Spark's workers.
         commits: The folder of commits, which is removed when the job ends; "" for none.
@@ -50,8 +49,6 @@ class ElasticSparkJob(StageJob):
     """Elastic job on Spark.
 
     Args:
-        context: The Spark context.
-        call: The pickled function call.
         limits: The minimum and the maximum number of ranks.
         first: The number of ranks to start with.
         reset_limit: The maximum number of resets. None for no limit, except that the same error twice in a row ends the

@@ -25,7 +25,6 @@ def exported(environ: Mapping[str, str], further: Mapping[str, str] | None = Non
     """Return the environment variables that the driver passes to ranks.
 
     Args:
-        environ: The driver's environment.
         further: Additional variables, which take precedence.
     """
     inherited = {name: value for name, value in environ.items()
@@ -38,8 +37,6 @@ def run_order(context: Any, order: Order, start_timeout: float | None = None, ou
     """Run a job, and return its results in rank order.
 
     Args:
-        context: The Spark context.
-        order: The job.
         start_timeout: Seconds within which Spark must start all tasks; by default HVKERAS_SPARK_START_TIMEOUT.
         output: The target of the ranks' output; None to leave it in the logs of Spark's executors.
         watch: Called several times per second with the elapsed seconds; the job is cancelled if it raises.

@@ -58,9 +58,6 @@ def ranks_by_host(hosts: Sequence[str]) -> list[int]:
         >>> ranks_by_host(["a", "b", "a", "b"])
         [0, 2, 1, 3]
 
-    Args:
-        hosts: The host of each task.
-
     Returns:
         The rank of each task.
     """

@@ -48,9 +48,6 @@ class OutputServer:
     """Server in the driver that receives and prints the ranks' output.
 
     Args:
-        size: The number of ranks.
-        secret: The job's secret.
-        host: The address to listen on.
         printer: Prints the output.
 
     Raises:
@@ -84,7 +81,6 @@ class OutputLink:
 
         Args:
             address: The address of the `OutputServer`.
-            secret: The job's secret.
             introduction: Identifies the rank of this task.
 
         Returns:

@@ -78,11 +78,7 @@ class RankExit:
 
 
 class RankProcess:
-    """Process of a rank, which waits for its environment before it runs the function.
-
-    Args:
-        order: The job.
-    """
+    """Process of a rank, which waits for its environment before it runs the function."""
 
     def __init__(self, order: Order) -> None:
         pipes = {name: os.pipe() for name in _PIPES}

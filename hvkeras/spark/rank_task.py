@@ -70,12 +70,8 @@ class RankTask:
     """Spark task of a rank.
 
     Args:
-        order: The job.
         context: The `BarrierTaskContext` of this task.
         stack: Exit stack for the resources of this task.
-
-    Attributes:
-        rank: The rank.
     """
 
     def __init__(self, order: Order, context: Any, stack: contextlib.ExitStack) -> None:

@@ -28,7 +28,6 @@ class DivergenceCheck:
     """Comparison of the variables of a model across the ranks during training.
 
     Args:
-        process_set: The ranks that train it.
         local: Returns the keys of variables that may differ between ranks.
         broadcasts: Whether a callback broadcasts the initial weights.
         averages: Whether `fit` averages moving statistics; otherwise they are local to each rank.

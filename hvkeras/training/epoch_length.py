@@ -163,7 +163,6 @@ def decide_again(ranks: Sequence[int], lengths: Sequence[Length], before: Decisi
     Args:
         ranks: The global ranks that train together.
         lengths: Their lengths, in the same order.
-        before: The decision so far.
         policy: How to treat batches that only some ranks have, as in `decide`.
         by_steps: Whether the user gave `steps_per_epoch`.
 

@@ -63,7 +63,6 @@ def account_for(model: Any, given: dict[str, Any]) -> FitAccount | None:
     """Return the account of a call of `fit`; None if membership is fixed or the data are not supported.
 
     Args:
-        model: The model.
         given: The arguments of `fit`, by name.
     """
     if not keeps_accounts():

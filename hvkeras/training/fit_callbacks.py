@@ -97,7 +97,6 @@ def with_hook_callbacks(model: Any, given: Any, run: FitRun | None = None, accou
     """Return callbacks as `fit` takes them, with those of this module before and after them.
 
     Args:
-        model: The model.
         given: The callbacks, as `fit` takes them: None, one, several, or Keras's list of them.
         run: The call of `fit`, if ranks share it; else None.
         account: The account of its samples, if any.

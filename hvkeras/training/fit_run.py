@@ -47,8 +47,6 @@ class FitRun:
     """One call of `fit` that several ranks share.
 
     Args:
-        model: The model.
-        process_set: The ranks that train it.
         arguments: The arguments of `fit`, by name.
     """
 

@@ -22,7 +22,6 @@ class Learned:
     """Summary of the learned state of a layer, for comparison between ranks.
 
     Attributes:
-        layer: The layer's name and class.
         digest: The digest of the complete state.
         whole: The digest of the parts that must be equal, and of the shapes of the others.
         tokens: The size of the vocabulary, including special tokens; None for layers without a vocabulary.
@@ -42,12 +41,7 @@ class Learned:
 
 
 def shared_layers(model: Any, local: Collection[Any] = ()) -> list[Any]:
-    """Return the layers that learn from data, except those with local variables only.
-
-    Args:
-        model: The model.
-        local: The keys of local variables.
-    """
+    """Return the layers that learn from data, except those with local variables only."""
     def is_local(layer: Any) -> bool:
         keys = [compat.variable_key(one) for one in compat.model_weights(layer)]
         return bool(keys) and all(key in local for key in keys)
@@ -70,10 +64,8 @@ def broadcast_learned(model: Any, root_rank: int, local: Collection[Any] = (),
     """Broadcast the learned state of layers from the root to all ranks, including lookup tables.
 
     Args:
-        model: The model.
         root_rank: The global rank to broadcast from.
         local: The keys of variables that are local to each rank.
-        process_set: The participating ranks.
 
     Raises:
         DivergenceError: The ranks' models have different layers, or layers with different output widths.
@@ -112,7 +104,6 @@ def require_same_layers(everyone: Sequence[Sequence[Learned]], ranks: Sequence[i
 
     Args:
         everyone: The summaries of the layers of each rank.
-        ranks: The ranks.
 
     Raises:
         DivergenceError: The layers differ.
@@ -133,9 +124,7 @@ def first_difference(layers: Sequence[Any], everyone: Sequence[Sequence[Learned]
     The result is the same on every rank.
 
     Args:
-        layers: This rank's layers.
         everyone: The summaries of the layers of each rank.
-        process_set: The ranks.
 
     Returns:
         The index of the layer, and the index of the other rank in the set; None if all are equal or nearly so.

@@ -58,7 +58,6 @@ def weigh_by_mask(weights: Any, mask: Any) -> Any:
     """Scale the weights of a mean over unmasked values.
 
     Args:
-        weights: The weights on this rank.
         mask: The mask, True for unmasked values.
     """
     if _Step.process_set is None or graphs.reducing_strategy() is not None:  # replicas cannot communicate
@@ -72,10 +71,8 @@ def combine(loss: Any, reduction: str, weights: Any, values: Any) -> Any:
     """Scale a reduced loss.
 
     Args:
-        loss: The loss on this rank.
         reduction: The reduction of Keras over the samples.
         weights: The sample weights, if any.
-        values: The values that were reduced.
 
     Raises:
         UsageError: The loss is not reduced.

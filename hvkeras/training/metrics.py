@@ -37,9 +37,7 @@ class MetricState:
     """State of one metric on one rank.
 
     Attributes:
-        kind: The name of its class.
         name: Its name, for messages: automatic names differ between ranks.
-        values: The values of its variables.
     """
 
     kind: str
@@ -81,8 +79,6 @@ def merge(model: Any, process_set: ProcessSet, what: str, own: list[list[MetricS
     """Replace the state of the model's metrics with the merged state of all ranks.
 
     Args:
-        model: The model.
-        process_set: The participating ranks.
         what: The call that the metrics belong to, for messages.
         own: This rank's states; None if it had no data.
 
@@ -113,8 +109,6 @@ def average_logs(logs: Any, process_set: ProcessSet, what: str) -> Any:
     """Average logs that do not come from metrics: the last result of a user-defined `train_step`.
 
     Args:
-        logs: This rank's values by name.
-        process_set: The participating ranks.
         what: The call that the logs belong to, for messages.
 
     Returns:

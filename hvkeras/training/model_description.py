@@ -32,11 +32,7 @@ _MAX_DEPTH = 6  # maximum nesting of containers and functions
 
 
 def arguments_of(model: Any) -> Arguments:
-    """Describe the `compile` arguments of a model, as far as the model stores them.
-
-    Args:
-        model: The model.
-    """
+    """Describe the `compile` arguments of a model, as far as the model stores them."""
     given: Any = getattr(getattr(model, "_compile_config", None), "config", {})
     if given:  # lacks the optimizer once Keras 3 has saved the model as HDF5
         given = {**given, "optimizer": model.optimizer}
@@ -135,8 +131,6 @@ class Layer:
     """Description of one layer, as far as it must be equal on all ranks.
 
     Attributes:
-        name: The name, which may differ.
-        kind: The class.
         built: Whether the layer has weights; building changes some arguments.
         values: Pairs of an argument and its value, or of a weight and its shape.
     """
@@ -154,7 +148,6 @@ def layers_of(model: Any, local: Collection[Any], local_layers: Sequence[Any] = 
     all layers, the shapes of their weights.
 
     Args:
-        model: The model.
         local: Keys of local variables; layers with only such variables are left out.
         local_layers: Layers that are local to each rank, built or not.
     """

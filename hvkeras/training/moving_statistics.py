@@ -82,8 +82,6 @@ def average(model: Any, process_set: ProcessSet, local: Collection[Any], what: s
     """Average moving statistics over all ranks, in one collective; all ranks must call it.
 
     Args:
-        model: The model.
-        process_set: The ranks that train it.
         local: Keys of variables that are local to each rank.
         what: The call that averages them, for messages.
     """
@@ -109,8 +107,6 @@ def average_if_recomputed(model: Any, process_set: ProcessSet, local: Collection
     not match any of them. All ranks must call it.
 
     Args:
-        model: The model.
-        process_set: The ranks that train it.
         local: Keys of variables that are local to each rank.
         what: The call that averages them, for messages.
     """

@@ -23,7 +23,6 @@ def start_services(session: Session, process_sets: Any = None) -> None:
     """Start the services of the current session.
 
     Args:
-        session: The session.
         process_sets: Process sets to register, as for `init()`.
     """
     if session.control is not None:

@@ -95,9 +95,7 @@ def sketches(model: Any, purpose: str, variables: Sequence[Any]) -> Any:
     """Sketch variables, with a function that is retraced if the variables change.
 
     Args:
-        model: The model.
         purpose: The key of the traced function.
-        variables: The variables.
 
     Returns:
         A float32 tensor of shape `[variables, SKETCHES + 1]`.

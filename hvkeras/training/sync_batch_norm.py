@@ -82,10 +82,8 @@ def moments_over_ranks(inputs: Any, axes: Sequence[int], keep_dims: bool, mask: 
 
     Args:
         inputs: The batch of this rank; under a strategy within each rank, of one device.
-        axes: The axes to reduce over.
         keep_dims: Whether the results keep these axes, with length 1.
         mask: The samples to include, one axis shorter than `inputs`; None for all.
-        process_set: The participating ranks.
     """
     ranks = members(process_set, "batch normalization")
     total: Callable[[Any], Any] = functools.partial(allreduce, op=Sum, process_set=process_set)
@@ -128,7 +126,6 @@ def _combine_moments(moments: Any, index: int, parts: int, total: Callable[[Any]
     Args:
         moments: Numbers of samples, means and variances of this part, of shape `[3, channels]`.
         index: The index of this part.
-        parts: The number of parts.
         total: Sums a tensor over the parts.
 
     Returns:

@@ -14,7 +14,6 @@ def launch_of(launch: Launch, comm: Any) -> Launch:
     """Return the launch of the ranks in a communicator.
 
     Args:
-        launch: The launch of all ranks.
         comm: An `mpi4py.MPI.Comm`, a list of ranks, or None for all.
 
     Returns:

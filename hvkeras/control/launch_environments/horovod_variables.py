@@ -18,12 +18,7 @@ HOST_NAME = "HOROVOD_HOSTNAME"
 
 
 def with_launcher(launcher: str, values: dict[str, str]) -> dict[str, str]:
-    """Add the variable that records the launcher that has set the numbers.
-
-    Args:
-        launcher: The launcher's printed name.
-        values: The variables.
-    """
+    """Add the variable that records the launcher that has set the numbers."""
     return {**values, horovodrun_gloo.SET_BY: launcher}
 
 
@@ -32,13 +27,8 @@ def rank_variables(rank: int, size: int, local_rank: int, local_size: int, cross
     """Return horovodrun's variables for a rank.
 
     Args:
-        rank: The rank.
-        size: The number of ranks.
-        local_rank: Its number on its host.
         local_size: The number of ranks on its host.
         cross_rank: Its host's index among the hosts that have a rank of this local rank.
-        cross_size: The number of such hosts.
-        host: Its host's name.
     """
     values = (rank, size, local_rank, local_size, cross_rank, cross_size)
     return {**dict(zip(_NAMES, map(str, values), strict=True)), HOST_NAME: host}
@@ -52,9 +42,6 @@ def topology_variables(topology: Topology) -> dict[str, str]:
 
 def launch_variables(launch: Launch) -> dict[str, str]:
     """Return the horovodrun variables that a launch determines; before the rendezvous, some may be unknown.
-
-    Args:
-        launch: The detected launch.
 
     Returns:
         The variables; empty for a process started by no launcher or by horovodrun itself.

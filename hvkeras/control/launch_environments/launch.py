@@ -40,8 +40,6 @@ class Launch:
 
     Attributes:
         launcher: The launcher's name, as printed: `mpirun (Open MPI)`, `TF_CONFIG`, ...
-        rank: The announced rank.
-        size: The announced number of ranks.
         rendezvous: The meeting point of the ranks.
         local_rank: The announced local rank, if the launcher announces one.
         local_size: The announced local size, if the launcher announces one.
@@ -77,7 +75,6 @@ class Names:
     """One launcher's variable names for rank, size, local rank and local size.
 
     Attributes:
-        rank: The variable of the rank.
         size: The variable of the number of ranks.
         local_rank: The variable of the rank within the host; "" if the launcher has none.
         local_size: The variable of the number of ranks on the host; "" if the launcher has none.
@@ -94,8 +91,6 @@ def is_launched_by(launcher: str, environ: Mapping[str, str], needed: Sequence[s
     """Return whether a launcher started this process, that is, whether all needed variables are set.
 
     Args:
-        launcher: The launcher's printed name.
-        environ: The environment.
         needed: The variables that are read, which the launcher sets on every rank.
         distinctive: The variables that nothing else sets, so that a single one identifies the launcher.
 
@@ -121,10 +116,7 @@ def number(environ: Mapping[str, str], name: str, launcher: str, least: int = 0)
     """Read one variable as an integer.
 
     Args:
-        environ: The environment.
-        name: The variable.
         launcher: The launcher that set it, for the message.
-        least: The smallest valid value.
 
     Raises:
         UsageError: It is not a number, or too small.
@@ -142,9 +134,7 @@ def launch_from(launcher: str, environ: Mapping[str, str], names: Names, rendezv
     """Build the `Launch` of a launcher that sets numeric ranks and sizes.
 
     Args:
-        launcher: The launcher's printed name.
         environ: The environment, which contains rank and size.
-        names: The launcher's variable names.
         rendezvous: The meeting point of the ranks.
         mpi: True for an MPI launcher.
 
@@ -164,9 +154,6 @@ def served_launch(launcher: str, kind: str, environ: Mapping[str, str], names: N
     """Detect a rank of one of our own launchers, which serves the control channel and sets its address.
 
     Args:
-        launcher: The launcher's printed name.
-        kind: The kind of rendezvous.
-        environ: The environment.
         names: The launcher's variable names; they begin like `control`.
         control: The variable of the control channel's address.
 

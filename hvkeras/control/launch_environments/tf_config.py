@@ -62,9 +62,6 @@ def detect(environ: Mapping[str, str]) -> Launch | None:
 def detect_parameter_servers(environ: Mapping[str, str]) -> Launch:
     """Read TF_CONFIG as a cluster of a chief, workers, parameter servers and optional evaluators.
 
-    Args:
-        environ: The environment to read.
-
     Returns:
         The launch. The chief is rank 0; workers, parameter servers and evaluators follow. The size excludes evaluators,
         which may join and leave at any time, and which TF_CONFIG need not list.
@@ -122,11 +119,6 @@ def worker_variables(workers: Sequence[str], index: int, environ: Mapping[str, s
     Args:
         workers: `host:port` of all workers.
         index: The index of this process among the workers.
-        environ: Its current environment.
-
-    Returns:
-        TF_CONFIG, and variables for TensorFlow's server: it shares the port with the socket that reserves it, and
-        connects to the workers without a proxy.
     """
     config = {"cluster": {_WORKER: list(workers)}, "task": {"type": _WORKER, "index": index}}
     direct = [environ.get(_NO_PROXY) or environ.get("no_proxy") or "", *_hosts_of(tuple(workers))]

@@ -24,7 +24,6 @@ class CheckResult:
     """Result of one check, a row of the table.
 
     Attributes:
-        check: Name of the check.
         state: `ok`, `note` or `problem`.
         found: Finding, and why it matters.
         fix: Suggested fix, or "".

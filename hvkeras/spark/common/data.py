@@ -34,9 +34,6 @@ def prepared(df: Any, store: Store, columns: Sequence[str], validation: float | 
     """Write the columns of a DataFrame to a store, and delete them on exit.
 
     Args:
-        df: The DataFrame.
-        store: The store.
-        columns: The columns to write.
         validation: The fraction of rows held out for validation, or a column that is true or positive in them.
         partitions: The number of files of training data.
         seed: The seed of a random split.
@@ -66,7 +63,6 @@ def find_data(store: Store, index: object) -> Prepared:
     """Find the training and validation data that the user has written to a store.
 
     Args:
-        store: The store.
         index: The identifier of the dataset in the store, or None.
 
     Raises:

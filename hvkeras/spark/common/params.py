@@ -26,7 +26,6 @@ class Parameter:
     """Declaration of one parameter.
 
     Attributes:
-        name: The argument of constructors.
         accessor: The name of its getter and setter, without `get` and `set`.
     """
 
@@ -37,11 +36,7 @@ class Parameter:
 
 
 def with_parameters(*table: Parameter) -> Callable[[ClassT], ClassT]:
-    """Return a class decorator that adds parameters, each with the methods `get...` and `set...`.
-
-    Args:
-        *table: The parameters.
-    """
+    """Return a class decorator that adds parameters, each with the methods `get...` and `set...`."""
 
     def decorate(cls: ClassT) -> ClassT:
         for row in table:
@@ -74,9 +69,6 @@ class PickledParams(MLWritable, MLReadable):  # type: ignore[misc]
 
     def setParams(self, **kwargs: Any) -> Any:  # noqa: N802 - Horovod's name
         """Set parameters by name.
-
-        Args:
-            **kwargs: The parameters.
 
         Raises:
             UsageError: There is no such parameter.

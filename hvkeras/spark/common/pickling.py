@@ -27,7 +27,6 @@ def unpacked(data: bytes, custom_objects: Mapping[str, Any] | None = None, famil
     """Unpickle a value that `packed` has pickled.
 
     Args:
-        data: The pickle.
         custom_objects: Custom classes and functions by name, which Keras needs to load models.
         family: The Keras package of the objects: `keras` or `tf_keras`.
     """
@@ -49,7 +48,6 @@ def model_of(data: bytes, family: str, custom_objects: Mapping[str, Any] | None 
     """Load a model from the bytes of its `.keras` file.
 
     Args:
-        data: The content of the file.
         family: `keras` or `tf_keras`.
         custom_objects: Custom classes and functions by name, which Keras needs to load it.
         compiled: Whether to load the optimizer, loss and metrics, too.
@@ -69,7 +67,6 @@ def own_objects(model: Any, *others: Any) -> dict[str, Any]:
     """Return the custom classes and functions of a model by name.
 
     Args:
-        model: The model.
         *others: Losses and metrics, possibly nested in lists and dicts.
     """
     objects = [model, *model._flatten_layers(), *(part for other in others for part in _flat(other))]

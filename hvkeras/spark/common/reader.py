@@ -20,7 +20,6 @@ def column_array(name: str, column: Any) -> Any:
     """Convert a column of an Arrow table to a NumPy array of shape `[rows, ...]`.
 
     Args:
-        name: The column's name.
         column: Numbers, booleans, strings, or (nested) lists of numbers of equal length.
 
     Returns:
@@ -64,7 +63,6 @@ def shaped(name: str, array: Any, shape: Any) -> Any:
     """Reshape rows to the shape that a model's input or a loss expects.
 
     Args:
-        name: The column's name.
         array: An array of shape `[rows, ...]`.
         shape: The shape of a row, with None for unknown dimensions; None for no reshaping.
 
@@ -108,9 +106,6 @@ class ParquetShare:
     Args:
         filesystem: pyarrow's file system.
         path: The dataset's folder in that file system.
-        columns: The columns to read.
-        rank: The rank.
-        size: The number of ranks.
         training: Whether all ranks get the same number of rows; the remainder is dropped.
         transform: Called with a pandas DataFrame of the rows of a row group; returns one with as many rows.
 
@@ -222,9 +217,6 @@ def share_of(total: int, rank: int, size: int, training: bool) -> tuple[int, int
     """Return the range of a rank's rows: the first, and the one after the last.
 
     Args:
-        total: The number of rows.
-        rank: The rank.
-        size: The number of ranks.
         training: Whether all ranks get the same number of rows.
     """
     if training:

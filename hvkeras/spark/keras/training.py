@@ -68,9 +68,6 @@ class FitOrder:
 def train(plan: FitOrder) -> tuple[dict[str, list[float]], bytes] | None:
     """Train on this rank.
 
-    Args:
-        plan: The parameters of training.
-
     Returns:
         On rank 0, the history and the `.keras` file of the best model; None on other ranks.
     """
