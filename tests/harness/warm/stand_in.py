@@ -59,7 +59,7 @@ def _rank() -> int:
         if os.environ.get(name, "").isdecimal():
             return int(os.environ[name])
     if os.environ.get("TF_CONFIG", "").startswith("{"):
-        return int(json.loads(os.environ["TF_CONFIG"])["task"]["address"])
+        return int(json.loads(os.environ["TF_CONFIG"])["task"]["index"])
     return 0
 
 
