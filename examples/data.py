@@ -31,7 +31,7 @@ def load(name: str) -> tuple[Any, Any, Any, Any]:
     """
     if name != "digits" and not all(hvd.allgather_object(_download(name))):
         if hvd.rank() == 0:
-            print(f"{name} cannot be downloaded here: training on the digits beside the examples instead", flush=True)
+            print(f"{name} cannot be downloaded: training on the digits in examples/digits.npz instead", flush=True)
         name = "digits"
     return digits() if name == "digits" else _keras_dataset(name)
 

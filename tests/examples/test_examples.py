@@ -87,6 +87,6 @@ def test_a_dataset_that_cannot_be_downloaded_gives_way_to_digits_and_only_rank_0
     arguments = (*SHORT, "--checkpoint-dir", "saved", "--backend", "tfdist", "--dataset", "mnist")
     outcome = launch("hvkeras_run", TRAIN, arguments, np=2, env=nowhere)
     assert sorted(path.name for path in (outcome.cwd / "saved").iterdir()) == ["best.keras"]
-    assert "mnist cannot be downloaded here: training on the digits beside the examples instead" in outcome.stdout(0)
+    assert "mnist cannot be downloaded: training on the digits in examples/digits.npz instead" in outcome.stdout(0)
     assert "cannot be downloaded" not in outcome.stdout(1)
     assert 0 <= accuracy(outcome) <= 1

@@ -59,7 +59,7 @@ def summary(reports: Sequence[pytest.TestReport]) -> str:
     for report in reports[:_MAX_FAILURES]:
         lines += ["", f"FAILED {report.nodeid} ({report.when})"]
         lines += [text.rstrip() for name, text in report.sections if name == LOG and text]
-        lines += [f"alone: {_pytest()} '{report.nodeid}'"]
+        lines += [f"to rerun: {_pytest()} '{report.nodeid}'"]
     return "\n".join(lines)
 
 

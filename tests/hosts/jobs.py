@@ -55,7 +55,6 @@ class HostsJob:
             text=True, start_new_session=True)
 
     def text(self, rank: int, stream: str = "stdout") -> str:
-        """Return the output of a rank."""
         path = self._folder / "logs" / f"rank.{rank:0{len(str(sum(self.slots) - 1))}}" / stream
         return path.read_text(errors="replace") if path.exists() else ""
 
@@ -74,7 +73,6 @@ class HostsJob:
             time.sleep(0.05)
 
     def pids_on(self, host: Host) -> list[int]:
-        """Return the processes of a host."""
         done = subprocess.run(["ip", "netns", "pids", host.namespace], capture_output=True, text=True, timeout=10)
         return [int(pid) for pid in done.stdout.split()]
 
@@ -83,7 +81,6 @@ class HostsJob:
         return int(re.findall(r"^pid (\d+)$", self.text(rank), re.MULTILINE)[0])
 
     def finish(self) -> int:
-        """Wait for the end, and return the exit code."""
         try:
             self.output = self._process.communicate(timeout=DEADLINE)[0]
         except subprocess.TimeoutExpired:
@@ -106,7 +103,6 @@ class HostsJob:
 @contextlib.contextmanager
 def running(network: Network, slots: Sequence[int], folder: Path, script: Path = ENDLESS,
             env: Mapping[str, str] | None = None, cold: bool = False) -> Iterator[HostsJob]:
-    """Start a job, and kill it at the end."""
     job = HostsJob(network, slots, folder, script, env, cold)
     try:
         yield job

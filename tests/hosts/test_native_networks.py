@@ -86,7 +86,6 @@ def test_cards_that_are_named_are_used_and_no_others(network, devices, tmp_path)
 
 
 def finished(workers):
-    """Wait for processes, and return their outputs."""
     try:
         outputs = [worker.communicate(timeout=DEADLINE)[0] for worker in workers]
     finally:

@@ -23,7 +23,6 @@ RELAYS = {"HVKERAS_RELAY_FROM": "2"}
 
 
 def relays_on(job, host):
-    """Return the relays of a host."""
     lines = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in job.pids_on(host)}
     return [pid for pid, line in lines.items() if b"hvkeras.control.relay import main" in line]
 

@@ -48,7 +48,6 @@ class Started:
             count -= text in line
 
     def finish(self) -> subprocess.CompletedProcess[str]:
-        """Wait for the end."""
         try:
             stdout, stderr = self.process.communicate(timeout=self._deadline)
         except subprocess.TimeoutExpired:
@@ -74,7 +73,6 @@ def run(arguments: Sequence[str], folder: Path, env: Mapping[str, str] | None = 
 
 
 def python(code: str) -> list[str]:
-    """Return a command line that runs a few lines of Python."""
     return [sys.executable, "-c", "import os, sys, time; rank = int(os.environ['HVKERAS_RUN_RANK'])\n" + code]
 
 

@@ -37,12 +37,10 @@ def plug_in(folder: Path, names: dict[str, str]) -> dict[str, str]:
 
 
 def rows(path: Path) -> dict[tuple[str, str], dict[str, Any]]:
-    """Return the rows of a JSON file by work and name."""
     return {(row["work"], row["name"]): row for row in json.loads(path.read_text())["rows"]}
 
 
 def check_blocks(row: dict[str, Any], rounds: int) -> None:
-    """Assert that a row is complete."""
     assert row["reason"] == "" and not row["wrong"], row
     assert len(row["blocks"]) == rounds and min(row["blocks"]) > 0 and row["calls"] >= 1
     assert row["quartiles"][0] <= row["median"] <= row["quartiles"][1]

@@ -31,7 +31,7 @@ FOLDER = Path(f"of rank {RANK}")  # ranks share no folder
 
 
 class Worse(keras.callbacks.Callback):  # type: ignore[misc]
-    """Log a value whose second one is the best."""
+    """Callback that logs a value whose second one is the best."""
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         logs["made"] = [2.0, 1.0, 3.0][epoch]

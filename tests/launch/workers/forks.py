@@ -17,7 +17,6 @@ WITHIN = 30.0  # seconds; timeout for the exit of a child
 
 
 def end_of(pid: int) -> int | str:
-    """Return a child's exit code."""
     deadline = time.monotonic() + WITHIN
     while time.monotonic() < deadline:
         done, status = os.waitpid(pid, os.WNOHANG)

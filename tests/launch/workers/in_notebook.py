@@ -23,7 +23,6 @@ class Cell:
         self.changes = 0  # of existing outputs
 
     def take(self, message: dict[str, Any]) -> None:
-        """Process a message of the kernel."""
         kind, content = message["msg_type"], message["content"]
         name = content.get("transient", {}).get("display_id")
         if kind == "update_display_data":

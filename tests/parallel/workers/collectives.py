@@ -239,7 +239,6 @@ def bits() -> dict[str, Any]:
 
 @check
 def booleans() -> dict[str, Any]:
-    """Logical or and and of booleans."""
     mine = tf.constant([hvd.rank() == 0, True, False])
     return {"any": hvd.allreduce(mine, op=hvd.Max), "all": hvd.allreduce(mine, op=hvd.Min)}
 
@@ -268,7 +267,6 @@ def functions_traced_again() -> list[Any]:
 
 @check
 def groups() -> list[Any]:
-    """Sums of a group of three dtypes and shapes."""
     rank = hvd.rank()
     tensors = [tf.fill([2], float(rank)), tf.fill([1, 2], rank), tf.constant(1.0, tf.float64), tf.constant(2.0)]
     found = hvd.grouped_allreduce(tensors, op=hvd.Sum)
@@ -346,7 +344,6 @@ def gathers() -> list[str]:
 
 @check
 def broadcasts() -> list[str]:
-    """Broadcasts from the last rank in every dtype and size; return differences."""
     root = hvd.size() - 1
     wrong = every(lambda tensor, _: hvd.broadcast(tensor, root), lambda dtype, size, _: value(root, size))
     flag = hvd.broadcast(tf.constant([hvd.rank() == root, False]), root)
@@ -595,7 +592,6 @@ def of_any_device() -> list[Any]:
 
 @check
 def objects() -> dict[str, Any]:
-    """Python objects of different sizes."""
     mine = {"rank": hvd.rank(), "data": "x" * hvd.rank()}
     return {"from the last": hvd.broadcast_object(mine, hvd.size() - 1), "of all": hvd.allgather_object(mine)}
 
@@ -721,7 +717,6 @@ def process_sets() -> dict[str, Any]:
 
 @check
 def xla() -> str:
-    """The error in a compiled function."""
     try:
         tf.function(lambda: hvd.allreduce(tf.constant(1.0)), jit_compile=True)()
     except hvd.UnsupportedError as error:
@@ -730,7 +725,6 @@ def xla() -> str:
 
 
 def start() -> None:
-    """Join the job with two devices."""
     tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0],
                                                [tf.config.LogicalDeviceConfiguration()] * 2)
     if "gpu" in sys.argv:

@@ -61,7 +61,6 @@ def data(case: str) -> tuple[Any, ...]:
 
 
 def model(case: str) -> Any:
-    """Return a model with the same weights on every rank."""
     keras.utils.set_random_seed(7)
     if case == LOSSES:
         words = keras.Input((4,), dtype="int32")

@@ -145,14 +145,11 @@ class Graphs(PyDataset):  # type: ignore[misc, valid-type]
 
 
 class OfNodes(keras.layers.Layer):  # type: ignore[misc]
-    """Layer that returns the nodes."""
-
     def call(self, inputs: Any) -> Any:
         return inputs["nodes"] + 0.0 * tf.cast(tf.reduce_sum(inputs["of_graph"]), tf.float32)
 
 
 def of_nodes(optimizer: Any, reduction: str = "sum_over_batch_size") -> Any:
-    """Return a model with an output for each node."""
     inputs = {"nodes": keras.Input((2,), name="nodes"), "of_graph": keras.Input((), dtype="int32", name="of_graph")}
     dense = keras.layers.Dense(1, kernel_initializer="ones")
     model = keras.Model(inputs, dense(OfNodes()(inputs)))
@@ -334,7 +331,6 @@ def forked_pool() -> dict[str, Any]:
 
 
 def where() -> list[int]:
-    """Return this process's rank and the number of ranks."""
     return [hvd.rank(), hvd.size()]
 
 

@@ -81,7 +81,6 @@ def plan(rate: float, **options: Any) -> list[Any]:
 
 
 def rates(rate: float, size: int = 2) -> list[float]:
-    """Return the learning rate of each step."""
     steps = 2 * STEPS
     warming = [rate / size + (rate - rate / size) * (step + 1) / steps for step in range(steps)]
     smooth = [rate * 0.5 ** (3 + step / STEPS) for step in range(STEPS)]

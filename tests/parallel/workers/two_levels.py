@@ -33,7 +33,6 @@ SHARE = BATCH // hvd.size()
 
 
 def share(rows: int = 96) -> Any:
-    """Return this rank's rows of each batch."""
     mine = np.arange(rows).reshape(-1, BATCH)[:, hvd.rank() * SHARE : (hvd.rank() + 1) * SHARE].ravel()
     return tf.data.Dataset.from_tensor_slices((X[mine], Y[mine])).batch(SHARE)
 

@@ -53,7 +53,6 @@ def reductions() -> list[str]:
 
 @check
 def many_at_once() -> list[float]:
-    """Twenty independent sums."""
     return compiled(lambda: [hvd.allreduce(tf.constant(float(hvd.rank() + each)), op=hvd.Sum) for each in range(20)])
 
 
@@ -143,7 +142,6 @@ def entries() -> list[int]:
 
 
 def shard(data: Any) -> Any:
-    """Return a rank's part of each global batch."""
     return data.reshape(-1, hvd.size(), BATCH, *data.shape[1:])[:, hvd.rank()].reshape(-1, *data.shape[1:])
 
 
