@@ -1,28 +1,28 @@
-# make train   a Keras model on two processes, from nothing but Python
-# make test    each capability once, on real ranks, with Horovod and Open MPI: ten minutes on two slow cores
-# make test-all   make test, unless it has just passed, and then the rest: what a change must pass to land
+# make train   install hvkeras in .venv, and train a Keras model on two processes
+# make test    test each feature once, on real ranks, with Horovod and Open MPI: ten minutes on two slow cores
+# make test-all   make test, unless it has just passed, and then all tests that a change must pass
 # make check   for daily work: make lint, the quickest unit tests, and one job on each engine
 # make lint    ruff, mypy, pyright, import-linter and clang-format
-# make docs    the documentation as a site, in build/docs
-# make chart   the chart that the README shows
-# make picture the report that docs/compare.md shows
-# make wheel   the wheel for this machine, in dist/; make wheels: those of a release, for every Linux, and the source
-#              distribution; make test-wheels: builds and checks them
-# make native  the native engine in place, make sanitize: its C++ core under the sanitizers
-# make test-arm   the C++ core for 64-bit ARM, under qemu; make test-gpu: what needs a GPU, and says so where there is none
-# make test-trackers   MLflow, Weights & Biases, TensorBoard, Keras Tuner, Optuna and Orbax, in an environment of their own
-# make test-keras   Keras's own tests, in each rank of a job of two
-# make import-cost   how long `import hvkeras` and `hvkeras --help` take
+# make docs    build the documentation site in build/docs
+# make chart   measure the chart in the README
+# make picture   make the report and its screenshot in docs/compare.md
+# make wheel   build the wheel for this machine in dist/; make wheels: those of a release, for every Linux, and the source
+#              distribution; make test-wheels: build and test them
+# make native  build the native engine in the source tree; make sanitize: run its C++ core under the sanitizers
+# make test-arm   test the C++ core for 64-bit ARM, under qemu; make test-gpu: tests that need a GPU (skipped without one)
+# make test-trackers   test MLflow, Weights & Biases, TensorBoard, Keras Tuner, Optuna and Orbax, in a separate environment
+# make test-keras   run Keras's own tests in each rank of a two-rank job
+# make import-cost   measure `import hvkeras` and `hvkeras --help`
 #
-# Each file .venv/.has-* stands for a finished step, so that a repeat does only what has changed.
-# PYTHON=... picks the Python, FLAVOUR=cpu|cuda|tensorflow the TensorFlow, COMPILER=zig|system what the wheel is built by.
+# Each file .venv/.has-* marks a finished step, so that make only repeats outdated ones.
+# PYTHON=... selects the Python, FLAVOUR=cpu|cuda|tensorflow the TensorFlow, COMPILER=zig|system the wheel's compiler.
 
 .PHONY: train test test-all test-rest test-newest test-oldest test-cold test-soak test-elastic \
   test-hosts test-stress test-times test-pythons test-python test-wheels test-arm test-gpu test-clusters test-trackers test-keras check lint docs \
   chart picture wheel wheels native sanitize import-cost clean
 .DELETE_ON_ERROR:
 SHELL := bash
-# Else each process of the tests would compile all of them again.
+# Otherwise each process of the tests would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 comma := ,
 
@@ -40,25 +40,25 @@ PACKAGE_cpu := tensorflow-cpu
 PACKAGE_tensorflow := tensorflow
 PACKAGE_cuda := tensorflow[and-cuda]
 
-# -I keeps the checkout's hvkeras/ out of sys.path, where it would hide the installed package.
+# -I excludes the checkout's hvkeras/ from sys.path, where it would hide the installed package.
 python = $(1)/bin/python -I
 pip = $(call python,$(1)) -m pip --disable-pip-version-check install --quiet
-# The wheel for this machine: for Linux like this one (system), for every Linux (zig), or for none in particular (system,
-# without a compiler). Releases are compiled by Zig, which needs three minutes more when it compiles for the first time.
+# The wheel for this machine: for this Linux (system), for every Linux (zig), or pure Python (system, without a compiler).
+# Releases are compiled with Zig, whose first compilation takes three more minutes.
 HERE := $(shell uname -m)
 COMPILER := system
 wheel_here = $$(ls dist/*linux*_$(HERE).whl dist/*-any.whl 2>/dev/null)
-# Reinstalls the package itself; its dependencies only where they are missing. One wheel serves all environments.
+# Reinstall the package, but only missing dependencies. All environments use the same wheel.
 install_hvkeras = $(call pip,$(1)) --force-reinstall --no-deps $(wheel_here) && $(call pip,$(1)) "$(wheel_here)$(2)"
 
 train: $(VENV)/.has-hvkeras
 	$(VENV)/bin/hvkeras run -np 2 $(VENV)/bin/python examples/train.py
 
-# What a test is for tells its tier: no mark, `slow` or `nightly` (see CONTRIBUTING.md).
+# The tier of a test depends on its purpose: no mark, `slow` or `nightly` (see CONTRIBUTING.md).
 QUICK := not slow and not nightly
 REST := slow and not nightly
 
-# The build of Horovod takes two minutes or more, in which the tests that do not need it run.
+# The build of Horovod takes two minutes or more. Meanwhile, the tests that do not need it run.
 BUILD_LOG := build/horovod.log
 FAILED := $(VENV)/.has-horovod.failed
 test:
@@ -72,20 +72,20 @@ test:
 	  if [ -e $(FAILED) ]; then cat $(BUILD_LOG); exit 1; fi; exit $$tests
 	@touch $(VENV)/.passed
 
-# More than two, as some ranks wait while others work. Tests that share a launch stay together. After the crash of a
-# worker, the others might wait for ever, so that it ends the session.
+# More workers than cores, because ranks often wait. Tests that share a launch run on one worker. The crash of a worker
+# ends the session, because the others might wait forever.
 WORKERS := 4
 PYTEST := bin/pytest -n $(WORKERS) --max-worker-restart 0
 NEWEST := $(VENV)/.has-hvkeras $(VENV)/.has-test-tools
 
-# On a checkout that has just passed `make test`, the rest alone.
+# If the checkout has just passed `make test`, only the other tests run.
 test-all: $(VENV)/.passed
 	+$(MAKE) --no-print-directory test-rest
 
 $(VENV)/.passed: $(or $(wildcard $(shell git ls-files -co --exclude-standard 2>/dev/null)),$(SOURCES))
 	+$(MAKE) --no-print-directory test
 
-# torchrun, whose package is large, is left to `make test-clusters`.
+# Tests of torchrun only run in `make test-clusters`, because its package is large.
 test-rest: $(NEWEST) $(VENV)/.has-horovod $(VENV)/.has-browser $(OLDEST)/.has-hvkeras $(CLUSTERS)/.has-ray \
   $(CLUSTERS)/.has-slurm $(CLUSTERS)/.has-spark
 	$(VENV)/$(PYTEST) -m "$(REST)"
@@ -93,11 +93,11 @@ test-rest: $(NEWEST) $(VENV)/.has-horovod $(VENV)/.has-browser $(OLDEST)/.has-hv
 	+$(MAKE) --no-print-directory test-hosts
 	$(CLUSTERS)/bin/pytest tests/clusters
 
-# Both tiers on the installed TensorFlow.
+# Both tiers on the newest TensorFlow.
 test-newest: $(NEWEST) $(VENV)/.has-horovod $(VENV)/.has-browser
 	$(VENV)/$(PYTEST) -m "not nightly"
 
-# The unit tests and a job on each engine, on every Python that we claim and this machine has.
+# The unit tests and a job on each engine, on every supported Python that this machine has.
 test-pythons:
 	+@for version in 3.10 3.11 3.12 3.13; do \
 	  python=$$(ls $$(command -v python$$version) ~/.pyenv/versions/$$version.*/bin/python 2>/dev/null | while read -r one; do \
@@ -109,42 +109,42 @@ test-pythons:
 test-python: $(NEWEST) $(VENV)/.has-horovod
 	$(VENV)/$(PYTEST) -m "$(QUICK)" tests/unit tests/parallel/test_same_training.py
 
-# The tests that say so run on the oldest TensorFlow as well, where neither Horovod nor MPI is installed.
+# Tests with the mark `oldest` also run on the oldest TensorFlow, without Horovod and MPI.
 test-oldest: $(OLDEST)/.has-hvkeras
 	$(OLDEST)/$(PYTEST) -m "oldest and not oldest_nightly" -k "not horovod and not mpirun"
 
-# A sample of the tests on warm ranks, each rank a Python of its own: forking must make no difference.
+# A sample of the tests with cold ranks (new Python processes), to verify that forking makes no difference.
 test-cold: $(NEWEST) $(VENV)/.has-horovod
 	$(VENV)/$(PYTEST) -m sample --cold
 
-# Real schedulers: Ray, Slurm, Spark and torchrun, in an environment of their own.
+# Real schedulers: Ray, Slurm, Spark and torchrun, in a separate environment.
 test-clusters: $(CLUSTERS)/.has-ray $(CLUSTERS)/.has-slurm $(CLUSTERS)/.has-spark $(CLUSTERS)/.has-torch
 	$(CLUSTERS)/bin/pytest tests/clusters
 
-# What takes minutes: marked `nightly`, and left out of all others.
+# Tests that take minutes, with the mark `nightly`.
 test-soak: $(NEWEST) $(VENV)/.has-horovod $(VENV)/.has-browser $(OLDEST)/.has-hvkeras
 	$(VENV)/$(PYTEST) -m nightly --ignore tests/hosts
 	$(OLDEST)/$(PYTEST) -m "oldest and oldest_nightly" -k "not horovod and not mpirun"
 
-# An elastic job to which random things happen for so long.
+# An elastic job with random failures and membership changes.
 MINUTES := 10
 BACKEND := native
 HOSTS := 0
 test-elastic: $(NEWEST)
 	$(VENV)/bin/python tools/elastic_soak.py --minutes $(MINUTES) --backend $(BACKEND) --hosts $(HOSTS)
 
-# The native engine between hosts made of network namespaces, as root: its contract on two and three of them, and faults.
+# The native engine between hosts made of network namespaces, as root: its contract on two and three hosts, and faults.
 test-hosts: $(NEWEST)
 	@command -v nft >/dev/null || tools/system_packages.sh nftables || echo "Tests that need nft are skipped"
 	$(VENV)/bin/pytest -rs tests/hosts
 
-# Repeats tests beside processes that burn all cores: make test-stress TESTS=tests/launch TIMES=3
+# Repeat tests while other processes load all cores: make test-stress TESTS=tests/launch TIMES=3
 TESTS := tests/launch
 TIMES := 3
 test-stress: $(NEWEST) $(VENV)/.has-horovod
 	$(VENV)/bin/python tools/stress.py --times $(TIMES) -- $(VENV)/$(PYTEST) -m "not nightly" $(TESTS)
 
-# Shows where the time of `make test` goes, and notes how long the groups of tests take, for the order in which they begin.
+# Print the CPU time of `make test` by activity, and record the durations of groups of tests, which determine their order.
 TIER := $(QUICK)
 test-times: $(NEWEST) $(VENV)/.has-horovod
 	$(VENV)/$(PYTEST) --write-times -m "$(TIER)"
@@ -152,7 +152,7 @@ test-times: $(NEWEST) $(VENV)/.has-horovod
 check: lint $(NEWEST)
 	$(VENV)/$(PYTEST) -q -m check
 
-# Which schema is for which files; all of them come with check-jsonschema.
+# Schemas and the files that they apply to. check-jsonschema contains all of them.
 SCHEMAS := vendor.github-workflows=.github/workflows/*.yml custom.github-workflows-require-timeout=.github/workflows/*.yml \
   vendor.github-issue-forms=.github/ISSUE_TEMPLATE/[!c]*.yml vendor.github-issue-config=.github/ISSUE_TEMPLATE/config.yml \
   vendor.citation-file-format=CITATION.cff
@@ -174,13 +174,13 @@ docs: $(VENV)/.has-docs-tools hvkeras/backends
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet
 	@echo build/docs/index.html
 
-# The chart in the README, of the engines and their peers on this machine; build/speed.json has all times.
+# The chart in the README, of the engines and other libraries on this machine; build/speed.json has all times.
 CHART_TIME := 25
 chart: $(VENV)/.has-test-tools $(VENV)/.has-horovod
 	@mkdir -p build
 	$(VENV)/bin/hvkeras bench step -np 2 --peers --time $(CHART_TIME) --json build/speed.json --plot docs/speed.png
 
-# The picture in docs/compare.md, of a comparison on this machine.
+# The screenshot in docs/compare.md, of a comparison on this machine.
 picture: $(VENV)/.has-test-tools $(VENV)/.has-horovod $(VENV)/.has-browser
 	PATH="$(abspath $(VENV))/bin:$$PATH" hvkeras compare -np 1,2 --repeat 3 --out build/report python examples/train.py \
 	  --epochs 3
@@ -189,7 +189,7 @@ picture: $(VENV)/.has-test-tools $(VENV)/.has-horovod $(VENV)/.has-browser
 wheel: $(VENV)/.has-wheel
 	@echo $(wheel_here)
 
-# What a release consists of.
+# The files of a release.
 wheels: $(VENV)/.has-zig
 	@rm -rf dist
 	@for machine in x86_64 aarch64; do \
@@ -211,27 +211,27 @@ test-arm: $(VENV)/.has-zig
 	  -DCMAKE_TOOLCHAIN_FILE=$(CURDIR)/tools/manylinux.cmake >/dev/null && cmake --build build/arm --target core_test
 	QEMU_LD_PREFIX=/usr/aarch64-linux-gnu qemu-aarch64 build/arm/backends/native/core_test check
 
-# What needs GPUs; each part says in a line why it was not run. Horovod is built where there is a GPU.
+# Tests that need GPUs; each skipped part prints its reason. Horovod is only built if there is a GPU.
 test-gpu: $(VENV)/.has-test-tools $(if $(filter cuda,$(FLAVOUR)),$(VENV)/.has-horovod)
 	$(VENV)/bin/pytest -q -rsp tests/gpu
 
-# The pages on trackers and tuners, with the newest releases of these; all offline.
+# The pages on trackers and tuners, with their newest releases; all offline.
 test-trackers: $(TRACKERS)/.has-hvkeras
 	$(TRACKERS)/bin/pytest -q -k trackers tests/trackers tests/examples
 
-# Keras's own tests, which its wheel carries: in each rank of a job of two, with every optimizer distributed.
+# Keras's own tests, which its wheel contains, in each rank of a two-rank job, with every optimizer distributed.
 test-keras: $(NEWEST) $(VENV)/.has-horovod $(VENV)/.has-keras-suite
 	$(VENV)/bin/pytest -n 2 --max-worker-restart 0 tests/keras_suite
 
 import-cost: $(VENV)/.has-hvkeras
 	@$(call python,$(VENV)) tools/import_cost.py
 
-# The native engine where the sources are, for a checkout with the link hvkeras/backends.
+# The native engine in the source tree, for a checkout with the link hvkeras/backends.
 native: $(VENV)/.has-build-tools
 	@PATH="$(VENV)/bin:$$PATH"; cmake -S . -B build/native -G Ninja >/dev/null && cmake --build build/native
 	@cp build/native/backends/native/libhvkeras_native*.so backends/native/
 
-# The C++ core under ThreadSanitizer and AddressSanitizer; SECONDS_EACH says for how long.
+# The C++ core under ThreadSanitizer and AddressSanitizer, for SECONDS_EACH seconds each.
 SECONDS_EACH := 30
 sanitize: $(VENV)/.has-build-tools
 	@PATH="$(VENV)/bin:$$PATH"; for sanitizers in thread address,undefined; do \
@@ -246,7 +246,7 @@ $(VENV)/.has-python $(OLDEST)/.has-python $(CLUSTERS)/.has-python $(TRACKERS)/.h
 	@tools/make_venv.sh $*
 	@touch $@
 
-# tf_keras asks for `tensorflow`, which would overwrite tensorflow-cpu: so it comes without its dependencies.
+# tf_keras depends on `tensorflow`, which would overwrite tensorflow-cpu. Therefore it is installed with --no-deps.
 $(VENV)/.has-tensorflow $(CLUSTERS)/.has-tensorflow: %/.has-tensorflow: %/.has-python
 	@echo "Installing $(PACKAGE_$(FLAVOUR)) $(TESTED_TENSORFLOW) (a large download the first time)"
 	@$(call pip,$*) "$(PACKAGE_$(FLAVOUR))==$(TESTED_TENSORFLOW).*"
@@ -257,12 +257,12 @@ $(VENV)/.has-build-tools: $(VENV)/.has-python
 	@$(call pip,$(VENV)) "hatch-fancy-pypi-readme>=24" "scikit-build-core>=0.11" "cmake>=3.19,<4" ninja
 	@touch $@
 
-# A compiler for every Linux, of 80 MB.
+# Zig, the compiler for every Linux (80 MB).
 $(VENV)/.has-zig: $(VENV)/.has-build-tools
 	@$(call pip,$(VENV)) "ziglang==0.16.*"
 	@touch $@
 
-# Without a compiler, it is pure Python.
+# Without a compiler, the wheel is pure Python.
 $(VENV)/.has-wheel: $(if $(filter zig,$(COMPILER)),$(VENV)/.has-zig,$(VENV)/.has-build-tools) $(SOURCES)
 	@echo "Building hvkeras"
 	@rm -f dist/*.whl
@@ -274,7 +274,7 @@ $(VENV)/.has-hvkeras: $(VENV)/.has-tensorflow $(VENV)/.has-wheel
 	@$(call install_hvkeras,$(VENV),)
 	@touch $@
 
-# With what the build of Horovod needs, which then changes nothing else while tests run beside it.
+# Includes the requirements of Horovod's build, so that the build does not change packages while tests run.
 $(VENV)/.has-test-tools: pyproject.toml | $(VENV)/.has-hvkeras
 	@echo "Installing Open MPI, UCX and the test tools"
 	@$(call install_hvkeras,$(VENV),[test$(comma)mpi$(comma)hosts$(comma)horovod])
@@ -286,13 +286,13 @@ $(VENV)/.has-horovod: $(VENV)/.has-tensorflow | $(VENV)/.has-test-tools
 	@$(VENV)/bin/hvkeras build-horovod --with-mpi
 	@touch $@
 
-# What Keras's tests import; in a folder of its own, and the last in which these ranks look, so that other tests go without.
+# Imports of Keras's tests, in a separate folder at the end of these ranks' sys.path: other tests do not see them.
 $(VENV)/.has-keras-suite: | $(VENV)/.has-test-tools
-	@echo "Installing what Keras's tests need"
+	@echo "Installing the requirements of Keras's tests"
 	@$(call pip,$(VENV)) --target $(VENV)/keras_suite grain jax orbax-checkpoint pandas scipy tensorboard
 	@touch $@
 
-# Reports are looked at in a real browser.
+# Reports are tested in a real browser.
 $(VENV)/.has-browser: | $(VENV)/.has-python
 	@command -v chromium >/dev/null || tools/system_packages.sh chromium || echo "Tests of reports in a browser are skipped"
 	@touch $@
@@ -301,7 +301,7 @@ $(VENV)/.has-lint-tools: pyproject.toml | $(VENV)/.has-test-tools
 	@$(call install_hvkeras,$(VENV),[lint])
 	@touch $@
 
-# The site is made from the sources alone.
+# The site is built from the sources; hvkeras need not be installed.
 $(VENV)/.has-docs-tools: pyproject.toml | $(VENV)/.has-python
 	@$(call pip,$(VENV)) $$(sed -n '/^\[dep/q;s/^docs = \[\(.*\)\]/\1/p' pyproject.toml | tr -d ',"')
 	@touch $@
@@ -325,20 +325,20 @@ $(CLUSTERS)/.has-ray: $(CLUSTERS)/.has-hvkeras
 	@$(call pip,$(CLUSTERS)) "ray[tune]$$(sed -n 's/^ray = .*"ray\([^"]*\)".*/\1/p' pyproject.toml)"
 	@touch $@
 
-# For torchrun alone. From PyPI, torch is the one for CUDA; a local wheel for CPUs is taken before it.
+# Only for torchrun. PyPI's torch is the build for CUDA; pip prefers a local wheel for CPUs.
 $(CLUSTERS)/.has-torch: | $(CLUSTERS)/.has-hvkeras
 	@echo "Installing torch"
 	@$(call pip,$(CLUSTERS)) "torch==2.13.*"
 	@touch $@
 
-# Spark itself comes with its package; it needs a Java. Estimators write logs where TensorBoard is installed.
+# pyspark contains Spark, which needs Java. Estimators write logs if TensorBoard is installed.
 $(CLUSTERS)/.has-spark: | $(CLUSTERS)/.has-hvkeras
 	@command -v java >/dev/null || tools/system_packages.sh openjdk-17-jre-headless || echo "Tests on Spark are skipped"
 	@echo "Installing Spark (a large download the first time)"
 	@$(call pip,$(CLUSTERS)) tensorboard $$(sed -n 's/^spark = \[\(.*\)\].*/\1/p' pyproject.toml | tr -d ',"')
 	@touch $@
 
-# Slurm's daemons are started by the tests, and by nothing else.
+# The tests start Slurm's daemons themselves.
 $(CLUSTERS)/.has-slurm: | $(CLUSTERS)/.has-python
 	@command -v slurmctld >/dev/null && command -v slurmd >/dev/null && command -v munged >/dev/null || \
 	  tools/system_packages.sh slurm-wlm munge || echo "Tests on Slurm are skipped"
@@ -353,7 +353,7 @@ $(TRACKERS)/.has-hvkeras: $(TRACKERS)/.has-trackers $(VENV)/.has-wheel
 	@$(call install_hvkeras,$(TRACKERS),[test])
 	@touch $@
 
-# With this link, mypy finds hvkeras.backends in the checkout, and `import hvkeras` works there. Git, the
-# wheel and the source distribution leave it out.
+# With this link, mypy finds hvkeras.backends in the checkout, and `import hvkeras` works there. Git, the wheel and the
+# source distribution exclude it.
 hvkeras/backends:
 	ln -s ../backends $@

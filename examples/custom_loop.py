@@ -1,6 +1,6 @@
-"""The same training as `train.py` with a loop of one's own and a gradient tape.
+"""Train the model of `train.py` in a custom training loop, with `hvd.DistributedGradientTape`.
 
-Start it like that one:
+Start it with any launcher, for example:
 
     hvkeras run -np 2 python examples/custom_loop.py
 """
@@ -21,9 +21,9 @@ from network import convolutional_network
 options = argparse.ArgumentParser(description="Train a small convolutional network with a custom loop.")
 options.add_argument("--backend", help="collective engine: auto (default), native, tfdist, horovod or local")
 options.add_argument("--epochs", type=int, default=12)
-options.add_argument("--batch-size", type=int, default=32, help="images in a step of one process (default: 32)")
+options.add_argument("--batch-size", type=int, default=32, help="images per process and step (default: 32)")
 options.add_argument("--dataset", choices=data.DATASETS, default="digits")
-options.add_argument("--checkpoint-dir", type=Path, help="where the model is saved at the end")
+options.add_argument("--checkpoint-dir", type=Path, help="folder for the trained model")
 args = options.parse_args()
 
 hvd.init(args.backend)
@@ -31,7 +31,7 @@ hvd.init(args.backend)
 x_train, y_train, x_test, y_test = data.load(args.dataset)
 keras.utils.set_random_seed(1 + hvd.rank())
 
-# Every rank gets its share of the images, in an order of its own; all shares have the same number of batches.
+# Each rank trains on its own shard of the images, shuffled differently. All shards have the same number of batches.
 dataset = hvd.shard(tf.data.Dataset.from_tensor_slices((x_train, y_train)), shuffle=len(x_train))
 dataset = dataset.batch(args.batch_size).prefetch(tf.data.AUTOTUNE)
 
@@ -41,13 +41,13 @@ steps = args.epochs * len(dataset)
 optimizer = keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(0.001 * hvd.size(), steps))
 optimizer.build(model.trainable_variables)
 
-# All ranks start from the weights and the optimizer of rank 0.
+# All ranks start from the weights and the optimizer state of rank 0.
 hvd.broadcast_variables(model.variables + optimizer.variables, root_rank=0)
 
 
 @tf.function
 def train_step(images: Any, labels: Any) -> Any:
-    """Makes one step and returns this rank's loss; the tape averages the gradients of all ranks."""
+    """Run one step, with gradients averaged over all ranks by the tape, and return this rank's loss."""
     with tf.GradientTape() as tape:
         loss = loss_of(labels, model(images, training=True))
     tape = hvd.DistributedGradientTape(tape)
@@ -66,7 +66,7 @@ if args.checkpoint_dir and hvd.rank() == 0:
     args.checkpoint_dir.mkdir(parents=True, exist_ok=True)
     model.save(args.checkpoint_dir / "model.keras")
 
-# All ranks predict together, each a part, and get all predictions in order.
+# Each rank predicts a part of the images; every rank receives all predictions, in order.
 test_accuracy = (hvd.predict(model, x_test).argmax(axis=-1) == y_test).mean()
 if hvd.rank() == 0:
     print(f"test accuracy: {test_accuracy:.4f}", flush=True)

@@ -1,10 +1,10 @@
-"""TensorFlow's own custom training loop on several workers: `tf.distribute` reduces, and hvkeras finds the workers.
+"""Train with a `tf.distribute` strategy in a custom loop: hvkeras finds the workers, TensorFlow reduces the gradients.
 
-Start it with whichever launcher you have:
+Start it with any launcher, for example:
 
     hvkeras run -np 2 python examples/custom_training_loop.py
     mpirun -np 2 python examples/custom_training_loop.py
-    python examples/custom_training_loop.py                    # one process, or as many as TF_CONFIG says
+    python examples/custom_training_loop.py                    # one process, or the cluster of TF_CONFIG
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from network import convolutional_network
 
 options = argparse.ArgumentParser(description="Train a small convolutional network with strategy.run.")
 options.add_argument("--epochs", type=int, default=8)
-options.add_argument("--batch-size", type=int, default=32, help="images in a step of one replica (default: 32)")
+options.add_argument("--batch-size", type=int, default=32, help="images per replica and step (default: 32)")
 options.add_argument("--dataset", choices=data.DATASETS, default="fashion_mnist")
-options.add_argument("--checkpoint-dir", type=Path, help="shared by all workers; training goes on from what is there")
+options.add_argument("--checkpoint-dir", type=Path, help="folder shared by all workers; training resumes from it")
 args = options.parse_args()
 
-# 1. The strategy, before TensorFlow is used for anything else. Addresses come from whatever launched the job.
+# 1. Create the strategy before any other use of TensorFlow. The launcher provides the addresses of the workers.
 strategy = hvd.strategy("multi_worker_mirrored")
 
-# 2. Every worker makes the same batches of the whole job; the strategy deals each batch to the replicas.
+# 2. Every worker builds the same global batches; the strategy splits each of them among the replicas.
 x_train, y_train, x_test, y_test = data.load(args.dataset)
 global_batch = args.batch_size * strategy.num_replicas_in_sync
 train = tf.data.Dataset.from_tensor_slices((x_train, y_train)).shuffle(len(x_train), seed=1)
@@ -39,7 +39,7 @@ train = strategy.experimental_distribute_dataset(train.batch(global_batch, drop_
 test = strategy.experimental_distribute_dataset(
     tf.data.Dataset.from_tensor_slices((x_test, y_test)).batch(global_batch))
 
-# 3. What has variables is made under the strategy.
+# 3. Create everything that has variables in the scope of the strategy.
 with strategy.scope():
     keras.utils.set_random_seed(1)
     model = convolutional_network(x_train.shape[1:])
@@ -53,10 +53,10 @@ with strategy.scope():
 
 
 def train_replica(images: Any, labels: Any) -> Any:
-    """Makes a step with one replica's part of a batch; the optimizer sums the gradients of all replicas."""
+    """Run one step on this replica's part of a batch; the optimizer sums the gradients over all replicas."""
     with tf.GradientTape() as tape:
         outputs = model(images, training=True)
-        # A share of the loss of the whole batch, so that the sum over the replicas is its mean.
+        # Divided by the global batch size, so that the sum over all replicas is the mean loss.
         loss = tf.nn.compute_average_loss(loss_of(labels, outputs), global_batch_size=global_batch)
         if model.losses:
             loss += tf.nn.scale_regularization_loss(tf.add_n(model.losses))
@@ -67,7 +67,7 @@ def train_replica(images: Any, labels: Any) -> Any:
 
 
 def test_replica(images: Any, labels: Any) -> None:
-    """Measures one replica's part of a batch."""
+    """Update the test metrics with this replica's part of a batch."""
     outputs = model(images, training=False)
     test_loss.update_state(loss_of(labels, outputs))
     test_accuracy.update_state(labels, outputs)
@@ -75,17 +75,17 @@ def test_replica(images: Any, labels: Any) -> None:
 
 @tf.function
 def train_step(images: Any, labels: Any) -> Any:
-    """Makes a step on all replicas of all workers, and returns its loss."""
+    """Run one step on all replicas of all workers, and return its loss."""
     return strategy.reduce("SUM", strategy.run(train_replica, args=(images, labels)), axis=None)
 
 
 @tf.function
 def test_step(images: Any, labels: Any) -> None:
-    """Measures a batch on all replicas."""
+    """Update the test metrics on all replicas."""
     strategy.run(test_replica, args=(images, labels))
 
 
-# 4. All workers save, since the strategy may have to sum what they hold; the folder of the first one stays.
+# 4. All workers must save, because saving may reduce variables over the workers. Only the chief's folder persists.
 chief = hvd.rank() == 0
 checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer, epoch=epoch)
 folder = args.checkpoint_dir if args.checkpoint_dir and chief else Path(tempfile.mkdtemp())
@@ -105,15 +105,15 @@ while int(epoch.numpy()) < args.epochs:
     epoch.assign_add(1)
     if args.checkpoint_dir:
         manager.save()
-    # Metrics are summed over all workers, so all of them ask.
+    # `result` reduces over all workers, so all of them must call it.
     loss, accuracy = float(tf.reduce_mean(losses)), float(train_accuracy.result())
-    tested, tested_loss = float(test_accuracy.result()), float(test_loss.result())
+    val_accuracy, val_loss = float(test_accuracy.result()), float(test_loss.result())
     if chief:
         print(f"epoch {int(epoch.numpy())}/{args.epochs}: loss {loss:.4f}, accuracy {accuracy:.4f}, test loss"
-              f" {tested_loss:.4f}, test accuracy {tested:.4f}", flush=True)
+              f" {val_loss:.4f}, test accuracy {val_accuracy:.4f}", flush=True)
 
-tested = float(test_accuracy.result())
+final_accuracy = float(test_accuracy.result())
 if chief:
-    print(f"test accuracy: {tested:.4f}", flush=True)
+    print(f"test accuracy: {final_accuracy:.4f}", flush=True)
 
 hvd.shutdown()

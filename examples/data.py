@@ -1,7 +1,8 @@
-"""Small images to train on: the handwritten digits beside this file, or MNIST and its like from the internet.
+"""Small image datasets: handwritten digits in this folder, or MNIST and Fashion-MNIST, which Keras downloads.
 
 The digits are the test set of "Optical Recognition of Handwritten Digits" by E. Alpaydin and C. Kaynak (1998), UCI
-Machine Learning Repository, https://doi.org/10.24432/C50P49, licence CC BY 4.0: 1797 images of 8 x 8 in 17 greys.
+Machine Learning Repository, https://doi.org/10.24432/C50P49, license CC BY 4.0: 1797 images of 8 x 8 pixels, 17 levels
+of grey.
 """
 
 from __future__ import annotations
@@ -20,33 +21,33 @@ DIGITS = Path(__file__).parent / "digits.npz"
 
 
 def load(name: str) -> tuple[Any, Any, Any, Any]:
-    """Loads a dataset on every rank; one that cannot be downloaded gives way to the digits, on all ranks alike.
+    """Load a dataset on every rank. If any rank cannot download it, all ranks load the digits instead.
 
     Args:
         name: One of `DATASETS`.
 
     Returns:
-        Training images and labels, test images and labels; images are float32 in [0, 1], [number, height, width, 1].
+        `(x_train, y_train, x_test, y_test)`. Images are float32 in [0, 1], of shape `[N, height, width, 1]`.
     """
     if name != "digits" and not all(hvd.allgather_object(_download(name))):
         if hvd.rank() == 0:
-            print(f"{name} cannot be downloaded here: training on the digits beside the examples instead", flush=True)
+            print(f"{name} cannot be downloaded: training on the digits in examples/digits.npz instead", flush=True)
         name = "digits"
     return digits() if name == "digits" else _keras_dataset(name)
 
 
 def _download(name: str) -> bool:
-    """Brings a dataset to this host, once: the other ranks will find the file that local rank 0 leaves."""
+    """Download a dataset once per host, on local rank 0, and return whether that succeeded."""
     if hvd.local_rank() != 0:
         return True
-    patience = socket.getdefaulttimeout()
+    default_timeout = socket.getdefaulttimeout()
     socket.setdefaulttimeout(5)
     try:
         _keras_dataset(name)
-    except Exception:  # noqa: BLE001 - whatever went wrong, the digits are there
+    except Exception:  # noqa: BLE001 - the digits are the fallback for any error
         return False
     finally:
-        socket.setdefaulttimeout(patience)
+        socket.setdefaulttimeout(default_timeout)
     return True
 
 
@@ -56,7 +57,7 @@ def _keras_dataset(name: str) -> tuple[Any, Any, Any, Any]:
 
 
 def digits() -> tuple[Any, Any, Any, Any]:
-    """Loads the digits beside this file, as `load` does."""
+    """Load the digits in this folder. The result has the format of `load`."""
     with np.load(DIGITS) as file:
         images, labels = file["images"], file["labels"].astype("int64")
     order = np.random.default_rng(seed=0).permutation(len(labels))  # the same on every rank

@@ -1,4 +1,4 @@
-"""The small convolutional network that both examples train."""
+"""The small convolutional network that the examples train."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import keras
 
 
 def convolutional_network(input_shape: tuple[int, ...], classes: int = 10) -> Any:
-    """Makes the network; its outputs are logits."""
+    """Return a new network, whose outputs are logits of shape `[N, classes]`."""
     return keras.Sequential(
         [
             keras.Input(input_shape),

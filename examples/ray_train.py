@@ -1,8 +1,8 @@
-"""Train on the nodes of a Ray cluster: the driver starts the ranks, and gets what each returns.
+"""Train on the nodes of a Ray cluster: the driver starts the ranks, and receives their results.
 
 pip install 'hvkeras[cpu,ray]'
-python examples/ray_train.py --workers 2                                  # a cluster of this machine alone
-ray job submit --working-dir examples -- python ray_train.py --workers 8  # on a cluster that runs
+python examples/ray_train.py --workers 2                                  # on a local cluster
+ray job submit --working-dir examples -- python ray_train.py --workers 8  # on a running cluster
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hvkeras.ray import RayExecutor, ray_logger
 
 
 def train(epochs: int, batch_size: int) -> dict[str, Any]:
-    """Trains on one rank; the same function runs on all of them."""
+    """Train on one rank. Ray runs this function on every rank."""
     import keras
 
     import data
@@ -38,7 +38,7 @@ def train(epochs: int, batch_size: int) -> dict[str, Any]:
         x_train, y_train, batch_size=batch_size, epochs=epochs, validation_data=(x_test, y_test), verbose=0,
         callbacks=[
             hvd.callbacks.BroadcastGlobalVariablesCallback(0),
-            # Rank 0 sends what Keras measured, on the images of all ranks, to the driver.
+            # Rank 0 sends the metrics, which cover the images of all ranks, to the driver.
             keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: ray_logger.log({"epoch": epoch, **logs})),
         ],
     )
@@ -47,7 +47,7 @@ def train(epochs: int, batch_size: int) -> dict[str, Any]:
 
 
 def show(entry: dict[str, Any]) -> None:
-    """Prints what rank 0 has sent; `tune.report` would hand it to Ray Tune."""
+    """Print the metrics from rank 0. Under Ray Tune, pass them to `tune.report` instead."""
     print(f"epoch {entry['epoch'] + 1}: loss {entry['loss']:.4f}", flush=True)
 
 
@@ -55,7 +55,7 @@ if __name__ == "__main__":
     options = argparse.ArgumentParser(description="Train on the nodes of a Ray cluster.")
     options.add_argument("--workers", type=int, default=2)
     options.add_argument("--epochs", type=int, default=12)
-    options.add_argument("--batch-size", type=int, default=32, help="images in a step of one worker (default: 32)")
+    options.add_argument("--batch-size", type=int, default=32, help="images per worker and step (default: 32)")
     options.add_argument("--use-gpu", action="store_true")
     args = options.parse_args()
 

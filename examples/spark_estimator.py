@@ -1,9 +1,9 @@
-"""From a DataFrame to a model and back, on a Spark cluster: `hvkeras.spark.KerasEstimator`.
+"""Train on a Spark DataFrame with `hvkeras.spark.KerasEstimator`, and add a column of predictions to another.
 
-Start it by Python, or by Spark on a cluster:
+Start it with Python, or with `spark-submit` on a cluster:
 
-    python examples/spark_estimator.py                                      # Spark inside of this process, two ranks
-    spark-submit --master spark://host:7077 examples/spark_estimator.py --ranks 4 --store /a/folder/that/all/hosts/share
+    python examples/spark_estimator.py                                      # local Spark, two ranks
+    spark-submit --master spark://host:7077 examples/spark_estimator.py --ranks 4 --store /a/shared/folder
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from network import convolutional_network
 options = argparse.ArgumentParser(description="Train a small convolutional network on a DataFrame.")
 options.add_argument("--ranks", type=int, default=2)
 options.add_argument("--epochs", type=int, default=12)
-options.add_argument("--store", help="folder or URL that all hosts share (default: a temporary one of this host)")
+options.add_argument("--store", help="folder or URL that all hosts share (default: a temporary local folder)")
 args = options.parse_args()
 
 builder = SparkSession.builder.appName("hvkeras")
@@ -31,12 +31,12 @@ if not SparkConf().contains("spark.master"):  # spark-submit sets it
     builder = builder.master(f"local[{args.ranks}]")
 spark = builder.getOrCreate()
 
-# 1. A DataFrame with a column of images (here, lists of pixels), and one of labels.
+# 1. A DataFrame with a column of images (lists of pixels) and a column of labels.
 x_train, y_train, x_test, y_test = data.digits()
 train, test = (spark.createDataFrame([(image.ravel().tolist(), int(label)) for image, label in zip(x, y, strict=True)],
                                      ["image", "label"]) for x, y in ((x_train, y_train), (x_test, y_test)))
 
-# 2. The estimator: rows of a column take the shape of the model's input.
+# 2. The estimator. It reshapes the values of a column to the shape of the model's input.
 with tempfile.TemporaryDirectory() as folder:
     estimator = KerasEstimator(
         num_proc=args.ranks,
@@ -53,8 +53,8 @@ with tempfile.TemporaryDirectory() as folder:
     )
     trained = estimator.fit(train)
 
-# 3. The model adds a column of predictions: ten logits for each image.
+# 3. The trained model adds a column of predictions: ten logits per image.
 predicted = trained.transform(test).select("label", "label__output").collect()
-right = [int(np.argmax(row["label__output"])) == row["label"] for row in predicted]
-print(f"test accuracy: {np.mean(right):.4f}")
+correct = [int(np.argmax(row["label__output"])) == row["label"] for row in predicted]
+print(f"test accuracy: {np.mean(correct):.4f}")
 spark.stop()

@@ -1,8 +1,8 @@
 """Train on a Spark cluster: `hvkeras.spark.run` starts the ranks in the tasks of a barrier stage.
 
-Start it by Python, or by Spark on a cluster:
+Start it with Python, or with `spark-submit` on a cluster:
 
-    python examples/spark_run.py                                            # Spark inside of this process, two ranks
+    python examples/spark_run.py                                            # local Spark, two ranks
     spark-submit --master spark://host:7077 examples/spark_run.py --ranks 4
 """
 
@@ -20,7 +20,7 @@ import hvkeras as hvd
 
 
 def train(images: Any, labels: Any, held_out: tuple[Any, Any], epochs: int) -> float:
-    """Trains on one rank; what it needs is imported where it runs."""
+    """Train on one rank, and return the test accuracy. Imports are local, because the function runs in Spark tasks."""
     import keras
 
     from network import convolutional_network
@@ -50,7 +50,7 @@ if __name__ == "__main__":
     if not SparkConf().contains("spark.master"):  # spark-submit sets it
         builder = builder.master(f"local[{args.ranks}]")
     spark = builder.getOrCreate()
-    spark.sparkContext.addPyFile(str(Path(__file__).with_name("network.py")))  # for the hosts of the ranks
+    spark.sparkContext.addPyFile(str(Path(__file__).with_name("network.py")))  # copied to the ranks' hosts
 
     x_train, y_train, x_test, y_test = data.digits()
     accuracies = hvd.spark.run(train, args=(x_train, y_train, (x_test, y_test), args.epochs), num_proc=args.ranks)

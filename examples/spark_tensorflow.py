@@ -1,8 +1,8 @@
 """Train with `tf.distribute` on a Spark cluster: `hvkeras.spark.MirroredStrategyRunner`.
 
-Start it by Python, or by Spark on a cluster:
+Start it with Python, or with `spark-submit` on a cluster:
 
-    python examples/spark_tensorflow.py                                     # Spark inside of this process, two tasks
+    python examples/spark_tensorflow.py                                     # local Spark, two tasks
     spark-submit --master spark://host:7077 examples/spark_tensorflow.py --slots 4
 """
 
@@ -20,7 +20,7 @@ from hvkeras.spark import MirroredStrategyRunner
 
 
 def train(images: Any, labels: Any, epochs: int, batch_size: int = 64) -> float:
-    """Trains in the scope of a MultiWorkerMirroredStrategy; the batch is that of all tasks together."""
+    """Train under MultiWorkerMirroredStrategy, and return the training accuracy; `batch_size` is the global one."""
     import keras
     import tensorflow as tf
 
@@ -36,8 +36,8 @@ def train(images: Any, labels: Any, epochs: int, batch_size: int = 64) -> float:
 
 if __name__ == "__main__":
     options = argparse.ArgumentParser(description="Train a small convolutional network with tf.distribute on Spark.")
-    options.add_argument("--slots", type=int, default=2, help="tasks; with --gpu, GPUs")
-    options.add_argument("--gpu", action="store_true", help="train on GPUs that Spark gives to the tasks")
+    options.add_argument("--slots", type=int, default=2, help="number of tasks; with --gpu, of GPUs")
+    options.add_argument("--gpu", action="store_true", help="train on the GPUs that Spark assigns to the tasks")
     options.add_argument("--epochs", type=int, default=12)
     args = options.parse_args()
 
@@ -45,7 +45,7 @@ if __name__ == "__main__":
     if not SparkConf().contains("spark.master"):  # spark-submit sets it
         builder = builder.master(f"local[{args.slots}]")
     spark = builder.getOrCreate()
-    spark.sparkContext.addPyFile(str(Path(__file__).with_name("network.py")))  # for the hosts of the tasks
+    spark.sparkContext.addPyFile(str(Path(__file__).with_name("network.py")))  # copied to the tasks' hosts
 
     x_train, y_train, _, _ = data.digits()
     runner = MirroredStrategyRunner(num_slots=args.slots, use_gpu=args.gpu)

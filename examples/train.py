@@ -1,11 +1,11 @@
 """Train a small convolutional network on several processes with Keras's `fit`.
 
-Start it with whichever launcher you have:
+Start it with any launcher, for example:
 
     hvkeras run -np 2 python examples/train.py
     horovodrun -np 2 python examples/train.py --backend horovod
     mpirun -np 2 python examples/train.py
-    python examples/train.py                    # one process, or as many as TF_CONFIG says
+    python examples/train.py                    # one process, or the cluster of TF_CONFIG
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from network import convolutional_network
 options = argparse.ArgumentParser(description="Train a small convolutional network on several processes.")
 options.add_argument("--backend", help="collective engine: auto (default), native, tfdist, horovod or local")
 options.add_argument("--epochs", type=int, default=12)
-options.add_argument("--batch-size", type=int, default=32, help="images in a step of one process (default: 32)")
+options.add_argument("--batch-size", type=int, default=32, help="images per process and step (default: 32)")
 options.add_argument("--dataset", choices=data.DATASETS, default="digits")
-options.add_argument("--checkpoint-dir", type=Path, help="where the best model is saved")
+options.add_argument("--checkpoint-dir", type=Path, help="folder for the best model")
 args = options.parse_args()
 
-# 1. Find the other processes.
+# 1. Find the other processes (ranks).
 hvd.init(args.backend)
 
-# 2. Each process trains and validates on its own share of the images.
+# 2. Each rank trains and validates on its own shard of the images.
 x_train, y_train, x_test, y_test = data.load(args.dataset)
 x_train, y_train = hvd.shard((x_train, y_train))
 x_test, y_test = hvd.shard((x_test, y_test), training=False)
 
-keras.utils.set_random_seed(1 + hvd.rank())  # each process shuffles and drops out differently
+keras.utils.set_random_seed(1 + hvd.rank())  # ranks shuffle and apply dropout differently
 model = convolutional_network(x_train.shape[1:])
 
-# 3. Wrap the optimizer: it averages the gradients of all processes. As they see `size` times as many images
-#    in a step as one would, the learning rate grows with them.
+# 3. Wrap the optimizer, which then averages the gradients over all ranks. The global batch is `size` times as large
+#    as that of one rank, so scale the learning rate by `size`.
 learning_rate = 0.001 * hvd.size()
 model.compile(
     optimizer=hvd.DistributedOptimizer(keras.optimizers.Adam(learning_rate)),
@@ -47,8 +47,7 @@ model.compile(
     metrics=["accuracy"],
 )
 
-# 4. Start all processes from the weights of the first one, and go up to that learning rate in small steps.
-#    Only the first one saves.
+# 4. Broadcast the initial weights of rank 0, and warm up to the scaled learning rate. Only rank 0 saves the model.
 callbacks = [
     hvd.callbacks.BroadcastGlobalVariablesCallback(0),
     hvd.callbacks.LearningRateWarmupCallback(learning_rate, warmup_epochs=3),
@@ -63,7 +62,7 @@ model.fit(
     callbacks=callbacks, verbose=hvd.verbose(),
 )
 
-# 5. What Keras measures is measured on the images of all processes, and the same everywhere.
+# 5. The loss and the metrics cover the images of all ranks, and are the same on every rank.
 test_loss, test_accuracy = model.evaluate(x_test, y_test, verbose=0)
 if hvd.rank() == 0:
     print(f"test accuracy: {test_accuracy:.4f}", flush=True)

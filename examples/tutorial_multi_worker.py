@@ -1,6 +1,7 @@
-"""Train with Keras under tf.distribute.MultiWorkerMirroredStrategy, as TensorFlow's tutorial on it is built up.
+"""Train with Keras under tf.distribute.MultiWorkerMirroredStrategy, in the steps of TensorFlow's tutorial on it.
 
-`import hvkeras` is all that Keras 3 needs for it; `hvd.init()` is not called. TF_CONFIG tells each worker its place:
+Keras 3 only needs `import hvkeras` for this; `hvd.init()` is not called. TF_CONFIG lists the workers, and gives each
+its index:
 
     start() {
         TF_CONFIG='{"cluster": {"worker": ["localhost:23451", "localhost:23452"]},
@@ -8,8 +9,8 @@
     }
     start 1 & start 0; wait
 
-Without TF_CONFIG it trains in one process. A job that was killed goes on after its last whole epoch when it is started
-again with the same folder, which only the chief has to see.
+Without TF_CONFIG it trains in one process. After a kill, start it again with the same folder: training resumes after
+the last completed epoch. Only the chief needs access to the folder.
 """
 
 from __future__ import annotations
@@ -26,18 +27,19 @@ import hvkeras as hvd
 from network import convolutional_network
 
 options = argparse.ArgumentParser(description="Train under MultiWorkerMirroredStrategy.")
-options.add_argument("--folder", type=Path, default=Path("tutorial"), help="where the chief writes (default: tutorial)")
+options.add_argument("--folder", type=Path, default=Path("tutorial"),
+                     help="folder for the chief's output (default: tutorial)")
 options.add_argument("--epochs", type=int, default=12)
-options.add_argument("--batch-size", type=int, default=32, help="images in a step of one worker (default: 32)")
+options.add_argument("--batch-size", type=int, default=32, help="images per worker and step (default: 32)")
 options.add_argument("--tensorboard", action="store_true", help="write summaries into the folder's logs")
 args = options.parse_args()
 
 
 def datasets(global_batch: int) -> tuple[Any, Any, int]:
-    """The whole data on every worker: TensorFlow deals each batch out, so all workers must shuffle alike.
+    """Return the full datasets, of which TensorFlow gives each worker a shard; all workers must shuffle identically.
 
     Returns:
-        Training data that never end, test data, and the steps of an epoch.
+        The training data (repeated infinitely), the test data, and the number of steps per epoch.
     """
     x_train, y_train, x_test, y_test = data.load("digits")
     train = tf.data.Dataset.from_tensor_slices((x_train, y_train))
@@ -47,7 +49,7 @@ def datasets(global_batch: int) -> tuple[Any, Any, int]:
 
 
 def compiled_model(workers: int) -> Any:
-    """The model, which must be built and compiled in the strategy's scope."""
+    """Return the compiled model. Call this in the strategy's scope."""
     model = convolutional_network((8, 8, 1))
     model.compile(
         optimizer=keras.optimizers.Adam(0.001 * workers),
@@ -58,24 +60,24 @@ def compiled_model(workers: int) -> Any:
 
 
 def is_chief(strategy: Any) -> bool:
-    """Whether this worker writes for all: the chief of TF_CONFIG or, in a cluster without one, worker 0."""
+    """Return whether this worker is the chief: that of TF_CONFIG or, in a cluster without one, worker 0."""
     resolver = strategy.cluster_resolver
     has_chief = "chief" in resolver.cluster_spec().jobs
     return resolver.task_type in (None, "", "chief") or (not has_chief and resolver.task_id == 0)
 
 
-# 1. The strategy comes first: it connects the workers, before anything else of TensorFlow runs.
+# 1. Create the strategy first. It connects the workers, and must precede any other TensorFlow operation.
 strategy = tf.distribute.MultiWorkerMirroredStrategy()
 chief = is_chief(strategy)
 keras.utils.set_random_seed(1)
 
-# 2. A global batch is as many images for each worker. The variables live on all workers.
+# 2. The global batch size grows with the number of workers. Variables are mirrored on all workers.
 workers = strategy.num_replicas_in_sync
 train, test, steps = datasets(args.batch_size * workers)
 with strategy.scope():
     model = compiled_model(workers)
 
-# 3. All workers go back to the chief's backup when they start again; the chief alone saves.
+# 3. After a restart, all workers restore the chief's backup. Only the chief saves.
 args.folder.mkdir(parents=True, exist_ok=True)
 callbacks = [
     hvd.callbacks.BackupAndRestore(args.folder / "backup"),
@@ -84,18 +86,18 @@ callbacks = [
 if args.tensorboard:
     callbacks += [hvd.callbacks.TensorBoard(args.folder / "logs")]
 
-# 4. Each worker calls fit with the same data.
+# 4. All workers call fit with the same dataset.
 model.fit(train, epochs=args.epochs, steps_per_epoch=steps, validation_data=test, callbacks=callbacks,
-          shuffle=False, verbose=2 if chief else 0)  # the dataset is shuffled already
+          shuffle=False, verbose=2 if chief else 0)  # the dataset is already shuffled
 
-# 5. The chief saves the model. All evaluate it together, so that nobody leaves before that.
+# 5. The chief saves the model. All workers evaluate it together, so that none exits while the chief saves.
 if chief:
     model.save(args.folder / "trained.keras")
 loss, accuracy = model.evaluate(test, verbose=0)
 
-# 6. What was saved is a plain model, which needs neither the strategy nor hvkeras.
+# 6. The saved model is an ordinary Keras model: loading it requires neither the strategy nor hvkeras.
 if chief:
-    again = keras.saving.load_model(args.folder / "trained.keras")
-    found = again.evaluate(test, verbose=0)
+    loaded = keras.saving.load_model(args.folder / "trained.keras")
+    _, loaded_accuracy = loaded.evaluate(test, verbose=0)
     print(f"test accuracy: {accuracy:.4f}", flush=True)
-    print(f"loaded again: {found[1]:.4f}", flush=True)
+    print(f"loaded again: {loaded_accuracy:.4f}", flush=True)

@@ -1,4 +1,4 @@
-"""Fixtures for all tests: jobs of several ranks (see `harness`), and guards against leaks."""
+"""Fixtures of all tests: jobs of several ranks (see `harness`), and guards against leaks."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from harness import LaunchError, Outcome, costs, failure_report, leaks, schedule
 from harness.checks import WANTED
 from harness.job import recent
 
-# A shell starts what it puts in the background with Ctrl-C ignored, and nohup anything with SIGHUP ignored; so would be
-# all processes of the tests.
+# Shells start background jobs with SIGINT ignored, and nohup ignores SIGHUP. All processes of the tests would inherit
+# that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
@@ -30,49 +30,49 @@ _WARM = pytest.StashKey[warm.Session]()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Ends the parents of warm ranks."""
+    """Stop the parents of warm ranks."""
     if _WARM in config.stash:
         config.stash[_WARM].end()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds the options of these tests."""
+    """Add the options of these tests."""
     group = parser.getgroup("hvkeras")
-    group.addoption("--cold", action="store_true", help="start every rank as a Python of its own (see harness.warm)")
-    group.addoption("--horovod", metavar="FILE", help="the file that is there once Horovod is built: tests that need it"
-                    " wait for the file, or fail if there is FILE.failed")
-    group.addoption("--write-times", action="store_true", help="note how long tests take, for the order in which they"
-                    " begin (tests/harness/times.json), and print where the time goes")
+    group.addoption("--cold", action="store_true", help="start every rank as a new Python process (see harness.warm)")
+    group.addoption("--horovod", metavar="FILE", help="file that the build of Horovod creates: tests that need Horovod"
+                    " wait for it, and fail if FILE.failed exists")
+    group.addoption("--write-times", action="store_true", help="record the duration of tests, which determines their"
+                    " order (tests/harness/times.json), and print the CPU time by activity")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Heeds the options."""
+    """Apply the options."""
     warm.switched_off = config.getoption("cold")
     if "PYTEST_XDIST_WORKER" not in os.environ:
         config.stash[_WARM] = warm.Session()
-        config.pluginmanager.register(failure_report.Notes(config.getoption("write_times")))
+        config.pluginmanager.register(failure_report.FailureReport(config.getoption("write_times")))
         if config.getoption("write_times"):
             config.pluginmanager.register(costs.Session(config.getoption("numprocesses", None) or 1))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None, None, None]:
-    """Has the longest groups of tests begin first; before pytest takes out what is not asked for by its mark."""
+    """Sort the groups of tests, and add marks before pytest deselects by mark."""
     schedule.arrange(items)
     yield
     if "PYTEST_XDIST_WORKER" in os.environ:
-        schedule.tell_groups(items, Path(os.environ[warm.FOLDER]))
+        schedule.write_groups(items, Path(os.environ[warm.FOLDER]))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Has each group run on one worker."""
+    """Run each group on one worker."""
     return schedule.GroupScheduling(config, log, Path(os.environ[warm.FOLDER]))
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Notes the test's group, and waits for Horovod where that is still being built and the test needs it."""
+    """Store the test's group and, if the test needs Horovod, wait for its build."""
     item.config.stash[_GROUP] = schedule.group_of(item) if isinstance(item, pytest.Function) else item.nodeid
     if (built := item.config.getoption("horovod")) and not item.get_closest_marker("early"):
         schedule.wait_for_horovod(Path(built))
@@ -80,7 +80,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
-    """Adds the failing rank's log to the report of a failed test, and the test's group to each."""
+    """Add the test's group to each report, and the failing rank's log to that of a failed test."""
     report = yield
     if report.failed and call.excinfo is not None:
         report.sections.append((failure_report.LOG, failure_report.log_of(item, call.excinfo.value)))
@@ -89,18 +89,18 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Has the garbage collector leave out what imports have made: Keras's `clear_session` walks through all of it."""
+    """Exclude imported modules from garbage collection, which Keras's `clear_session` runs."""
     gc.collect()
     gc.freeze()
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Notes what is in /dev/shm before the first test."""
+    """Store the content of /dev/shm before the first test."""
     session.config.stash[_SEGMENTS] = leaks.shared_memory()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fails a session of several workers that leaves shared memory behind; with one, each test is looked at."""
+    """Fail a session of several workers that leaves shared memory; without workers, each test is checked."""
     if "PYTEST_XDIST_WORKER" in os.environ or not session.config.getoption("numprocesses", None):
         return
     before = session.config.stash[_SEGMENTS]
@@ -112,15 +112,15 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.fixture
 def launch(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Outcome]:
-    """Runs a job to its end: `launch(launcher, script, arguments, np=2, ...)`, as `harness.start_job`."""
+    """Run a job to its end: `launch(launcher, script, arguments, np=2, ...)`; arguments as in `harness.start_job`."""
     return _launcher(tmp_path_factory.mktemp("jobs"))
 
 
 @pytest.fixture(scope="session")
 def launch_once(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Callable[..., Outcome]:
-    """As `launch`, but a job with the same arguments runs once a session; its failure fails every user.
+    """Like `launch`, but a job with the same arguments runs once per session. Its failure fails all its tests.
 
-    It runs those checks whose results the session's tests read.
+    The job only runs the checks whose results the session's tests read.
     """
     run = _launcher(tmp_path_factory.mktemp("shared-jobs"))
     done: dict[str, Outcome | LaunchError] = {}
@@ -155,13 +155,13 @@ def _launcher(folder: Path) -> Callable[..., Outcome]:
 
 @pytest.fixture(autouse=True)
 def no_earlier_jobs() -> None:
-    """A failed test shows its own jobs' logs, not those of a test before it."""
+    """Forget the jobs of earlier tests, so that a failed test shows its own jobs' logs."""
     recent.clear()
 
 
 @pytest.fixture(autouse=True)
 def no_leaked_environment() -> Iterator[None]:
-    """A test leaves the environment as it was; the next one gets it as it was in any case."""
+    """Fail a test that changes the environment, and restore it."""
     before = leaks.environment()
     yield
     after = leaks.environment()
@@ -177,7 +177,7 @@ def no_leaked_environment() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def no_leaked_threads() -> Iterator[None]:
-    """A test ends the threads it starts."""
+    """Fail a test that leaves threads running."""
     before = leaks.threads()
     yield
     left = leaks.left_after_grace(leaks.threads, before)
@@ -186,7 +186,7 @@ def no_leaked_threads() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def no_leaked_processes() -> Iterator[None]:
-    """A test ends the processes it starts."""
+    """Fail a test that leaves child processes running."""
     before = leaks.children()
     yield
     left = leaks.left_after_grace(leaks.children, before)
@@ -197,23 +197,23 @@ def no_leaked_processes() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def no_leaked_files() -> Iterator[None]:
-    """A test writes to its temporary folders only: not to the current one, not to /dev/shm."""
+    """Fail a test that leaves files in the current folder or shared memory in /dev/shm."""
     folder, files, segments = os.getcwd(), leaks.files(), leaks.shared_memory()
     yield
     assert os.getcwd() == folder, f"the test changed the current folder to {os.getcwd()}"
     left = leaks.files() - files
     assert not left, f"the test left files in {folder}: {sorted(left)}"
     if "PYTEST_XDIST_WORKER" in os.environ:
-        return  # the tests beside this one have segments of their own; see pytest_sessionfinish
+        return  # concurrent tests have segments, too; see pytest_sessionfinish
     ours = {name for name in leaks.left_after_grace(leaks.shared_memory, segments) if not leaks.is_foreign(name)}
     assert not ours, f"the test left shared memory in /dev/shm: {sorted(ours)}"
 
 
 @pytest.fixture(autouse=True)
 def no_leaked_job() -> Iterator[None]:
-    """A test that calls `init()` in this process calls `shutdown()` as well."""
+    """Fail a test that calls `init()` in this process without `shutdown()`."""
     yield
     startup = sys.modules.get("hvkeras.startup")
     if startup is not None and startup.is_initialized():
         startup.shutdown()
-        pytest.fail("the test left hvkeras initialised")
+        pytest.fail("the test left hvkeras initialized")

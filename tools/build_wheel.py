@@ -1,11 +1,11 @@
-"""Builds the wheel into a folder, in place of any for the same machine, and prints its path.
+"""Build the wheel into a folder, replacing older ones for the same machine, and print its path.
 
-    python tools/build_wheel.py dist                        # for every Linux with glibc 2.28 or later, by Zig
+    python tools/build_wheel.py dist                        # with Zig, for every Linux with glibc 2.28 or later
     python tools/build_wheel.py --machine aarch64 dist      # the same for another processor
     python tools/build_wheel.py --compiler system dist      # as `pip install .` does
 
-Needs scikit-build-core, CMake, Ninja and, unless the system's compiler is asked for, `ziglang`, all in the environment
-of the running Python. Where the system has no compiler, its wheel lacks the C++ library; Zig's always has it.
+Needs scikit-build-core, CMake, Ninja and, unless with `--compiler system`, `ziglang`, all in the environment of the
+running Python. With `--compiler system` on a machine without a compiler, the wheel lacks the C++ library.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ build_wheel(sys.argv[1], json.loads(sys.argv[2]))
 
 
 def for_every_linux(machine: str) -> dict[str, str]:
-    """The build's settings for a processor, `x86_64` or `aarch64`."""
+    """Return the build settings for a processor, `x86_64` or `aarch64`."""
     return {"wheel.tags": f"py3-none-manylinux_2_28_{machine}", "build-dir": f"build/manylinux-{machine}",
             "cmake.define.MACHINE": machine,
             "cmake.define.CMAKE_TOOLCHAIN_FILE": str(ROOT / "tools" / "manylinux.cmake")}
 
 
 def build(folder: Path, machine: str, compiler: str) -> Path:
-    """Builds the wheel, and returns its path.
+    """Build the wheel, and return its path.
 
     Raises:
-        SystemExit: The build failed; the text is what it printed.
+        SystemExit: The build failed. The message is its output.
     """
     for old in (*folder.glob(f"*_{machine}.whl"), *folder.glob("*-any.whl")):
         old.unlink()
@@ -55,7 +55,7 @@ def build(folder: Path, machine: str, compiler: str) -> Path:
 
 
 def main() -> None:
-    """Reads the command line."""
+    """Parse the command line, build, and print the path."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--machine", choices=("x86_64", "aarch64"), default=platform.machine())

@@ -1,4 +1,4 @@
-"""The pages of the site that are written elsewhere: README, CONTRIBUTING, CHANGELOG, examples, list of decisions."""
+"""Pages of the site from outside docs/: README, CONTRIBUTING, CHANGELOG, examples, and the list of decisions."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changes.md"}
 SOURCES = {page: source for source, page in PAGES.items()}
-# The overview's navigation would hold that page alone; wide tables take the place of the table of contents.
+# The overview has no other pages to navigate to; wide tables need the space of the table of contents.
 _HIDDEN = {"index.md": ["navigation"], "settings.md": ["toc"], "reference/index.md": ["toc"]}
 _LANGUAGES = {".py": "python", ".yaml": "yaml", ".sbatch": "bash", ".toml": "toml", ".md": "markdown"}
-# What comes between the brackets and the anchor of a link within the repository.
+# A link within the repository: path and anchor.
 _LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)(#[^)]*)?\)")
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Adds the pages to those in docs/."""
+    """Add the pages to those in docs/."""
     made = {page: (ROOT / source).read_text() for source, page in PAGES.items()}
     for example in sorted((ROOT / "examples").glob("*.py")):
         made[f"examples/{example.stem}.md"] = f"# {example.name}\n\n```python\n{example.read_text()}```\n"
@@ -38,12 +38,12 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, files: Files, **_: Any) -> str:
-    """Rewrites links between files of the repository into links between pages of the site."""
+    """Rewrite links between files of the repository into links between pages of the site."""
     uri = page.file.src_uri
     page.meta["hide"] = _HIDDEN.get(uri, [])
     source = SOURCES.get(uri, f"docs/{uri}")
     if not (ROOT / source).exists():
-        return markdown  # a page that is generated for the site, whose links are right
+        return markdown  # a generated page, with links of the site
 
     def link(found: re.Match[str]) -> str:
         path = os.path.relpath((ROOT / source).parent / found[1], ROOT)
@@ -56,11 +56,7 @@ def on_page_markdown(markdown: str, page: Any, files: Files, **_: Any) -> str:
 
 
 def _page(path: str) -> str:
-    """The page of the site that shows a file of the repository.
-
-    Args:
-        path: The file's path in the repository.
-    """
+    """Return the page of the site that shows a file of the repository."""
     if path in PAGES:
         return PAGES[path]
     if path == "docs/decisions":

@@ -1,7 +1,7 @@
-"""The API reference of the site: a page for each module that has public names, and an index of all names.
+"""API reference of the documentation site: a page for each module with public names, and an index of all names.
 
-The names are read from the sources, which need not be importable: those of `hvkeras` itself from its stub, those of its
-public modules from their `__all__`, or from their stub.
+The names are read from the sources, which need not be importable: those of `hvkeras` from its stub, those of its public
+modules from `__all__` or from their stub.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 def on_config(config: Any) -> Any:
-    """Adds the pages to the navigation."""
+    """Add the pages to the navigation."""
     section = next(entry[SECTION] for entry in config.nav if SECTION in entry)
     section.append({"API": [f"{FOLDER}/index.md", *({_short(module): f"{FOLDER}/{module}.md"} for module in _pages())]})
     return config
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Adds the pages."""
+    """Add the pages."""
     for module, (names, prefix) in _pages().items():
         content = _alias_page(module, names) if module in ALIASES else _module_page(module, names, prefix)
         files.append(File.generated(config, f"{FOLDER}/{module}.md", content=content))
@@ -40,7 +40,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def _pages() -> dict[str, tuple[Sequence[str], str]]:
-    """The public names of each module that has a page, and how users write them."""
+    """Return the public names of each module that has a page, and the prefix with which users write them."""
     pages: dict[str, tuple[Sequence[str], str]] = {
         module: (names, "hvd") for module, names in _stub("hvkeras").items()}
     for module in (*MODULES, *ALIASES):
@@ -52,15 +52,14 @@ def _pages() -> dict[str, tuple[Sequence[str], str]]:
 
 
 def _names(module: str) -> Sequence[str]:
-    """The public names of a module, which are in a table of their homes where they load late."""
     try:
         return _literal(module, "__all__")
-    except LookupError:
+    except LookupError:  # a package that loads its names lazily
         return [name for names in _stub(module).values() for name in names]
 
 
 def _stub(package: str) -> dict[str, list[str]]:
-    """The names that the stub of a package exports, by the module that each comes from."""
+    """Return the names that the stub of a package exports, by defining module."""
     tree = ast.parse((ROOT.joinpath(*package.split(".")) / "__init__.pyi").read_text())
     found: dict[str, list[str]] = {}
     for node in tree.body:
@@ -82,29 +81,28 @@ def _alias_page(module: str, names: Sequence[str]) -> str:
     own = [name for name in names if _defines(_tree(module), name)]
     shared = ", ".join(_link(name) for name in names if name not in own)
     lines = [f"# {module}", _docstring(_tree(module)),
-             f"Names that are those of `hvkeras`: {shared}.", *(f"::: {module}.{name}" for name in own)]
+             f"The same as in `hvkeras`: {shared}.", *(f"::: {module}.{name}" for name in own)]
     return "\n\n".join(lines) + "\n"
 
 
 def _index() -> Iterator[str]:
-    """All names, with the first sentence that the sources say of each."""
-    yield ("# API reference\n\n`import hvkeras as hvd` gives all names that begin with `hvd.`; the modules"
-           " `hvd.callbacks`, `hvd.elastic`, `hvd.parameter_server` and `hvd.spark` load when they are used.\n\n"
-           "| name | what it is |\n| --- | --- |")
+    yield ("# API reference\n\n`import hvkeras as hvd` provides all names that begin with `hvd.`; the modules"
+           " `hvd.callbacks`, `hvd.elastic`, `hvd.parameter_server` and `hvd.spark` are loaded on first use.\n\n"
+           "| name | summary |\n| --- | --- |")
     rows = {}
     for module, (names, prefix) in _pages().items():
         for name in names if module not in ALIASES else ():
             home = _home(module, name)
-            said = _docstring(_definition(_tree(home), name)) if home else ""
-            what = said.splitlines()[0] if said else "A constant."
-            rows[f"{prefix}.{name}"] = f"| {_link(name, module, prefix)} | {what} |"
+            docstring = _docstring(_definition(_tree(home), name)) if home else ""
+            summary = docstring.splitlines()[0] if docstring else "A constant."
+            rows[f"{prefix}.{name}"] = f"| {_link(name, module, prefix)} | {summary} |"
     yield from (rows[name] for name in sorted(rows, key=lambda name: (name.count("."), name.lower())))
-    yield ("\nHorovod's import paths have pages as well: "
+    yield ("\nHorovod's import paths have separate pages: "
            + ", ".join(f"[`{module}`]({module}.md)" for module in ALIASES) + ".")
 
 
 def _link(name: str, module: str = "", prefix: str = "") -> str:
-    """A link to a name, on the page of its module or, without one, of the module where `hvkeras` finds it."""
+    """Return a link to a name on the page of `module` or, if that is empty, of the module that exports the name."""
     pages = _pages()
     module = module or next((page for page, (names, _) in pages.items() if name in names and page not in ALIASES), "")
     if not module:
@@ -114,14 +112,14 @@ def _link(name: str, module: str = "", prefix: str = "") -> str:
 
 
 def _home(module: str, name: str) -> str:
-    """The module that defines a public name of a module; "" if it is a constant."""
+    """Return the module that defines a public name of a module; "" if the name is a constant."""
     if _defines(_tree(module), name):
         return module
     folder = ROOT / _folder(module)
     for path in sorted(folder.glob("*.py")):
         if path.stem != "__init__" and _defines(ast.parse(path.read_text()), name):
             return f"{module}.{path.stem}"
-    for statement in ast.walk(_tree(module)):  # it is imported from elsewhere
+    for statement in ast.walk(_tree(module)):  # imported from another package
         if isinstance(statement, ast.ImportFrom) and name in {alias.name for alias in statement.names}:
             assert statement.module is not None
             return _home(statement.module, name)
@@ -133,7 +131,7 @@ def _defines(tree: ast.Module, name: str) -> bool:
 
 
 def _definition(tree: ast.Module, name: str) -> ast.AST:
-    """The function or class of a name; the module itself if there is none."""
+    """Return the function or class with a name; `tree` if there is none."""
     return next((statement for statement in tree.body
                  if isinstance(statement, _DEFINITIONS) and statement.name == name), tree)
 
@@ -145,7 +143,8 @@ def _docstring(node: ast.AST) -> str:
 
 def _folder(module: str) -> Path:
     path = Path(*module.split("."))
-    return Path(*path.parts[1:]) if path.parts[1:2] == ("backends",) else path  # it is beside hvkeras/ in the sources
+    # The sources have backends/ next to hvkeras/.
+    return Path(*path.parts[1:]) if path.parts[1:2] == ("backends",) else path
 
 
 def _tree(module: str) -> ast.Module:
@@ -154,7 +153,7 @@ def _tree(module: str) -> ast.Module:
 
 
 def _literal(module: str, name: str) -> Any:
-    """The literal that a module assigns to a name."""
+    """Return the literal that a module assigns to a name."""
     for statement in _tree(module).body:
         if isinstance(statement, ast.Assign) and getattr(statement.targets[0], "id", "") == name:
             return ast.literal_eval(statement.value)

@@ -1,8 +1,8 @@
-"""What being elastic costs while nothing happens: training with a commit every 100 steps, beside a plain job.
+"""Overhead of elastic training without membership changes: a commit every 100 steps, compared with a plain job.
 
-Two ranks of this host train an MLP with Adam. Jobs are started in turns: plain ones, and elastic ones (`--min-np 1`),
-in which `fit` keeps account of the samples, and commits the model and the optimizer, to disk as well. Within each
-elastic job, epochs with and without commits take turns, too.
+Two local ranks train an MLP with Adam. Plain and elastic jobs (`--min-np 1`) alternate. In elastic jobs, `fit` records
+the processed samples, and commits the model and the optimizer, also to disk. Within each elastic job, epochs with and
+without commits alternate.
 
 Example:
     python tools/elastic_cost.py
@@ -25,11 +25,11 @@ BIN = Path(sys.executable).parent
 
 
 def train(epochs: int) -> None:
-    """One rank's part; rank 0 prints the milliseconds of a step, without commits and with them."""
+    """Train on one rank; rank 0 prints the milliseconds per step, with commits (elastic jobs only) and without."""
     import keras
     import numpy as np
 
-    import hvkeras as hvd  # noqa: PLC0415 - imports TensorFlow, which ranks alone need
+    import hvkeras as hvd  # noqa: PLC0415 - imports TensorFlow, which only ranks need
 
     hvd.init()
     keras.utils.set_random_seed(1)
@@ -66,7 +66,7 @@ def train(epochs: int) -> None:
 
 
 def took(flags: list[str], epochs: int) -> list[float]:
-    """Runs a job; returns what rank 0 has measured: with commits, if it is elastic, and without."""
+    """Run a job, and return the milliseconds per step on rank 0: with commits (elastic jobs only), and without."""
     command = [str(BIN / "hvkeras"), "run", "-np", "2", *flags, sys.executable, str(Path(__file__).resolve()), "--rank",
                "--epochs", str(epochs)]
     done = subprocess.run(command, env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"}, check=False, capture_output=True,
@@ -77,26 +77,25 @@ def took(flags: list[str], epochs: int) -> list[float]:
 
 
 def main() -> None:
-    """Runs the jobs in turns, and prints the ratios."""
+    """Run the jobs alternately, and print the ratios."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--jobs", type=int, default=6, help="of each kind")
-    parser.add_argument("--epochs", type=int, default=8, help="of a job, of each kind")
+    parser.add_argument("--jobs", type=int, default=6, help="jobs of each kind")
+    parser.add_argument("--epochs", type=int, default=8, help="epochs of each kind per job")
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.rank:
         train(given.epochs)
         return
-    whole, commits = [], []
+    total, commits = [], []
     for _ in range(given.jobs):
         (plain,) = took([], given.epochs)
         with_commits, without = took(["--min-np", "1", "--reset-limit", "1"], given.epochs)
-        whole.append(with_commits / plain)
+        total.append(with_commits / plain)
         commits.append(with_commits / without)
-        print(f"{plain:.2f} ms a step in a plain job; {without:.2f} ms in an elastic one, {with_commits:.2f} with"
-              " commits")
-    for what, ratios in (("elastic to plain", whole), ("with commits to without", commits)):
+        print(f"ms per step: plain job {plain:.2f}, elastic job {without:.2f}, with commits {with_commits:.2f}")
+    for title, ratios in (("elastic / plain", total), ("with commits / without", commits)):
         low, median, high = statistics.quantiles(ratios, n=4)
-        print(f"{what}: {median:.4f} (quartiles {low:.4f} and {high:.4f})")
+        print(f"{title}: {median:.4f} (quartiles {low:.4f} and {high:.4f})")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Trains an elastic job while random things happen to it, and prints what became of each event, and of the job.
+"""Train an elastic job under random failures and membership changes, and print the recovery time for each event.
 
-Events: workers are killed, stopped, two at once, one more while the others recover, and a host discovery script finds
-more or fewer slots. With `--hosts 3`, as root, the workers are on hosts made of network namespaces, whose cables are
-cut and plugged in again, too. In the end, weights that count how often each sample was trained on tell whether each was
-once in each epoch; no process and no shared memory may be left.
+Events: a worker is killed or stopped, two are killed at once, another one is killed during the recovery, and the host
+discovery script finds more or fewer slots. With `--hosts 3`, as root, the hosts are network namespaces, and links
+between them fail as well. The weights count how often each sample was used: at the end, it must be once per epoch. No
+shared memory may be left.
 
 Example:
     python tools/elastic_soak.py --minutes 10
@@ -35,7 +35,7 @@ from hvkeras.bench.namespaces import CABLE, NETWORK, Host, network, remote_shell
 
 WORKER = Path(__file__).resolve().parents[1] / "tests" / "launch" / "workers" / "survives.py"
 LIVENESS = 3.0  # seconds until a stopped worker counts as lost
-PAUSE = (4.0, 9.0)  # seconds between two events: some come while workers start, some when all are there
+PAUSE = (4.0, 9.0)  # seconds between two events: some occur while workers start, some when all are running
 
 
 class Job:
@@ -44,12 +44,12 @@ class Job:
     Args:
         folder: Its working folder.
         backend: The backend.
-        hosts: The hosts that it runs on; none for this machine.
+        hosts: The hosts; empty for this machine.
     """
 
     def __init__(self, folder: Path, backend: str, hosts: Sequence[Host]) -> None:
         self.folder, self.lines = folder, list[tuple[float, str]]()
-        self.workers = list[psutil.Process]()  # which know when they began: pids are used again
+        self.workers = list[psutil.Process]()  # with start times, because pids are reused
         self.hosts = hosts
         self.slots(4)
         environment = os.environ | {"HVKERAS_LIVENESS_TIMEOUT": f"{LIVENESS:g}", "TF_CPP_MIN_LOG_LEVEL": "2"}
@@ -74,7 +74,7 @@ class Job:
                     self.workers.append(psutil.Process(int(found[2])))
 
     def slots(self, count: int) -> None:
-        """Sets the number of slots that the script finds."""
+        """Set the number of slots that the discovery script finds."""
         indices = [host.address for host in self.hosts] or ["localhost"]
         each = [count // len(indices) + (index < count % len(indices)) for index in range(len(indices))]
         (self.folder / "hosts.new").write_text("".join(
@@ -82,7 +82,7 @@ class Job:
         (self.folder / "hosts.new").rename(self.folder / "hosts")
 
     def alive(self) -> list[int]:
-        """The pids of the workers that live and are not stopped."""
+        """Return the pids of the running workers; stopped ones do not count."""
         self.workers = [worker for worker in self.workers if worker.is_running()]
         found = []
         for worker in self.workers:
@@ -92,16 +92,16 @@ class Job:
         return found
 
     def steps_since(self, moment: float) -> list[float]:
-        """The times of first steps after a moment."""
+        """Return the times after `moment` of the first steps after a start or a recovery."""
         return [float(found[1]) for _, line in list(self.lines)
                 if (found := re.search(r"first step at ([\d.]+)", line)) and float(found[1]) > moment]
 
     def memory(self) -> int:
-        """The largest resident memory of a worker, in bytes."""
+        """Return the largest resident memory of a worker, in bytes."""
         return max((psutil.Process(pid).memory_info().rss for pid in self.alive()), default=0)
 
     def end(self) -> int:
-        """Lets training finish; returns the exit code."""
+        """Let training finish, and return the exit code."""
         (self.folder / "finish").touch()
         code = self.process.wait(timeout=180)
         self._reader.join(10)
@@ -109,21 +109,21 @@ class Job:
 
 
 def kill(job: Job, count: int = 1, number: int = signal.SIGKILL) -> None:
-    """Signals some workers, but not the last one."""
+    """Send a signal to random workers; at least one keeps running."""
     alive = job.alive()
     for pid in random.sample(alive, max(0, min(count, len(alive) - 1))):
         os.kill(pid, number)
 
 
 def kill_again(job: Job) -> None:
-    """Kills a worker, and another one while the others recover."""
+    """Kill a worker, and another one while the others recover."""
     kill(job)
     time.sleep(random.uniform(0.02, 0.3))
     kill(job)
 
 
 def cut_cable(job: Job) -> None:
-    """Cuts a host off until the others have gone on, and then plugs its cable in again."""
+    """Disconnect a host until the others have resumed training, and reconnect it."""
     host, moment = random.choice(job.hosts[1:]), time.time()
     _link(host, "down")
     try:
@@ -135,7 +135,7 @@ def cut_cable(job: Job) -> None:
 
 def _link(host: Host, state: str) -> None:
     subprocess.run(["ip", "-n", host.namespace, "link", "set", CABLE, state], check=True, timeout=10)
-    if state == "up":  # the kernel has forgotten the route
+    if state == "up":  # the kernel has removed the route
         subprocess.run(["ip", "-n", host.namespace, "route", "replace", f"{NETWORK}.0/24", "dev", CABLE, "src",
                         host.address, "congctl", "cubic"], check=True, timeout=10)
 
@@ -152,16 +152,16 @@ EVENTS: dict[str, Callable[[Job], None]] = {
 
 
 def soak(minutes: float, backend: str, seed: int, count: int) -> int:
-    """Runs a job for some minutes; returns the exit code."""
+    """Run a job for some minutes, and return the exit code."""
     with network(count) if count else contextlib.nullcontext() as made:
         return soak_on(made.hosts if made is not None else (), minutes, backend, seed)
 
 
 def soak_on(hosts: Sequence[Host], minutes: float, backend: str, seed: int) -> int:
-    """Runs a job on hosts; returns the exit code."""
+    """Run a job on hosts, and return the exit code."""
     random.seed(seed)
     events = EVENTS | ({"cut a cable": cut_cable} if hosts else {})
-    table, seconds = Table("event", "times", "until the next step, median", "largest"), dict[str, list[float]]()
+    table, seconds = Table("event", "count", "until the next step, median", "maximum"), dict[str, list[float]]()
     with tempfile.TemporaryDirectory(prefix="hvkeras-soak-") as folder:
         job, memory = Job(Path(folder), backend, hosts), list[int]()
         wait_for(lambda: bool(job.steps_since(0)), 120, job)
@@ -177,19 +177,19 @@ def soak_on(hosts: Sequence[Host], minutes: float, backend: str, seed: int) -> i
         ended = [line for _, line in job.lines if "trained" in line]
     for name, found in seconds.items():
         table.add_row(name, str(len(found)), f"{statistics.median(found):.2f} s", f"{max(found):.2f} s")
-    right = bool(ended) and all("every sample once in each" in line for line in ended) and len(
+    correct = bool(ended) and all("every sample once in each" in line for line in ended) and len(
         {line.partition("]")[2] for line in ended}) == 1
     left = [path.name for path in Path("/dev/shm").glob("hvkeras-*")]
     early, late = memory[len(memory) // 10], memory[-1]
     console = Console(width=100)
     console.print(table)
     restarts = sum("restarts all ranks" in line for _, line in job.lines)
-    where = f"{backend}, {len(hosts)} hosts" if hosts else backend
-    console.print(f"{sum(map(len, seconds.values()))} events in {minutes:g} minutes on {where} (seed {seed}); exit"
-                  f" code {code}; {ended[0] if ended else 'no rank has ended'}; memory of a worker"
+    setup = f"{backend}, {len(hosts)} hosts" if hosts else backend
+    console.print(f"{sum(map(len, seconds.values()))} events in {minutes:g} minutes on {setup} (seed {seed}); exit"
+                  f" code {code}; {ended[0] if ended else 'no rank has finished'}; memory of a worker"
                   f" {early / 2**20:.0f} MiB after a tenth of the events, {late / 2**20:.0f} MiB at the end; left in"
                   f" /dev/shm: {left or 'nothing'}; all ranks restarted {restarts} times")
-    if code or not right or left:
+    if code or not correct or left:
         for _, line in job.lines[-60:]:
             console.print(line, markup=False)
         return 1
@@ -197,17 +197,17 @@ def soak_on(hosts: Sequence[Host], minutes: float, backend: str, seed: int) -> i
 
 
 def wait_for(condition: Callable[[], bool], timeout: float, job: Job) -> None:
-    """Waits until a condition holds.
+    """Wait until a condition holds.
 
     Raises:
-        SystemExit: It does not in time, or the job has ended.
+        SystemExit: Timeout, or the job has ended.
     """
     deadline = time.time() + timeout
     while not condition():
         if time.time() > deadline or job.process.poll() is not None:
             print("\n".join(line for _, line in job.lines[-80:]))
             job.process.terminate()
-            sys.exit(f"the job has not gone on within {timeout:g} s" if job.process.poll() is None else "the job ended")
+            sys.exit(f"the job made no progress for {timeout:g} s" if job.process.poll() is None else "the job ended")
         time.sleep(0.05)
 
 

@@ -1,7 +1,7 @@
-"""Finds imports of hvkeras inside functions that do not say why they are there; a part of `make lint`.
+"""Find imports of hvkeras inside functions without a `noqa` comment that gives the reason; part of `make lint`.
 
-ruff's PLC0415 holds for all imports or none, and third parties' are imported where they are needed. So pyproject.toml
-turns it off, and this turns it on for hvkeras alone.
+ruff's PLC0415 applies to all imports or to none, and third-party packages are imported lazily. Therefore pyproject.toml
+disables the rule, and this script enables it for hvkeras only.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 FOLDERS = ("hvkeras", "backends", "examples", "tools")
-WISH = "a first-party import must be at the top of the file, or say why not after # noqa: PLC0415 -"
+RULE = "a first-party import must be at the top of the file, or give the reason after # noqa: PLC0415 -"
 
 
 def found() -> Iterator[str]:
-    """Names the place of each such import, as `file:line`."""
+    """Yield the location of each such import, as `file:line`."""
     ruff = [sys.executable, "-m", "ruff", "check", "--select", "PLC0415", "--output-format", "json", "--exit-zero"]
     findings = json.loads(subprocess.run([*ruff, *FOLDERS], check=True, stdout=subprocess.PIPE).stdout)
     for finding in findings:
@@ -27,11 +27,11 @@ def found() -> Iterator[str]:
 
 
 def main() -> int:
-    """Prints what it finds, and fails if there is anything."""
-    indices = list(found())
-    for index in indices:
-        print(f"{index}: {WISH}")
-    return 1 if indices else 0
+    """Print the findings, and return 1 if there are any."""
+    locations = list(found())
+    for location in locations:
+        print(f"{location}: {RULE}")
+    return 1 if locations else 0
 
 
 if __name__ == "__main__":

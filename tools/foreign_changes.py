@@ -1,8 +1,8 @@
-"""Finds changes to classes and modules of others outside of `hvkeras/compat/patches.py`; a part of `make lint`.
+"""Find patches of foreign classes and modules outside of `hvkeras/compat/patches.py`; part of `make lint`.
 
-Others are all packages but hvkeras, and Python itself. A name stands for a class or module of others if it was imported
-from there, was taken from something that was, or is a parameter that takes a class or a module. What is meant to be
-set, as `sys.excepthook`, is no finding.
+Foreign are all packages except hvkeras, including the standard library. A name refers to a foreign object if it was
+imported from such a package, was assigned from such an object, or is a parameter for a class or a module. Attributes
+that programs may set, such as `sys.excepthook`, are exempt.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from pathlib import Path
 
 FOLDERS = ("hvkeras", "backends")
 TABLE = Path("hvkeras/compat/patches.py")
-WISH = "a change to what is not hvkeras's own must be a row of hvkeras/compat/patches.py"
-# Places that are documented as such; `sys.exit`, which job/failure.py restores like Python's hooks; and what a loader
-# sets. Streams are set by their names.
-MEANT_TO_BE_SET = {"sys.argv", "sys.excepthook", "sys.exit", "threading.excepthook", "mpi4py.rc.initialize",
-                   "module.__spec__"}
+RULE = "a patch of a foreign class or module must be a row of hvkeras/compat/patches.py"
+# Documented hooks; `sys.exit`, which job/failure.py restores like these hooks; and the attribute that a loader sets.
+# Streams (`sys.stdout`) are set by `setattr` with a variable name.
+SETTABLE = {"sys.argv", "sys.excepthook", "sys.exit", "threading.excepthook", "mpi4py.rc.initialize",
+            "module.__spec__"}
 STREAMS = "sys"
 SETTERS = ("setattr", "delattr", "object.__setattr__", "object.__delattr__", "type.__setattr__", "type.__delattr__")
 KINDS = ("type", "ModuleType", "types.ModuleType")
@@ -27,18 +27,18 @@ SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
 class Finder:
-    """Looks for changes in one file.
+    """Search of one file for patches.
 
     Args:
-        tree: Its content.
+        tree: The syntax tree of the file.
     """
 
     def __init__(self, tree: ast.Module) -> None:
-        self.found: list[tuple[int, str]] = []  # lines, and what is changed there
+        self.found: list[tuple[int, str]] = []  # line number and statement
         self._visit(tree, set())
 
     def _visit(self, scope: ast.AST, foreign: set[str]) -> None:
-        """Looks at a scope, in which these names are foreign, and then at those in it."""
+        """Search a scope, in which the names `foreign` are foreign, and then its inner scopes."""
         own = set(foreign)
         if isinstance(scope, SCOPES):
             own -= {each.arg for each in ast.walk(scope.args) if isinstance(each, ast.arg)}
@@ -46,18 +46,18 @@ class Finder:
         inner = list(_nodes(scope))
         for node in inner:
             own |= set(_imported(node))
-        for node in inner:  # in the order of the source, so that what a name was taken from is known
+        for node in inner:  # in source order, so that the origin of a name is known
             if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
                 (own.add if self._is_foreign(node.value, own) else own.discard)(node.targets[0].id)
         for node in inner:
             for target in _changed(node):
-                if self._is_foreign(target, own) and not _is_meant_to_be_set(node, target):
+                if self._is_foreign(target, own) and not _is_settable(node, target):
                     self.found.append((node.lineno, ast.unparse(node).splitlines()[0]))  # type: ignore[attr-defined]
             if isinstance(node, SCOPES):
                 self._visit(node, own)
 
     def _is_foreign(self, node: ast.AST, names: set[str]) -> bool:
-        """Whether an expression is a class or module of others, rather than an object that they have made."""
+        """Return whether an expression is a foreign class or module; instances do not count."""
         if isinstance(node, ast.Name):
             return node.id in names
         if isinstance(node, ast.Attribute):
@@ -73,7 +73,7 @@ class Finder:
 
 
 def _nodes(scope: ast.AST) -> Iterator[ast.AST]:
-    """Yields what belongs to a scope itself, inner functions without what is in them."""
+    """Yield the nodes of a scope: inner functions, but not their bodies."""
     for child in ast.iter_child_nodes(scope):
         yield child
         if not isinstance(child, SCOPES):
@@ -81,7 +81,7 @@ def _nodes(scope: ast.AST) -> Iterator[ast.AST]:
 
 
 def _imported(node: ast.AST) -> Iterator[str]:
-    """Yields the names that an import of others' modules or of their content makes."""
+    """Yield the names that an import statement binds to foreign modules or their content."""
     if isinstance(node, ast.Import):
         yield from ((each.asname or each.name).partition(".")[0] for each in node.names
                     if each.name.partition(".")[0] != "hvkeras")
@@ -90,7 +90,7 @@ def _imported(node: ast.AST) -> Iterator[str]:
 
 
 def _parameters(scope: ast.AST) -> Iterator[str]:
-    """Yields the parameters of a function that take a class or a module."""
+    """Yield the parameters of a function that take a class or a module."""
     assert isinstance(scope, SCOPES)
     arguments = [each for each in ast.walk(scope.args) if isinstance(each, ast.arg)]
     decorators = [ast.unparse(each) for each in getattr(scope, "decorator_list", ())]
@@ -102,7 +102,7 @@ def _parameters(scope: ast.AST) -> Iterator[str]:
 
 
 def _changed(node: ast.AST) -> Iterator[ast.AST]:
-    """Yields whatever a statement or a call changes an attribute of."""
+    """Yield the objects of which a statement or a call changes an attribute."""
     targets = (node.targets if isinstance(node, (ast.Assign, ast.Delete)) else
                [node.target] if isinstance(node, (ast.AugAssign, ast.AnnAssign)) else [])
     for each in targets:
@@ -128,27 +128,27 @@ def _owner_of_namespace(node: ast.AST) -> Iterator[ast.AST]:
         yield node.args[0]
 
 
-def _is_meant_to_be_set(node: ast.AST, owner: ast.AST) -> bool:
+def _is_settable(node: ast.AST, owner: ast.AST) -> bool:
     name = ast.unparse(owner)
     if isinstance(node, ast.Call) and name == STREAMS:
         return not isinstance(node.args[1], ast.Constant)
-    return any(isinstance(each, ast.Attribute) and each.value is owner and ast.unparse(each) in MEANT_TO_BE_SET
+    return any(isinstance(each, ast.Attribute) and each.value is owner and ast.unparse(each) in SETTABLE
                for each in ast.walk(node))
 
 
 def found(source: str) -> list[tuple[int, str]]:
-    """Returns the lines of a file that change something foreign, and what is written there."""
+    """Return the patches in a source text, as pairs of a line number and a statement."""
     return sorted(set(Finder(ast.parse(source)).found))
 
 
 def main() -> int:
-    """Prints what it finds, and fails if there is anything."""
+    """Print the findings, and return 1 if there are any."""
     files = sorted(path for folder in FOLDERS for path in Path(folder).rglob("*.py"))
-    indices = [(path, *finding) for path in files if path != TABLE and not path.is_symlink()
-              and "hvkeras/backends" not in path.as_posix() for finding in found(path.read_text())]
-    for path, line, text in indices:
-        print(f"{path}:{line}: {text}: {WISH}")
-    return 1 if indices else 0
+    findings = [(path, *finding) for path in files if path != TABLE and not path.is_symlink()
+                and "hvkeras/backends" not in path.as_posix() for finding in found(path.read_text())]
+    for path, line, text in findings:
+        print(f"{path}:{line}: {text}: {RULE}")
+    return 1 if findings else 0
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""What `import hvkeras` and `hvkeras --help` cost, each in processes of its own.
+"""Duration of `import hvkeras` and of `hvkeras --help`, each measured in separate processes.
 
     python tools/import_cost.py [--times 15]
 
-Prints medians in milliseconds: of the import, what hvkeras's own modules take and what those take that it imports
-(NumPy and the like; TensorFlow is not among them), with the slowest of each; of the command, the whole time beside that
-of a Python that does nothing. Bounds to keep: 50 for hvkeras's own modules, 150 for the command.
+Prints medians in milliseconds. For the import: hvkeras's own modules and the other modules that it imports (such as
+NumPy, but not TensorFlow), with the slowest of each. For the command: its total time, and that of `python -c pass`.
+Limits: 50 ms for hvkeras's own modules, 150 ms for the command.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ _LINE = re.compile(r"import time:\s+(\d+) \|\s+\d+ \|\s+(\S+)")
 
 
 def own_times(program: str) -> dict[str, float]:
-    """The milliseconds that each module takes by itself which a program imports, in a new process."""
+    """Return the import time in milliseconds of each module that a program imports, without its submodules' imports."""
     done = subprocess.run([sys.executable, "-I", "-X", "importtime", "-c", program], capture_output=True, text=True,
                           check=True)
     return {name: int(microseconds) / 1000 for microseconds, name in _LINE.findall(done.stderr)}
 
 
 def seconds(command: list[str]) -> float:
-    """How long a command takes."""
+    """Return the duration of a command in seconds."""
     began = time.perf_counter()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return time.perf_counter() - began
 
 
 def import_cost(times: int) -> None:
-    """Prints what the import takes."""
+    """Print the duration of the import."""
     runs = [own_times("import hvkeras") for _ in range(times)]
     idle = set(own_times("pass"))
     modules = {name: median(run[name] for run in runs) for name in runs[0] if name not in idle}
-    for label, ours in (("hvkeras's own modules", True), ("what they import", False)):
+    for label, ours in (("hvkeras's own modules", True), ("other modules", False)):
         part = {name: cost for name, cost in modules.items() if (name.split(".")[0] == "hvkeras") is ours}
         slowest = sorted(part, key=lambda name: -part[name])[:5]
         print(f"import hvkeras: {sum(part.values()):6.1f} ms in {len(part)} modules: {label}; "
@@ -50,16 +50,16 @@ def import_cost(times: int) -> None:
 
 
 def command_cost(times: int) -> None:
-    """Prints what the command takes, in turns with a Python that does nothing."""
+    """Print the duration of the command and of an idle Python, measured alternately."""
     command = shutil.which("hvkeras", path=str(Path(sys.executable).parent))
     if command is None:
         raise SystemExit("hvkeras must be installed beside the running Python. Received:"
-                         f" python={sys.executable!r}. HINT: run this tool by the Python of that environment.")
+                         f" python={sys.executable!r}. HINT: run this tool with the Python of that environment.")
     helps, idles = [], []
     for _ in range(times):
         helps.append(seconds([command, "--help"]))
         idles.append(seconds([sys.executable, "-c", "pass"]))
-    print(f"hvkeras --help: {1000 * median(helps):6.1f} ms, of which an idle Python takes {1000 * median(idles):.1f}")
+    print(f"hvkeras --help: {1000 * median(helps):6.1f} ms, including {1000 * median(idles):.1f} for an idle Python")
 
 
 if __name__ == "__main__":

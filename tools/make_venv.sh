@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# make_venv.sh FOLDER: makes a virtual environment with a Python that hvkeras supports, 3.11 if it is there.
-# PYTHON names another one. On Debian and Ubuntu, as root, it installs the venv module where that is missing.
+# make_venv.sh FOLDER: create a virtual environment with a Python that hvkeras supports, preferably 3.11.
+# PYTHON selects another one. On Debian and Ubuntu, as root, install the venv module if it is missing.
 set -euo pipefail
 
 folder=$1
@@ -16,7 +16,7 @@ find_python() {
     fi
   done
   echo "hvkeras needs Python 3.10 to 3.13. Received: PYTHON=${PYTHON:-}." \
-    "HINT: install one (Debian, Ubuntu: apt-get install python3 python3-venv), or name one: make PYTHON=/path/to/python." >&2
+    "HINT: install one (Debian, Ubuntu: apt-get install python3 python3-venv), or set its path: make PYTHON=/path/to/python." >&2
   return 1
 }
 

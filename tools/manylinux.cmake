@@ -1,7 +1,7 @@
-# Compiles for every Linux with glibc 2.28 or later, by the Zig of the wheel `ziglang`, for this machine or another one:
+# Toolchain for every Linux with glibc 2.28 or later, with Zig from the wheel `ziglang`, also for other processors:
 #   cmake -DCMAKE_TOOLCHAIN_FILE=tools/manylinux.cmake -DMACHINE=aarch64 ...
-# The first Python in the PATH must have that wheel. docs/decisions/packaging.md says why.
-set(MACHINE "${CMAKE_HOST_SYSTEM_PROCESSOR}" CACHE STRING "what is compiled for: x86_64 or aarch64")
+# The first Python in the PATH must have that wheel. docs/decisions/packaging.md gives the reasons.
+set(MACHINE "${CMAKE_HOST_SYSTEM_PROCESSOR}" CACHE STRING "target processor: x86_64 or aarch64")
 list(APPEND CMAKE_TRY_COMPILE_PLATFORM_VARIABLES MACHINE ZIG)
 if(NOT ZIG)
   execute_process(
@@ -12,7 +12,7 @@ if(NOT ZIG)
   endif()
   set(ZIG "${found}" CACHE FILEPATH "the compiler")
 endif()
-# Nothing is linked to find out what is here: for a first program of a kind, Zig compiles all of C++'s own library.
+# Test programs are not linked: for the first program of a target, Zig would compile the whole C++ standard library.
 set(CMAKE_TRY_COMPILE_TARGET_TYPE STATIC_LIBRARY)
 set(CMAKE_C_ARCHIVE_CREATE "${ZIG} ar qc <TARGET> <OBJECTS>")
 set(CMAKE_CXX_ARCHIVE_CREATE "${CMAKE_C_ARCHIVE_CREATE}")

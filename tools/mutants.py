@@ -1,8 +1,8 @@
-"""Single-line changes at lines drawn by a seed, to see which of the tests notice them.
+"""Mutation testing: random single-line changes, to see which of them the tests detect.
 
-`python tools/mutants.py --seed 1 --count 20` prints the changes: lines from all Python and C++ code in hvkeras/ and
-backends/, each with one of the changes that are possible there. `--apply 3 --in FOLDER` makes the third of them in a
-tree that has these two folders, and `--undo 3` takes it back.
+`python tools/mutants.py --seed 1 --count 20` prints changes: random lines of the Python and C++ code in hvkeras/ and
+backends/, each with one of its possible mutations. `--apply 3 --in FOLDER` applies the third one to a tree that has
+these two folders, and `--undo 3` reverts it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ARITHMETIC: dict[type[ast.operator], tuple[str, str]] = {
     ast.Add: ("+", "-"), ast.Sub: ("-", "+"), ast.Mult: ("*", "/"), ast.Div: ("/", "*"), ast.FloorDiv: ("//", "*"),
     ast.Mod: ("%", "*"), ast.BitOr: ("|", "&"), ast.BitAnd: ("&", "|"),
 }
-# In C++, by text: a pattern and what takes its place. Templates and includes have their `<` without spaces.
+# C++ is mutated as text: pattern and replacement. In templates and includes, `<` has no spaces around it.
 _CPP = (
     (r" == ", " != "), (r" != ", " == "), (r" < ", " <= "), (r" <= ", " < "), (r" > ", " >= "), (r" >= ", " > "),
     (r" && ", " || "), (r" \|\| ", " && "), (r" \+ ", " - "), (r" - ", " + "), (r" \* (?=\w)", " / "),
@@ -38,13 +38,13 @@ _CPP = (
 
 @dataclass(frozen=True, order=True)
 class Change:
-    """One line, and what it becomes.
+    """Mutation of one line.
 
     Attributes:
-        path: The file, from the top of the tree.
-        line: The line, counted from 1.
-        old: Its text.
-        new: What it becomes.
+        path: The file, relative to the root of the tree.
+        line: The line number, from 1.
+        old: The text of the line.
+        new: The mutated text.
     """
 
     path: str
@@ -54,10 +54,10 @@ class Change:
 
 
 class Changes(ast.NodeVisitor):
-    """Every change of a Python file: of comparisons, conditions, numbers, arithmetic, values and calls.
+    """All mutations of a Python file: of comparisons, conditions, numbers, arithmetic, values and calls.
 
     Args:
-        path: The file, from the top of the tree.
+        path: The file, relative to the root of the tree.
         text: Its text.
     """
 
@@ -65,12 +65,12 @@ class Changes(ast.NodeVisitor):
         self.found: list[Change] = []
         self._path, self._lines = path, text.splitlines()
         tree = ast.parse(text)
-        self._left_out = set(_types_and_docstrings(tree))
+        self._skipped = set(_types_and_docstrings(tree))
         self.visit(tree)
 
     def visit(self, node: ast.AST) -> None:
-        """Visits a node, unless it does nothing when the program runs."""
-        if node not in self._left_out:
+        """Visit a node, unless it has no effect at run time."""
+        if node not in self._skipped:
             super().visit(node)
             self.generic_visit(node)
 
@@ -78,9 +78,9 @@ class Changes(ast.NodeVisitor):
         self._between(node.left, node.comparators[0], *_COMPARISONS[type(node.ops[0])])
 
     def visit_BoolOp(self, node: ast.BoolOp) -> None:
-        words = ("and", "or") if isinstance(node.op, ast.And) else ("or", "and")
+        operators = ("and", "or") if isinstance(node.op, ast.And) else ("or", "and")
         for left, right in zip(node.values, node.values[1:], strict=False):
-            self._between(left, right, *words)
+            self._between(left, right, *operators)
 
     def visit_BinOp(self, node: ast.BinOp) -> None:
         if type(node.op) in _ARITHMETIC:
@@ -133,7 +133,7 @@ class Changes(ast.NodeVisitor):
 
 
 def _types_and_docstrings(tree: ast.Module) -> Iterator[ast.AST]:
-    """What does nothing when the program runs: annotations, docstrings, and what only type checkers read."""
+    """Yield nodes without effect at run time: annotations, docstrings, and code for type checkers."""
     for node in ast.walk(tree):
         for field in ("annotation", "returns"):
             if isinstance(found := getattr(node, field, None), ast.AST):
@@ -145,24 +145,24 @@ def _types_and_docstrings(tree: ast.Module) -> Iterator[ast.AST]:
 
 
 def changes_of_cpp(path: str, text: str) -> Iterator[Change]:
-    """Yields every change of a C++ file that a pattern finds."""
+    """Yield all mutations of a C++ file."""
     for number, line in enumerate(text.splitlines(), 1):
         code = re.sub(r'"(?:[^"\\]|\\.)*"', lambda found: '"' + "_" * (len(found[0]) - 2) + '"', line).split("//")[0]
         if not code.strip() or code.lstrip().startswith(("#", "*", "/*", "using", "static_assert", "template")):
             continue
         for pattern, new in _CPP:
             for found in re.finditer(pattern, code):
-                made = str(int(found[1]) + 1) if new is None else found.expand(new)
-                yield Change(path, number, line, line[:found.start()] + made + line[found.end():])
+                mutated = str(int(found[1]) + 1) if new is None else found.expand(new)
+                yield Change(path, number, line, line[:found.start()] + mutated + line[found.end():])
 
 
 def draw(root: Path, seed: int, count: int) -> list[Change]:
-    """Draws lines, and for each line one of its changes.
+    """Return one mutation each of `count` random lines.
 
     Args:
-        root: A tree that has hvkeras/ and backends/.
+        root: A tree with hvkeras/ and backends/.
         seed: The seed.
-        count: How many.
+        count: The number of lines.
     """
     by_line: dict[tuple[str, int], list[Change]] = {}
     for folder in ("hvkeras", "backends"):
@@ -184,12 +184,12 @@ def draw(root: Path, seed: int, count: int) -> list[Change]:
 
 
 def main() -> int:
-    """Prints the changes, or makes one."""
+    """Print the mutations, or apply or revert one."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--count", type=int, default=20)
-    parser.add_argument("--apply", type=int, metavar="N", help="make the change N, counted from 1")
-    parser.add_argument("--undo", type=int, metavar="N", help="take the change N back")
+    parser.add_argument("--apply", type=int, metavar="N", help="apply the change N, counted from 1")
+    parser.add_argument("--undo", type=int, metavar="N", help="revert the change N")
     parser.add_argument("--in", dest="tree", type=Path, default=ROOT, help="the tree (default: this checkout)")
     options = parser.parse_args()
     found = draw(ROOT, options.seed, options.count)

@@ -1,4 +1,4 @@
-"""picture.py PAGE.html PICTURE.png: a picture of the top of a page, for docs/compare.md; needs chromium and Pillow."""
+"""picture.py PAGE.html PICTURE.png: screenshot of the top of a page, for docs/compare.md; needs chromium and Pillow."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from harness.browser import screenshot
 
 WIDTH, HEIGHT = 880, 1560
-COLOURS = 128  # so that the file stays small
+COLORS = 128  # for a small file
 
 page, picture = (Path(argument).absolute() for argument in sys.argv[1:])
 screenshot(page, picture, size=(WIDTH, HEIGHT))
 with Image.open(picture) as image:
-    image.convert("RGB").quantize(COLOURS).save(picture, optimize=True)
+    image.convert("RGB").quantize(COLORS).save(picture, optimize=True)

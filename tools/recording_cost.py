@@ -1,16 +1,15 @@
-"""What recording costs: steps with and without it, in turns of short blocks, in one job.
+"""Overhead of recording: steps with and without it, in alternating short blocks, in one job.
 
-    hvkeras run -np 2 --backend native --report python tools/recording_cost.py    # the time of steps
-    HVKERAS_REPORT=report HVKERAS_BACKEND=local python tools/recording_cost.py    # the CPU time of steps
+    hvkeras run -np 2 --backend native --report python tools/recording_cost.py    # wall-clock time per step
+    HVKERAS_REPORT=report HVKERAS_BACKEND=local python tools/recording_cost.py    # CPU time per step
 
-Each rank trains equal models by the train function of Keras's `fit`, half of which were traced with recording and half
-without; two equal ones differ as well, by where their weights lie in memory, so there are several of each. Percentiles
-of the steps' times are printed, of which low ones say more on a busy machine, and what the thread that writes the
-record took of the time.
+Each rank trains identical models with the train function of Keras's `fit`; half of them are traced with recording.
+There are several of each kind, because the addresses of the weights also influence the speed. The tool prints
+percentiles of the step times (the low ones are more reliable on a busy machine), and the CPU share of the thread that
+writes the record.
 
-One process has no collectives, so copies of the gradients stand for them there, in two buckets, with the timestamps
-that collectives get. Its CPU time can be told on a machine that is busy with other things, where the time of steps
-cannot.
+One process has no collectives. It copies the gradients instead, in two buckets, with the timestamps of collectives. Its
+CPU time can be measured even on a busy machine.
 """
 
 from __future__ import annotations
@@ -32,7 +31,10 @@ from hvkeras.job.plans import Plan
 
 
 def train_step(model: ModelSpec) -> Callable[[], None]:
-    """A step of Keras's train function on a model of `hvkeras bench`, traced as it is called for the first time."""
+    """Return a function that runs a step of Keras's train function on a model of `hvkeras bench`.
+
+    The first call traces it.
+    """
     keras.utils.set_random_seed(0)
     network = model.build()
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -43,7 +45,7 @@ def train_step(model: ModelSpec) -> Callable[[], None]:
 
 
 def copy_gradients(_: GradientReducer, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-    """What one process does instead of an exchange of gradients, with its timestamps."""
+    """Replacement of `GradientReducer.reduce` for one process: copies, with the timestamps of collectives."""
     recorder.recording().step(gradients, variables)
     plan = Plan.of("gradients", gradients, (0,), "copies of the gradients")
     with spans.store().in_step():
@@ -53,15 +55,15 @@ def copy_gradients(_: GradientReducer, gradients: Sequence[Any], variables: Sequ
 
 
 class Copies:
-    """A backend that gives back what it is given."""
+    """Backend whose allreduce copies its inputs."""
 
     def allreduce(self, tensors: Sequence[Any], _: str) -> list[Any]:
-        """Copies tensors."""
+        """Copy tensors."""
         return [tf.identity(tensor) for tensor in tensors]
 
 
 def block(step: Callable[[], None], steps: int) -> list[float]:
-    """Seconds of each step of a block that all ranks begin together; of CPU time, where there is but one."""
+    """Run a block that all ranks start together, and return the seconds of each step (with one rank, of CPU time)."""
     hvd.barrier()
     clock = time.perf_counter if hvd.size() > 1 else time.process_time
     times = [clock()]
@@ -72,11 +74,11 @@ def block(step: Callable[[], None], steps: int) -> list[float]:
 
 
 def main() -> None:
-    """Measures, and has rank 0 print."""
+    """Measure on all ranks, and print on rank 0."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=MODELS, default="mlp")
     parser.add_argument("--pairs", type=int, default=200, help="pairs of blocks")
-    parser.add_argument("--steps", type=int, default=20, help="steps of a block")
+    parser.add_argument("--steps", type=int, default=20, help="steps per block")
     parser.add_argument("--copies", type=int, default=4, help="models of each kind")
     flags = parser.parse_args()
     hvd.init()
@@ -85,7 +87,7 @@ def main() -> None:
         tf.config.threading.set_inter_op_parallelism_threads(1)
         tf.config.threading.set_intra_op_parallelism_threads(1)
     model = MODELS[flags.model]
-    steps: dict[bool, list[Callable[[], None]]] = {True: [], False: []}  # by whether they are recorded
+    steps: dict[bool, list[Callable[[], None]]] = {True: [], False: []}  # key: with recording
     for _ in range(flags.copies):
         steps[True].append(train_step(model))
         block(steps[True][-1], flags.steps)
@@ -106,14 +108,14 @@ def main() -> None:
 
 
 def compared(without: Any, with_it: Any, percentile: int) -> str:
-    """How a percentile of the steps differs, and its error, by drawing pairs of blocks again and again."""
-    def more(chosen: Any) -> float:
+    """Return a text: a percentile of the step times, its change by recording, and the bootstrap standard error."""
+    def increase(chosen: Any) -> float:
         return float(np.percentile(with_it[chosen], percentile) / np.percentile(without[chosen], percentile) - 1)
 
     random = np.random.default_rng(0)
-    error = np.std([more(random.integers(0, len(without), len(without))) for _ in range(200)])
+    error = np.std([increase(random.integers(0, len(without), len(without))) for _ in range(200)])
     return (f"{percentile}th percentile: {1000 * np.percentile(without, percentile):.2f} ms per step without recording,"
-            f" {more(np.arange(len(without))):+.2%} with it (standard error {error:.2%})")
+            f" {increase(np.arange(len(without))):+.2%} with it (standard error {error:.2%})")
 
 
 if __name__ == "__main__":

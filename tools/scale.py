@@ -1,21 +1,20 @@
-"""Measures what stands above the engines with a thousand ranks: real clients without TensorFlow, on one machine.
+"""Measure the control channel with a thousand ranks: real clients without TensorFlow, on one machine.
 
     python tools/scale.py clients --ranks 1024 --per-host 8
     python tools/scale.py clients --ranks 1024 --per-host 8 --direct
     python tools/scale.py costs --ranks 1024 --per-host 8
     python tools/scale.py handshakes --ranks 4096
 
-With `PYTHONPATH` set to the checkout of an older commit, it measures that one, `--direct` where it has no relays.
+Set `PYTHONPATH` to a checkout of an older commit to measure that one, with `--direct` if it has no relays.
 
 `clients` starts a process for the server, one for each relay, and one for every four ranks, whose clients run in
-threads; a host is an address of the loopback, so that each has a relay of its own. Processes have imported everything
-before the time is taken, and relays are forked from one that has, since a machine of two cores would need minutes for
-what as many machines do at once.
-`costs` prints what each exchange costs, less what heartbeats cost meanwhile: messages and bytes of the server, and CPU
-of the server, of a relay and of a rank.
-`handshakes` has two processes connect the ranks directly, all at once, with the protocol on asyncio: it shows that
-admission is no race. Seconds are those of a wall clock, unless CPU is said; bytes are those of TCP, from the server's
-sockets.
+threads. Each host is an address of the loopback, and has its own relay. The measurement begins after all processes have
+finished their imports, and relays are forked: the imports would take minutes on two cores.
+`costs` prints the cost of each exchange, minus that of the heartbeats during it: messages and bytes of the server, and
+CPU time of the server, of a relay and of a rank.
+`handshakes` connects all ranks at once, directly, from two processes with the protocol on asyncio. It shows that
+admission has no race conditions. Seconds are wall-clock time unless they are labeled CPU; bytes are TCP payload, read
+from the server's sockets.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ from hvkeras.settings import Settings
 
 try:
     from hvkeras.control.relay import connect_to_relay, relay
-except ImportError:  # of a commit that has none
+except ImportError:  # a commit without relays
     relay = None  # type: ignore[assignment]
 try:
     from hvkeras.control.messages import ValueDigest, ValueWanted
@@ -57,12 +56,12 @@ except ImportError:
 SECRET = b"s" * 32
 PLANS, TENSORS = 8, 20
 PER_PROCESS = 4
-_TCP_INFO_BYTES = struct.Struct("=120xQQ")  # acknowledged and received, of struct tcp_info (linux/tcp.h)
+_TCP_INFO_BYTES = struct.Struct("=120xQQ")  # tcpi_bytes_acked and tcpi_bytes_received of struct tcp_info (linux/tcp.h)
 Command = tuple[Any, ...]
 
 
 class Served:
-    """The server, as a process of its own that answers commands."""
+    """Server in a separate process, which answers commands."""
 
     def __init__(self, size: int, deadlines: dict[str, float], counts: bool = False) -> None:
         ours, theirs = multiprocessing.Pipe()
@@ -71,13 +70,13 @@ class Served:
         self._pipe = ours
         self.port: int = ours.recv()
 
-    def ask(self, what: str) -> Any:
-        """Returns `cpu` seconds, the largest resident `memory` in MiB, or `bytes` of all connections."""
-        self._pipe.send(what)
+    def query(self, name: str) -> Any:
+        """Return `cpu` seconds, the peak resident `memory` in MiB, `bytes` of all connections, or `costs`."""
+        self._pipe.send(name)
         return self._pipe.recv()
 
-    def end(self) -> None:
-        """Ends it."""
+    def stop(self) -> None:
+        """Kill the process."""
         self._process.kill()
         self._process.join()
 
@@ -103,7 +102,7 @@ def _serve(pipe: Pipe, size: int, deadlines: dict[str, float], counts: bool) -> 
 
 
 def _count_messages() -> list[list[int]]:
-    """Returns what this server has received and sent: messages in, out, and bytes, of heartbeats and of all else."""
+    """Start to count this server's traffic; return [messages in, messages out, bytes] of heartbeats and of the rest."""
     counts, receive, write = [[0, 0, 0], [0, 0, 0]], message_server.MessageServer.receive, message_server._Peer.write
 
     def count(data: bytes, index: int) -> None:
@@ -126,7 +125,7 @@ def _count_messages() -> list[list[int]]:
 
 
 def _traffic() -> Iterator[int]:
-    """The bytes that each TCP connection of this process has carried, in both directions."""
+    """Yield the bytes of each TCP connection of this process, in both directions."""
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
@@ -137,7 +136,7 @@ def _traffic() -> Iterator[int]:
 
 
 class Entries:
-    """Counts of entered plans as in training, without any: they grow with each beat, unless they are held."""
+    """Simulated counts of entered plans, which grow with each heartbeat unless `held` is set."""
 
     def __init__(self, size: int) -> None:
         self.held = False
@@ -145,32 +144,32 @@ class Entries:
         self._plans = [PlanOfTool(number, size) for number in range(PLANS)]
 
     def snapshot(self) -> dict[str, tuple[int, Any]]:
-        """How often each plan was entered."""
+        """Return the count of entries and the plan, by key."""
         self.beats += not self.held
         return {plan.key: (self.beats, plan) for plan in self._plans}
 
     def site(self, _key: str) -> str:
-        """Where."""
+        """Return a call site."""
         return "train.py:42"
 
     def calls(self) -> dict[str, Any]:
-        """None."""
+        """Return no calls."""
         return {}
 
     def forget(self, _counts: object) -> list[str]:
-        """Forgets none."""
+        """Return no keys."""
         return []
 
     def set_outstanding(self, _keys: object) -> None:
-        """Does nothing."""
+        """Do nothing."""
 
     def can_raise(self, _key: str) -> bool:
-        """Never."""
+        """Return False."""
         return False
 
 
 class PlanOfTool:
-    """A plan of as many tensors as a bucket of gradients has."""
+    """Plan with as many tensors as a typical bucket of gradients."""
 
     operation = "gradients"
 
@@ -180,14 +179,14 @@ class PlanOfTool:
         self._size = size
 
     def describe(self) -> dict[str, Any]:
-        """What it consists of."""
+        """Return the description that ranks send."""
         names = [f"layer_{number}/kernel" for number in range(TENSORS)]
         return {"operation": self.operation, "how": "average", "label": self.label, "names": names, "hint": "",
                 "kinds": ["float32[1024, 1024]"] * TENSORS, "ranks": list(range(self._size)), "is_of_model": False}
 
 
 def facts(host: int) -> dict[str, Any]:
-    """What a rank reports about itself at the start of a job, in as many bytes."""
+    """Return facts as long as those that a rank reports at the start of a job."""
     names = ("native", "horovod", "tfdist", "local")
     return {"host": f"node{host:04}", "identity": hashlib.sha256(str(host).encode()).hexdigest(),
             "cores": list(range(64)),
@@ -198,7 +197,7 @@ def facts(host: int) -> dict[str, Any]:
 
 
 class Ranks:
-    """The clients of some ranks of a host, in a process of their own that answers commands."""
+    """Clients of several ranks of a host, in a separate process that answers commands."""
 
     def __init__(self, ranks: range, per_host: int, size: int, port: int, direct: bool) -> None:
         self.ranks = ranks
@@ -209,13 +208,13 @@ class Ranks:
         theirs.close()
 
     def send(self, *command: Any) -> None:
-        """Gives it a command."""
+        """Send a command."""
         self._pipe.send(command)
 
     def answers(self, timeout: float) -> list[Any]:
-        """Returns the answers of its ranks."""
+        """Return the answers of the ranks."""
         if not self._pipe.poll(timeout):
-            raise TimeoutError(f"ranks {self.ranks} have not answered in {timeout:.0f} s")
+            raise TimeoutError(f"ranks {self.ranks} have not answered within {timeout:.0f} s")
         found: list[Any] = self._pipe.recv()
         for each in found:
             if isinstance(each, BaseException):
@@ -224,7 +223,7 @@ class Ranks:
 
 
 class Rank:
-    """One rank's client."""
+    """Client of one rank."""
 
     def __init__(self, rank: int, per_host: int, size: int, port: int, direct: bool) -> None:
         self._rank, self._per_host, self._size, self._direct = rank, per_host, size, direct
@@ -235,17 +234,17 @@ class Rank:
         self._client: Any = None
 
     def do(self, *command: Any) -> Any:
-        """Carries out a command; returns the answer."""
+        """Run a command, and return its answer or the error."""
         try:
             return getattr(self, command[0])(*command[1:])
-        except BaseException as error:  # noqa: BLE001 - for the one who has asked
+        except BaseException as error:  # noqa: BLE001 - raised in the parent
             return RuntimeError(f"{type(error).__name__}: {str(error)[:300]}")
 
     def wait(self) -> None:
-        """Does nothing."""
+        """Do nothing: the answer shows that the process is ready."""
 
     def connect(self) -> float:
-        """Connects and gathers the facts; returns when they were there."""
+        """Connect and gather the facts; return the time at which they were complete."""
         relays = {} if relay is None else {"HVKERAS_RELAY_FROM": "0" if self._direct else "2"}
         settings = Settings({"HVKERAS_START_TIMEOUT": "120"} | relays)
         index = Rendezvous("run", "{}:{}".format(*self._address))
@@ -261,26 +260,26 @@ class Rank:
         return end
 
     def gather(self, key: str, equal: bool) -> float:
-        """Gathers 1 KiB of each rank; returns when all were there."""
+        """Gather 1 KiB of each rank; return the time of completion."""
         value = ("v" if equal else f"{self._rank:08}") * (1024 if equal else 128)
         found = self._client.gather(key, value, 120.0)
         end = time.monotonic()
         assert len(found) == self._size
-        assert found[self._rank] == value, f"rank {self._rank} got others' values"
+        assert found[self._rank] == value, f"rank {self._rank} received another rank's value"
         return end
 
     def gather_facts(self, key: str) -> float:
-        """Gathers the facts again; returns when all were there."""
+        """Gather the facts again; return the time of completion."""
         self._client.gather(key, facts(self._host), 120.0)
         return time.monotonic()
 
     def gather_small(self, key: str) -> float:
-        """Gathers 32 bytes of each rank, which are sent as they are; returns when all were there."""
+        """Gather 32 bytes of each rank, which are sent without a digest; return the time of completion."""
         self._client.gather(key, "v" * 32, 120.0)
         return time.monotonic()
 
     def stop(self, key: str) -> float:
-        """Agrees to stop a `fit` that all ranks want to stop; returns when this rank knows when."""
+        """Agree to stop a `fit` that all ranks request to stop; return the time of the agreement."""
         stop = self._client.stop_of(key)
         stop.begin()
         while not stop.now(True, lambda: self._client.ask_to_stop(key, list(range(self._size))),
@@ -289,15 +288,15 @@ class Rank:
         return time.monotonic()
 
     def train(self) -> None:
-        """Has counts change in every beat."""
+        """Let counts change with every heartbeat."""
         self._client.join(self._entries)
 
     def hold(self) -> None:
-        """Has half the ranks stay one step behind."""
+        """Let half of the ranks stay one step behind."""
         self._entries.beats, self._entries.held = 1_000_000 - (self._rank >= self._size // 2), True
 
     def ended(self) -> tuple[float, str]:
-        """Returns when the job has ended here, and why."""
+        """Return the time and the reason of the job's end on this rank."""
         until = time.monotonic() + 60.0
         while not self._ended and time.monotonic() < until:
             time.sleep(0.05)
@@ -306,7 +305,7 @@ class Rank:
 
 def _run_ranks(pipe: Pipe, ranks: range, per_host: int, size: int, port: int, direct: bool) -> None:
     _raise_open_files()
-    sys.setswitchinterval(0.1)  # a thousand threads that ask for the interpreter 200 times a second leave no time
+    sys.setswitchinterval(0.1)  # a thousand threads at the default of 5 ms would only switch
     rendezvous.start_relay = _fork_relay
     found = [Rank(rank, per_host, size, port, direct) for rank in ranks]
     with ThreadPoolExecutor(len(found)) as threads:
@@ -316,12 +315,12 @@ def _run_ranks(pipe: Pipe, ranks: range, per_host: int, size: int, port: int, di
 
 
 def _fork_relay(name: str, server: socket.socket, secret: bytes, size: int, liveness: float) -> str:
-    """Becomes, in a child, the program that a rank would start; waits until it is found."""
+    """Run a relay in a forked child instead of a new program, and wait until it accepts connections."""
     if os.fork() == 0:
-        kept = os.dup2(server.fileno(), 3)
-        os.closerange(kept + 1, os.sysconf("SC_OPEN_MAX"))  # connections of other ranks of this process, above all
+        connection = os.dup2(server.fileno(), 3)
+        os.closerange(connection + 1, os.sysconf("SC_OPEN_MAX"))  # above all, connections of this process's other ranks
         os.dup2(os.open(os.devnull, os.O_RDWR), 1)
-        relay(name, socket.socket(fileno=kept), secret, size, liveness)
+        relay(name, socket.socket(fileno=connection), secret, size, liveness)
         os._exit(0)
     while True:
         with contextlib.suppress(ConnectionRefusedError):
@@ -337,10 +336,10 @@ def _all(ranks: Sequence[Ranks], *command: Any, timeout: float = 130.0) -> list[
 
 
 def clients(chosen: argparse.Namespace) -> None:
-    """Connects, gathers, beats and fails."""
+    """Measure the start, gathers, heartbeats and the failure of a rank."""
     size, hosts = chosen.ranks, -(-chosen.ranks // chosen.per_host)
     direct = chosen.direct or relay is None
-    print(f"{size} ranks on {hosts} hosts, {'each by itself' if direct else 'through relays'}", flush=True)
+    print(f"{size} ranks on {hosts} hosts, {'without relays' if direct else 'through relays'}", flush=True)
     for round_number in range(chosen.rounds):
         served = Served(size, {"stall_warning": 60.0, "mismatch": 3.0})
         firsts = [*range(0, size - 1, PER_PROCESS), size - 1]  # the last rank can be killed alone
@@ -349,45 +348,45 @@ def clients(chosen: argparse.Namespace) -> None:
         try:
             _all(ranks, "wait")
             begin = time.monotonic()
-            took = max(_all(ranks, "connect")) - begin
-            print(f"  connected, and the facts gathered: {took:.2f} s", flush=True)
+            seconds = max(_all(ranks, "connect")) - begin
+            print(f"  connected, and the facts gathered: {seconds:.2f} s", flush=True)
             if round_number == chosen.rounds - 1:
                 _measure(chosen, served, ranks, hosts)
         finally:
-            served.end()  # first: it would report the ends of the others
+            served.stop()  # first: it would report the exits of the ranks
             for each in ranks:
                 each.process.kill()
             time.sleep(1.0)
 
 
 def _measure(chosen: argparse.Namespace, served: Served, ranks: Sequence[Ranks], hosts: int) -> None:
-    for what, equal in (("different", False), ("equal", True)):
-        before, took = served.ask("bytes"), []
+    for kind, equal in (("different", False), ("equal", True)):
+        before, seconds = served.query("bytes"), []
         for number in range(3):
             begin = time.monotonic()
-            took.append(max(_all(ranks, "gather", f"{what} {number}", equal)) - begin)
-        each = (served.ask("bytes") - before) / len(took) / hosts / 2**20
-        print(f"  1 KiB a rank gathered, {what} values: {', '.join(f'{one:.2f}' for one in took)} s,"
-              f" {each:.2f} MiB a host to and from the server", flush=True)
-    for what, command in (("counts change in every beat", "train"), ("half of them late", "hold")):
+            seconds.append(max(_all(ranks, "gather", f"{kind} {number}", equal)) - begin)
+        per_host = (served.query("bytes") - before) / len(seconds) / hosts / 2**20
+        print(f"  1 KiB per rank gathered, {kind} values: {', '.join(f'{one:.2f}' for one in seconds)} s,"
+              f" {per_host:.2f} MiB per host to and from the server", flush=True)
+    for state, command in (("counts change in every heartbeat", "train"), ("half of the ranks late", "hold")):
         _all(ranks, command)
         time.sleep(3.0)
-        before, begin = served.ask("cpu"), time.monotonic()
+        before, begin = served.query("cpu"), time.monotonic()
         time.sleep(chosen.seconds)
-        share = (served.ask("cpu") - before) / (time.monotonic() - begin)
-        print(f"  server, {what}: {100 * share:.1f} % of a core over {chosen.seconds:.0f} s", flush=True)
-    print(f"  server, largest memory: {served.ask('memory'):.0f} MiB", flush=True)
+        share = (served.query("cpu") - before) / (time.monotonic() - begin)
+        print(f"  server, {state}: {100 * share:.1f} % of a core over {chosen.seconds:.0f} s", flush=True)
+    print(f"  server, peak memory: {served.query('memory'):.0f} MiB", flush=True)
     victim, others = chosen.ranks - 1, ranks[:-1]
     begin = time.monotonic()
     ranks[-1].process.kill()
     ended = _all(others, "ended", timeout=70.0)
-    right = [at for at, text in ended if f"rank {victim} on" in text and "ended unexpectedly" in text]
-    print(f"  rank {victim} killed: {len(right)} of {len(ended)} others know it, by name and cause, the last one after"
-          f" {max(right, default=float('inf')) - begin:.2f} s", flush=True)
+    correct = [at for at, text in ended if f"rank {victim} on" in text and "ended unexpectedly" in text]
+    print(f"  rank {victim} killed: {len(correct)} of {len(ended)} others received its name and cause, the last one"
+          f" after {max(correct, default=float('inf')) - begin:.2f} s", flush=True)
 
 
 def costs(chosen: argparse.Namespace) -> None:
-    """Prints what each exchange costs, as a table."""
+    """Print the cost of each exchange, as a table."""
     size, hosts = chosen.ranks, -(-chosen.ranks // chosen.per_host)
     served = Served(size, {"stall_warning": 60.0, "mismatch": 3.0}, counts=True)
     ranks = [Ranks(range(first, min(first + PER_PROCESS, size)), chosen.per_host, size, served.port, chosen.direct)
@@ -400,7 +399,7 @@ def costs(chosen: argparse.Namespace) -> None:
                   for child in (thread / "children").read_text().split()]
 
         def now() -> list[Any]:
-            return [*served.ask("costs"), sum(map(_cpu, relays)), sum(map(_cpu, pids))]
+            return [*served.query("costs"), sum(map(_cpu, relays)), sum(map(_cpu, pids))]
 
         def row(name: str, command: Command | None, cpu: Sequence[float] = (0.0,) * 3, beats: float = 1.0) -> list[Any]:
             time.sleep(1.0)
@@ -409,12 +408,12 @@ def costs(chosen: argparse.Namespace) -> None:
                 time.sleep(chosen.seconds)
             else:
                 _all(ranks, *command)
-                time.sleep(0.5)  # for what is still on its way
+                time.sleep(0.5)  # for messages in flight
             after, seconds = now(), time.monotonic() - begin
             of_beats, of_rest = ([last - first for first, last in zip(*pair, strict=True)]
                                  for pair in ((before[0], after[0]), (before[1], after[1])))
             carried = [one / seconds for one in of_beats] if command is None else of_rest
-            # Less what those heartbeats took that came meanwhile.
+            # Without the cost of the heartbeats during the exchange.
             per, meanwhile = (seconds, 0.0) if command is None else (1.0, of_beats[0] / beats)
             spent = [(last - first) / per - meanwhile * one
                      for first, last, one in zip(before[2:], after[2:], cpu, strict=True)]
@@ -423,32 +422,32 @@ def costs(chosen: argparse.Namespace) -> None:
                   f" {1e3 * spent[1] / max(len(relays), 1):.1f} | {1e3 * spent[2] / size:.2f} |", flush=True)
             return [spent, received]
 
-        print(f"{size} ranks on {hosts} hosts, {'each by itself' if chosen.direct else 'through relays'}\n\n"
+        print(f"{size} ranks on {hosts} hosts, {'without relays' if chosen.direct else 'through relays'}\n\n"
               "| exchange | messages to the server | from it | KiB | CPU of the server, ms | of a relay | of a rank |\n"
               "| --- | --- | --- | --- | --- | --- | --- |", flush=True)
-        beats = row("heartbeats of a second, nothing new", None)
+        beats = row("heartbeats of one second, no changes", None)
         for name, *command in (("facts of `init()`", "gather_facts", "facts 2"),
                                ("32 bytes, equal values", "gather_small", "small"),
                                ("1 KiB, equal values", "gather", "equal", True),
                                ("1 KiB, different values, the first time", "gather", "different 1", False),
                                ("1 KiB, different values, again", "gather", "different 2", False),
-                               ("an early stop that all ranks want", "stop", "fit 1")):
+                               ("an early stop of `fit` that all ranks request", "stop", "fit 1")):
             row(name, tuple(command), *beats)
         _all(ranks, "train")
         time.sleep(3.0)
-        row("heartbeats of a second, all counts changed", None)
+        row("heartbeats of one second, all counts changed", None)
     finally:
-        served.end()
+        served.stop()
         for each in ranks:
             each.process.kill()
 
 
 def _cpu(pid: int) -> float:
-    """Returns the seconds of CPU that a process's threads have used (the first number of schedstat, in ns)."""
+    """Return the CPU seconds of a process's threads (the first number of schedstat, in ns)."""
     return sum(int(each.read_text().split()[0]) for each in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
 
 
-# 4,096 ranks: the protocol on asyncio.
+# `handshakes`: the protocol on asyncio.
 
 
 async def _rank(rank: int, size: int, port: int, gathered: list[int], leave: asyncio.Event) -> None:
@@ -514,12 +513,12 @@ def _run_handshakes(pipe: Pipe, ranks: Sequence[int], size: int, port: int) -> N
     pipe.recv()
     try:
         asyncio.run(run())
-    except BaseException as error:  # noqa: BLE001 - for the one who has asked
+    except BaseException as error:  # noqa: BLE001 - reported by the parent
         pipe.send(RuntimeError(f"{type(error).__name__}: {str(error)[:300]}"))
 
 
 def handshakes(chosen: argparse.Namespace) -> None:
-    """Connects all ranks directly, at once."""
+    """Measure the direct connection of all ranks at once."""
     size = chosen.ranks
     served = Served(size, {"liveness": 60.0})
     pipes, processes = [], []
@@ -537,14 +536,14 @@ def handshakes(chosen: argparse.Namespace) -> None:
             print(f"{size} ranks are not connected after 300 s")
             break
         if isinstance(found := pipe.recv(), BaseException):
-            print(f"{size} ranks do not connect: {found}")
+            print(f"{size} ranks cannot connect: {found}")
             break
     else:
-        print(f"{size} ranks, each by itself: connected, and the facts gathered: {time.monotonic() - begin:.2f} s;"
-              f" server {served.ask('cpu'):.1f} s of CPU, largest memory {served.ask('memory'):.0f} MiB")
+        print(f"{size} ranks, without relays: connected, and the facts gathered: {time.monotonic() - begin:.2f} s;"
+              f" server {served.query('cpu'):.1f} s of CPU, peak memory {served.query('memory'):.0f} MiB")
     for process in processes:
         process.kill()
-    served.end()
+    served.stop()
 
 
 def _raise_open_files() -> None:
@@ -553,20 +552,22 @@ def _raise_open_files() -> None:
 
 
 def main() -> None:
-    """Reads the command line, and measures."""
+    """Parse the command line, and run a measurement."""
     options = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     kinds = options.add_subparsers(required=True)
-    of_clients = kinds.add_parser("clients", help="real clients, on hosts")
+    of_clients = kinds.add_parser("clients", help="real clients on simulated hosts")
     of_clients.add_argument("--ranks", type=int, default=1024)
     of_clients.add_argument("--per-host", type=int, default=8)
-    of_clients.add_argument("--rounds", type=int, default=1, help="how often all connect (default: %(default)s)")
-    of_clients.add_argument("--seconds", type=float, default=60.0, help="for each share of CPU (default: %(default)s)")
+    of_clients.add_argument("--rounds", type=int, default=1, help="number of starts (default: %(default)s)")
+    of_clients.add_argument("--seconds", type=float, default=60.0,
+                            help="duration of each CPU measurement (default: %(default)s)")
     of_clients.add_argument("--direct", action="store_true", help="without relays")
     of_clients.set_defaults(run=clients)
-    of_costs = kinds.add_parser("costs", help="what each exchange costs")
+    of_costs = kinds.add_parser("costs", help="the cost of each exchange")
     of_costs.add_argument("--ranks", type=int, default=1024)
     of_costs.add_argument("--per-host", type=int, default=8)
-    of_costs.add_argument("--seconds", type=float, default=20.0, help="for heartbeats (default: %(default)s)")
+    of_costs.add_argument("--seconds", type=float, default=20.0,
+                          help="duration of the heartbeat measurement (default: %(default)s)")
     of_costs.add_argument("--direct", action="store_true", help="without relays")
     of_costs.set_defaults(run=costs)
     of_handshakes = kinds.add_parser("handshakes", help="many ranks on asyncio, without relays")
@@ -578,5 +579,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    multiprocessing.set_start_method("spawn")  # a thousand forks of one process would share its pages, and be slow
+    multiprocessing.set_start_method("spawn")  # a thousand forks would share this process's pages, which is slow
     main()

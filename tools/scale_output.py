@@ -1,11 +1,11 @@
-"""What the output of many processes costs: `hvkeras run` shows the lines of programs that do nothing but print.
+"""Measure how `hvkeras run` handles the output of many processes that only print.
 
     python tools/scale_output.py 1000 100              # 1,000 processes that print 100 lines each
-    PYTHONPATH=older python tools/scale_output.py 1000 100    # of another checkout, with its link hvkeras/backends
+    PYTHONPATH=older python tools/scale_output.py 1000 100    # another checkout, with its link hvkeras/backends
     python tools/scale_output.py 1000 100 -- --output-filename logs
 
-Fails unless every line has arrived exactly once, and prints the seconds from the first process to the last line, and
-the peaks of the memory of the launcher and of its agent.
+The tool fails unless every line arrives exactly once. It prints the duration of the job in seconds, and the peak memory
+of the launcher and of its agent.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 SCRIPT = 'i=0; while [ $i -lt {lines} ]; do echo "line $i of $HVKERAS_RUN_RANK"; i=$((i+1)); done'
-LOOK_EVERY = 0.1  # seconds
+POLL_INTERVAL = 0.1  # seconds
 
 
 def peak_memory(pid: int) -> float:
-    """Returns the peak memory of a process in MiB; 0 if it is gone."""
+    """Return the peak memory of a process in MiB; 0 if it has exited."""
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
@@ -34,7 +34,7 @@ def peak_memory(pid: int) -> float:
 
 
 def only_child(pid: int) -> int:
-    """Returns the first child of a process; 0 if there is none."""
+    """Return the pid of a process's first child; 0 if there is none."""
     with contextlib.suppress(OSError):
         for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
             return int(child)
@@ -42,18 +42,18 @@ def only_child(pid: int) -> int:
 
 
 def run(processes: int, lines: int, flags: Sequence[str] = ()) -> tuple[float, float, float]:
-    """Runs processes that print.
+    """Run a job whose processes print.
 
     Args:
-        processes: How many.
-        lines: How many lines each prints.
-        flags: More flags of `hvkeras run`.
+        processes: The number of processes.
+        lines: The number of lines per process.
+        flags: Further flags of `hvkeras run`.
 
     Returns:
-        The seconds that the job took, and the peak memory of the launcher and of the agent in MiB.
+        The duration of the job in seconds, and the peak memory of the launcher and of the agent in MiB.
 
     Raises:
-        SystemExit: The job failed, or a line is missing or was shown twice.
+        SystemExit: The job failed, or a line is missing or duplicated.
     """
     command = [sys.executable, "-m", "hvkeras", "run", "-np", str(processes), *flags, "sh", "-c",
                SCRIPT.format(lines=lines)]
@@ -65,25 +65,25 @@ def run(processes: int, lines: int, flags: Sequence[str] = ()) -> tuple[float, f
         while launcher.poll() is None:
             agent = agent or only_child(only_child(launcher.pid))  # the launcher's child is the agent's guard
             peaks = [max(peaks[0], peak_memory(launcher.pid)), max(peaks[1], peak_memory(agent) if agent else 0.0)]
-            time.sleep(LOOK_EVERY)
+            time.sleep(POLL_INTERVAL)
         seconds = time.monotonic() - began
         if launcher.returncode:
-            raise SystemExit(f"hvkeras run has failed with exit code {launcher.returncode}")
+            raise SystemExit(f"hvkeras run failed with exit code {launcher.returncode}")
         output.seek(0)
         found = Counter(output.read().splitlines())
     expected = Counter(f"[{rank}] line {line} of {rank}".encode() for rank in range(processes) for line in range(lines))
     if found != expected:
         raise SystemExit(f"{sum((expected - found).values())} lines are missing, {sum((found - expected).values())}"
-                         " are too many")
+                         " are duplicated or unexpected")
     return seconds, peaks[0], peaks[1]
 
 
 def main() -> None:
-    """Measures one job, and prints what it took."""
+    """Measure one job, and print the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("processes", type=int)
     parser.add_argument("lines", type=int)
-    parser.add_argument("flags", nargs="*", help="more flags of hvkeras run, after --")
+    parser.add_argument("flags", nargs="*", help="further flags of hvkeras run, after --")
     given = parser.parse_args()
     seconds, launcher, agent = run(given.processes, given.lines, given.flags)
     print(f"{given.processes} processes, {given.lines} lines each: {seconds:.1f} s, launcher {launcher:.0f} MiB, agent"

@@ -1,9 +1,9 @@
-"""What a training step costs that is neither computing nor communication, on the MLP of `hvkeras bench`.
+"""Overhead of a training step apart from computation and communication, on the MLP of `hvkeras bench`.
 
     hvkeras run -np 2 --backend native python tools/step_costs.py
 
-Each piece is timed by itself, many times, since the sum is below what steps vary by on most machines. Rank 0 prints
-microseconds per step, on this rank, beside the time of a step of `fit`.
+Each part is measured separately, with many repetitions, because the sum is smaller than the variation of step times on
+most machines. Rank 0 prints its microseconds per step, and the duration of a step of `fit`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TICK = os.sysconf("SC_CLK_TCK")
 
 
 def microseconds(function: Callable[[], Any], repeat: int = REPEAT) -> float:
-    """The median time of a call, over ten series of calls."""
+    """Return the median duration of a call over ten series of calls."""
     series = []
     for _ in range(10):
         begun = time.perf_counter()
@@ -43,7 +43,7 @@ def microseconds(function: Callable[[], Any], repeat: int = REPEAT) -> float:
 
 
 def in_a_graph(operation: Callable[[], Any], count: int = 1000) -> float:
-    """The time of an operation that changes a variable, as one of many in a function."""
+    """Return the microseconds of a stateful operation, measured as one of many in a function."""
     @tf.function(autograph=False)  # type: ignore[untyped-decorator]  # TensorFlow ships no types
     def many() -> Any:
         for _ in range(count):
@@ -55,7 +55,7 @@ def in_a_graph(operation: Callable[[], Any], count: int = 1000) -> float:
 
 
 def thread_seconds() -> dict[str, float]:
-    """The CPU time of our threads, by name."""
+    """Return the CPU seconds of hvkeras's threads, by name."""
     found = {}
     for thread in threading.enumerate():
         if thread.name.startswith("hvkeras"):
@@ -65,7 +65,7 @@ def thread_seconds() -> dict[str, float]:
 
 
 class Probe(keras.callbacks.Callback):  # type: ignore[misc]
-    """Times what surrounds a step while `fit` runs, at the end of its second epoch."""
+    """Callback that measures the parts at the end of the second epoch, while `fit` runs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,11 +74,11 @@ class Probe(keras.callbacks.Callback):  # type: ignore[misc]
         self.step = self._begun = 0.0
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
-        """Begins to time an epoch."""
+        """Start to time an epoch."""
         self._begun, self._threads = time.perf_counter(), thread_seconds()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
-        """Ends it, and times all else."""
+        """Store the time per step, and measure all other parts."""
         seconds, spent = time.perf_counter() - self._begun, thread_seconds()
         if epoch == 0:
             return
@@ -106,7 +106,7 @@ class Probe(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 def main() -> None:
-    """Measures, and has rank 0 print."""
+    """Measure on all ranks, and print on rank 0."""
     hvd.init()
     keras.utils.set_random_seed(1)
     made = MODELS["mlp"]
@@ -116,11 +116,11 @@ def main() -> None:
                   keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
     model.fit(np.tile(x, (STEPS, 1)), np.tile(y, STEPS), batch_size=made.batch, epochs=2, verbose=0, callbacks=[probe])
     if hvd.rank() == 0:
-        print(f"a step of fit takes {probe.step:,.0f} us; of these")
+        print(f"a step of fit takes {probe.step:,.0f} us, of which")
         for name, cost in probe.costs.items():
             print(f"  {cost:8.2f} us ({cost / probe.step:.2%})  {name}")
         total = sum(probe.costs.values())
-        print(f"  {total:8.2f} us ({total / probe.step:.2%})  all of it")
+        print(f"  {total:8.2f} us ({total / probe.step:.2%})  total")
     hvd.shutdown()
 
 

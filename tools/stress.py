@@ -1,9 +1,9 @@
-"""Repeats tests beside processes that burn every core, and says in which rounds they failed.
+"""Repeat tests while other processes load every core, and report the failed rounds.
 
     python tools/stress.py --times 3 -- .venv/bin/pytest -n 2 tests/launch
 
-Whatever the tests take for granted about time shows here. The output of each round goes to `build/stress/`, of the
-failed ones to the screen as well.
+This reveals timing assumptions in tests. The output of each round is written to `build/stress/`; the last lines of
+failed rounds are also printed.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ FOLDER = Path("build/stress")
 
 
 def burn() -> None:
-    """Keeps a core busy until it is terminated."""
+    """Keep a core busy until the process is terminated."""
     while True:
         pass
 
 
 def main() -> int:
-    """Runs the rounds; returns 1 if one failed."""
+    """Run the rounds, and return 1 if one failed."""
     options = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    options.add_argument("--times", type=int, default=3, help="how often the tests run")
+    options.add_argument("--times", type=int, default=3, help="number of rounds (default: %(default)s)")
     options.add_argument("--burners", type=int, default=len(os.sched_getaffinity(0)),
-                         help="processes that burn a core each (default: one per core, %(default)s here)")
-    options.add_argument("command", nargs="+", help="what runs the tests")
+                         help="processes that each load a core (default: one per core, %(default)s here)")
+    options.add_argument("command", nargs="+", help="the command that runs the tests")
     chosen = options.parse_args()
     FOLDER.mkdir(parents=True, exist_ok=True)
     burners = [multiprocessing.Process(target=burn, daemon=True) for _ in range(chosen.burners)]
@@ -53,7 +53,7 @@ def main() -> int:
     finally:
         for burner in burners:
             burner.terminate()
-    sys.stdout.write(f"{chosen.times - len(failed)} of {chosen.times} rounds passed beside {chosen.burners} burning"
+    sys.stdout.write(f"{chosen.times - len(failed)} of {chosen.times} rounds passed with {chosen.burners} busy"
                      f" processes\n")
     return 1 if failed else 0
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# system_packages.sh PACKAGE...: installs Debian packages, as root; otherwise says how.
+# system_packages.sh PACKAGE...: install Debian packages as root; otherwise print the command.
 set -euo pipefail
 
 if ! command -v apt-get >/dev/null || [ "$(id -u)" -ne 0 ]; then

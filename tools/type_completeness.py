@@ -1,7 +1,7 @@
-"""Measures how much of the package type checkers know; a part of `make lint`.
+"""Measure the share of symbols with types that type checkers know; part of `make lint`.
 
-pyright looks at every symbol of every module. What derives from a class of Keras is incomplete in its eyes, since Keras
-ships no types.
+pyright examines every symbol of every module. Subclasses of Keras classes count as incomplete, because Keras ships no
+types.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-LEAST = 0.95
+MINIMUM = 0.95
 ROOT = Path(__file__).resolve().parent.parent
 
 
 def main() -> int:
-    """Prints the share of known types, and fails if it is too small."""
-    # pyright asks the first Python of the PATH where packages are.
+    """Print the share of known types, and return 1 if it is too small."""
+    # pyright takes the location of packages from the first Python in the PATH.
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
                    "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "pyright", "--verifytypes", "hvkeras", "--ignoreexternal", "--outputjson"]
@@ -26,11 +26,11 @@ def main() -> int:
     report = json.loads(done.stdout)["typeCompleteness"]
     score, unknown = report["completenessScore"], [each for each in report["symbols"] if not each["isTypeKnown"]]
     print(f"{score:.1%} of {len(report['symbols'])} symbols have known types")
-    if score >= LEAST:
+    if score >= MINIMUM:
         return 0
     for symbol in unknown:
         print(symbol["name"], *(problem["message"].splitlines()[0] for problem in symbol["diagnostics"]), sep="\n  ")
-    print(f"at least {LEAST:.0%} must have known types")
+    print(f"at least {MINIMUM:.0%} must have known types")
     return 1
 
 

@@ -1,10 +1,10 @@
-"""How far the compiled update is from the plain one after 200 steps, for each optimizer, as a table in Markdown.
+"""Difference of the compiled update from the plain one after 200 steps, for each optimizer, as a Markdown table.
 
     python tools/update_equality.py
 
-One process trains an MLP with `fit`, plainly and with `compile_update=True`. The difference is the largest one of a
-weight, as a share of the largest weight. Beside it is what becomes of other last bits in the initial weights: training
-itself amplifies rounding.
+One process trains an MLP with `fit`, with and without `compile_update=True`. The table has the largest difference of a
+weight, relative to the largest weight. For comparison, the last column has the effect of changed last bits in the
+initial weights, because training itself amplifies rounding errors.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NAMES = ("SGD", "RMSprop", "Adagrad", "Adadelta", "Adam", "AdamW", "Adamax", "Na
 
 
 def optimizers(family: Any) -> Mapping[str, Callable[[], Any]]:
-    """Optimizers of Keras 3 or tf_keras by description."""
+    """Return constructors of optimizers of Keras 3 or tf_keras, by description."""
     made, adam, sgd = family.optimizers, family.optimizers.Adam, family.optimizers.SGD
     schedule = made.schedules.CosineDecay(0.01, STEPS)
     found = {name: functools.partial(getattr(made, name), 0.001) for name in NAMES if hasattr(made, name)}
@@ -46,8 +46,8 @@ def optimizers(family: Any) -> Mapping[str, Callable[[], Any]]:
     }
 
 
-def trained(family: Any, optimizer: Any, moved: float = 0.0) -> list[Any]:
-    """The weights after training, from initial weights that are moved by a share of them."""
+def trained(family: Any, optimizer: Any, noise: float = 0.0) -> list[Any]:
+    """Return the weights after training, from initial weights with relative noise of this standard deviation."""
     family.utils.set_random_seed(1)
     random = np.random.default_rng(0)
     x = random.normal(size=(STEPS * BATCH, WIDTH)).astype("float32")
@@ -55,31 +55,31 @@ def trained(family: Any, optimizer: Any, moved: float = 0.0) -> list[Any]:
     layers = family.layers
     model = family.Sequential([family.Input((WIDTH,)), layers.Dense(128, "relu"), layers.Dense(64, "relu"),
                                layers.Dense(CLASSES)])
-    model.set_weights([weight * (1 + moved * random.standard_normal(weight.shape)) for weight in model.get_weights()])
+    model.set_weights([weight * (1 + noise * random.standard_normal(weight.shape)) for weight in model.get_weights()])
     if family is keras:
-        optimizer.build(model.trainable_variables)  # else ScheduleFreeAdamW starts anew in each step of `fit`
+        optimizer.build(model.trainable_variables)  # otherwise ScheduleFreeAdamW restarts in each step of `fit`
     model.compile(optimizer, family.losses.SparseCategoricalCrossentropy(from_logits=True))
     model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
     return [np.array(weight) for weight in model.get_weights()]
 
 
-def apart(weights: list[Any], others: list[Any]) -> str:
-    """The largest difference, as a share of the largest weight."""
-    off = max(float(np.abs(one - other).max()) for one, other in zip(weights, others, strict=True))
-    return f"{off / max(float(np.abs(one).max()) for one in others):.1e}" if off else "0, equal to the bit"
+def difference(weights: list[Any], others: list[Any]) -> str:
+    """Return the largest difference, relative to the largest weight."""
+    largest = max(float(np.abs(one - other).max()) for one, other in zip(weights, others, strict=True))
+    return f"{largest / max(float(np.abs(one).max()) for one in others):.1e}" if largest else "0, bit-identical"
 
 
 def main() -> None:
-    """Trains, and prints the table."""
+    """Train, and print the table."""
     os.environ["HVKERAS_LOG_LEVEL"] = "ERROR"
     hvd.init("local")
-    print("| optimizer | compiled | other last bits at the start |\n| --- | --- | --- |")
+    print("| optimizer | compiled | changed last bits at the start |\n| --- | --- | --- |")
     for family in (keras, tf_keras):
         for name, make in optimizers(family).items():
-            plain, compiled = (trained(family, hvd.DistributedOptimizer(make(), compile_update=wanted))
-                               for wanted in (False, True))
-            moved = trained(family, make(), LAST_BITS)
-            print(f"| {name} | {apart(compiled, plain)} | {apart(moved, plain)} |", flush=True)
+            plain, compiled = (trained(family, hvd.DistributedOptimizer(make(), compile_update=compile_update))
+                               for compile_update in (False, True))
+            perturbed = trained(family, make(), LAST_BITS)
+            print(f"| {name} | {difference(compiled, plain)} | {difference(perturbed, plain)} |", flush=True)
     hvd.shutdown()
 
 

@@ -1,7 +1,7 @@
-"""Prints the memory of each rank in steps with Adam, of a model with 260 MiB of weights, and at the end of `fit`.
+"""Print the peak memory of each rank during steps with Adam and at the end of `fit`. The model has 260 MiB of weights.
 
-It is started as `hvkeras run -np 2 --backend native python tools/update_memory.py`, with `HVKERAS_SHARD_UPDATE=1` and
-without.
+Start it with `hvkeras run -np 2 --backend native python tools/update_memory.py`, with and without
+`HVKERAS_SHARD_UPDATE=1`.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ BATCH, STEPS = 64, 8
 
 
 def resident(name: str) -> float:
-    """Returns a line of /proc/self/status, in MiB."""
+    """Return a field of /proc/self/status, in MiB."""
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     return int(next(line for line in lines if line.startswith(f"{name}:")).split()[1]) / 1024
 
 
 class Peak(keras.callbacks.Callback):
-    """Notes the peak of the steps, before `fit` ends."""
+    """Callback that records the peak memory during steps, before `fit` ends."""
 
     def __init__(self) -> None:
         super().__init__()
         self.steps = 0.0
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's arguments
-        """Notes the peak until now."""
+        """Record the peak so far."""
         self.steps = resident("VmHWM")
 
 
 def main() -> None:
-    """Trains on noise."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
+    """Train on noise."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--compile-update", choices=("auto", "off"), default="auto")
-    wanted = parser.parse_args().compile_update
+    update = parser.parse_args().compile_update
     hvd.init()
     keras.utils.set_random_seed(1)
     model = keras.Sequential([keras.layers.Input((256,)),
                               *(keras.layers.Dense(4096, activation="relu") for _ in range(5)), keras.layers.Dense(10)])
-    model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(), compile_update=wanted == "auto" and wanted), "mse")
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(), compile_update=update == "auto" and update), "mse")
     model.optimizer.build(model.trainable_variables)
     built, peak = resident("VmRSS"), Peak()
     rows, draw = BATCH * STEPS, np.random.default_rng(hvd.rank())

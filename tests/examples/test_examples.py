@@ -1,4 +1,4 @@
-"""The examples run unchanged under every launcher and on every engine, with the same result."""
+"""The unmodified examples under every launcher and on every engine, with the same result."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 TRAIN, CUSTOM_LOOP = EXAMPLES / "train.py", EXAMPLES / "custom_loop.py"
 CUSTOM_TRAINING_LOOP = EXAMPLES / "custom_training_loop.py"
 SHORT = ("--epochs", "1")
-# Every engine with both scripts: tests/launch/test_init.py has all pairs, test_readme.py the launchers with README's.
+# Every engine with both scripts. tests/launch/test_init.py has all pairs, and test_readme.py README's launchers.
 TRAIN_PAIRS = (pytest.param("hvkeras_run", "native", marks=pytest.mark.slow),
                *(pytest.param(*pair, marks=pytest.mark.nightly) for pair in (
                    ("mpirun", "horovod"), ("horovodrun_mpi", "native"), ("horovodrun_gloo", "horovod"),
@@ -27,7 +27,7 @@ SAME = 0.01
 
 
 def accuracy(outcome: Outcome) -> float:
-    """What rank 0 printed in the end, and no other rank."""
+    """Return the accuracy that rank 0, and no other rank, printed."""
     found = re.findall(r"^test accuracy: (\d\.\d{4})$", outcome.stdout(0), re.MULTILINE)
     assert len(found) == 1, outcome.report()
     for rank in range(1, outcome.np):
@@ -37,7 +37,7 @@ def accuracy(outcome: Outcome) -> float:
 
 @pytest.fixture(scope="module")
 def reference(launch_once: Callable[..., Outcome]) -> Callable[[Path], float]:
-    """The accuracy of a short training of two processes, by which the others are judged."""
+    """Expected accuracy: that of a short training on two processes."""
     return lambda script: accuracy(launch_once("hvkeras_run", script, SHORT, np=2, backend="tfdist"))
 
 
@@ -87,6 +87,6 @@ def test_a_dataset_that_cannot_be_downloaded_gives_way_to_digits_and_only_rank_0
     arguments = (*SHORT, "--checkpoint-dir", "saved", "--backend", "tfdist", "--dataset", "mnist")
     outcome = launch("hvkeras_run", TRAIN, arguments, np=2, env=nowhere)
     assert sorted(path.name for path in (outcome.cwd / "saved").iterdir()) == ["best.keras"]
-    assert "mnist cannot be downloaded here: training on the digits beside the examples instead" in outcome.stdout(0)
+    assert "mnist cannot be downloaded: training on the digits in examples/digits.npz instead" in outcome.stdout(0)
     assert "cannot be downloaded" not in outcome.stdout(1)
     assert 0 <= accuracy(outcome) <= 1

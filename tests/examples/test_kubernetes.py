@@ -1,7 +1,8 @@
-"""The manifests in examples/kubernetes: valid, complete, and read by hvkeras as their authors mean them.
+"""The manifests in examples/kubernetes are valid and complete, and hvkeras interprets them as intended.
 
-The core kinds are checked against Kubernetes's own schemas. Those of the operators are written down here, as far as the
-manifests use them: from the documentation of the MPI operator (v2beta1), the training operator (v1) and Trainer (v2).
+The core kinds are validated with Kubernetes's own schemas. The fields of the operators' kinds are listed here, as far
+as the manifests use them. Sources: the documentation of the MPI operator (v2beta1), the training operator (v1) and
+Trainer (v2).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from hvkeras.settings import Settings
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "kubernetes"
 VERSIONS = ("1.28", "1.34")
-# Fields by kind; None has any content (pod templates are checked as pods).
+# Fields by kind; None allows any content (pod templates are checked as pods).
 _METADATA = {"name": None, "labels": None}
 _RUN_POLICY = {"cleanPodPolicy": None, "backoffLimit": None, "ttlSecondsAfterFinished": None}
 _REPLICAS = {"replicas": None, "restartPolicy": None, "template": None}
@@ -53,7 +54,7 @@ def everything() -> list[Any]:
 
 
 def pod_templates(tree: Any) -> list[dict[str, Any]]:
-    """All pod templates below a document."""
+    """Return all pod templates in a document."""
     if isinstance(tree, list):
         return [found for each in tree for found in pod_templates(each)]
     if not isinstance(tree, dict):
@@ -109,7 +110,7 @@ def test_pods_have_what_training_needs():
 
 
 def variables(container: dict[str, Any]) -> dict[str, str]:
-    """What the kubelet puts into a container's environment, with a secret's content in words."""
+    """Return the environment variables that the kubelet sets, with placeholders for secrets."""
     return {one["name"]: one["value"] if "value" in one else "the content of {name}/{key}".format(
         **one["valueFrom"]["secretKeyRef"]) for one in container.get("env", ())}
 

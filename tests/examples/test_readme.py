@@ -1,9 +1,9 @@
-"""The scripts and commands that README and docs/ mark as runnable work as they stand there.
+"""Scripts and commands in README and docs/ work as shown.
 
-`<!-- file: NAME -->` names the script in the block below it. `<!-- tested -->` marks commands, which run in a folder
-with the page's scripts, README's and the examples; `<!-- tested: nightly -->` leaves them to `make test-soak`, and
-`<!-- tested: trackers -->` to `make test-trackers`. If a block of text follows them, it is their output: each of its
-lines must occur in theirs, apart from numbers.
+`<!-- file: NAME -->` gives the name of the script in the block below. `<!-- tested -->` marks commands, which run in a
+folder with the page's scripts, README's scripts and the examples. `<!-- tested: nightly -->` defers them to
+`make test-soak`, and `<!-- tested: trackers -->` to `make test-trackers`. A text block after the commands is their
+expected output: each of its lines must occur in the real output, apart from numbers.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ LAUNCHERS = ("hvkeras run", "horovodrun", "mpirun", "TF_CONFIG")
 TESTED = re.compile(r"<!-- tested(?:: (slow|nightly|trackers))? -->\n```sh\n(.*?)```\n(?:\n```text\n(.*?)```)?",
                     re.DOTALL)
 MARKS: dict[str, Any] = {"": (), "slow": pytest.mark.slow, "nightly": pytest.mark.nightly, "trackers": WITH_TRACKERS}
-# A number with its unit.
+# A number, maybe with a unit.
 NUMBER = re.compile(r"\d[\d.,]*(?:e[+-]\d+)?(?:[mu]?s\b)?")
 
 
 def blocks() -> list[object]:
-    """Page, commands and output of each block that is marked."""
+    """Return page, commands and expected output of each marked block."""
     made = []
     for page in PAGES:
         name = page.relative_to(ROOT).with_suffix("").as_posix()
@@ -39,7 +39,7 @@ def blocks() -> list[object]:
 
 
 def pattern(line: str) -> str:
-    """A pattern for a line of output with any numbers."""
+    """Return a pattern for a line of output with arbitrary numbers."""
     parts = [re.escape(part) for part in NUMBER.split(line.rstrip())]
     return "^" + NUMBER.pattern.join(parts) + r"\s*$"
 
@@ -67,7 +67,7 @@ def test_commands_work_as_shown(page: Path, commands: str, output: str, tmp_path
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     for shown, free in zip(dict.fromkeys(re.findall(r"localhost:(\d+)", commands)), free_ports(2), strict=False):
         commands = commands.replace(shown, str(free))
-    # What mpirun asks for as root, or with more ranks than cores.
+    # mpirun requires these as root, or with more ranks than cores.
     mpirun = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
               "OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_MCA_hwloc_base_binding_policy": "none"}
     done = subprocess.run(["bash", "-ec", commands], cwd=tmp_path, env=clean_environment(tmp_path) | mpirun,

@@ -1,4 +1,4 @@
-"""The multi-worker tutorial's example: killed on both workers, started again, and trained to the end."""
+"""The multi-worker tutorial's example: both workers are killed and restarted, and train to the end."""
 
 from __future__ import annotations
 

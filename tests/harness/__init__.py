@@ -1,4 +1,4 @@
-"""Starts real ranks under every launcher, and collects what they said.
+"""Test harness: start real ranks under every launcher, and collect their output.
 
 One launch, one script
     Use the fixture `launch` for a job of one test, with any of `LAUNCHERS`:
@@ -7,9 +7,9 @@ One launch, one script
             outcome = launch("mpirun", Path(__file__).parent / "workers" / "print_rank.py", np=2, backend="tfdist")
             assert outcome.stdout(1) == "1\\n"
 
-    A job whose launcher or rank exits with another code than 0 fails the test, naming the first failing
-    rank with the tail of its log; so does one that outlives its deadline (its ranks print their Python
-    stacks first). `expect_failure=True` returns the outcome of a failing job, and fails a job that succeeds.
+    If the launcher or a rank exits with a nonzero code, the test fails, and reports the first failing rank
+    with the end of its log. At the deadline, the ranks print their Python stacks, and the test fails, too.
+    With `expect_failure=True`, the outcome of a failing job is returned, and success fails the test.
 
 One launch, many checks
     Starting ranks takes seconds, so let one worker script run many checks and write a result for each:
@@ -20,12 +20,12 @@ One launch, many checks
 
         @check
         def the_sum_of_ranks():
-            return hvd.allreduce(tf.constant(float(hvd.rank())), op=hvd.Sum)    # what JSON or numpy can hold
+            return hvd.allreduce(tf.constant(float(hvd.rank())), op=hvd.Sum)    # JSON or NumPy types
 
         if __name__ == "__main__":
             run_checks(before=hvd.init, after=hvd.shutdown)
 
-    and the tests read them; `launch_once` starts each distinct job once a session:
+    and the tests read them; `launch_once` starts each distinct job once per session:
 
         WORKER = Path(__file__).parent / "workers" / "collectives.py"
 
@@ -36,16 +36,16 @@ One launch, many checks
         def test_allreduce_sums(outcome):
             assert outcome.results("the_sum_of_ranks") == [1.0, 1.0]
 
-    `results` is one value a rank, in rank order; a check that raised fails the test that reads it, with
-    the rank's traceback. Checks run in the order of the file on every rank; after one raises on a rank,
-    the job ends and later checks count as not run. So let checks return values, and tests judge them.
+    `results` is a list of values in rank order. If a check raised, the test that reads it fails with the
+    rank's traceback. Checks run on every rank in the order of the file. After one raises, the job ends, and
+    later checks count as not run. Therefore checks should return values, and tests should assert on them.
 
 Warm ranks, and which combinations
-    Ranks are forked from a process that has imported everything, unless a test says `cold=True`: see
-    `harness.warm`. Which launchers, engines, Keras versions and numbers of ranks meet is `harness.axes`'s matter.
+    Ranks are forked from a process that has imported everything, unless a test sets `cold=True`: see
+    `harness.warm`. `harness.axes` selects combinations of launchers, engines, Keras versions and sizes.
 
 Interfering with a running job
-    `start_job` is the context manager below the fixtures:
+    The fixtures use the context manager `start_job`:
 
         with start_job("tf_config", SCRIPT, np=2, folder=tmp_path, expect_failure=True) as job:
             job.wait_for(1, "step 3")              # until rank 1 has printed it
@@ -54,10 +54,10 @@ Interfering with a running job
         assert "rank 1" in outcome.stderr(0).splitlines()[-1]
 
 What ranks get
-    A clean environment (no variable of another launcher), the virtual environment's `bin` first on the
+    A clean environment (no variables of another launcher), the virtual environment's `bin` first on the
     PATH, `tests/` as PYTHONPATH so that `harness` can be imported, a private working folder outside of
-    the repository, and `env=` on top. Every process of a job carries a mark in its environment; whatever
-    still lives when a job is over is killed and listed in `outcome.orphans`.
+    the repository, and the variables of `env=`. Every process of a job has a mark in its environment.
+    Processes that are left when the job ends are killed, and listed in `outcome.orphans`.
 """
 
 from __future__ import annotations

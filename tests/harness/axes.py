@@ -1,4 +1,4 @@
-"""Which combinations of launcher, engine, Keras and number of ranks are tested."""
+"""Selection of the tested combinations of launcher, engine, Keras and number of ranks."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-# On the oldest TensorFlow in `make test`, and on the newest in `make test-soak`, where other runs make the same checks.
+# Oldest TensorFlow: `make test`. Newest: `make test-soak`, because other tests there make the same checks.
 OLDEST_ALONE = (pytest.mark.oldest, pytest.mark.nightly)
-# On the newest in `make test`, and on the oldest in `make test-soak` alone.
+# Newest TensorFlow: `make test`. Oldest: only `make test-soak`.
 OLDEST_IN_SOAK = (pytest.mark.oldest, pytest.mark.oldest_nightly)
 
 
 def pairwise(*axes: Sequence[Any]) -> list[tuple[Any, ...]]:
-    """Chooses few combinations in which each value of an axis meets each value of every other axis.
+    """Return a small set of combinations in which each pair of values of two axes occurs.
 
-    Combinations are taken one by one, each time the first of those that bring most new pairs (after Cohen et al., "The
-    AETG System", IEEE Transactions on Software Engineering 23, 1997).
+    The greedy algorithm adds the combination with the most new pairs, the first one in case of a tie (after Cohen et
+    al., "The AETG System", IEEE Transactions on Software Engineering 23, 1997).
 
     Example:
         >>> len(pairwise(("native", "tfdist", "horovod"), ("keras3", "tf_keras"), (2, 4)))
@@ -28,30 +28,30 @@ def pairwise(*axes: Sequence[Any]) -> list[tuple[Any, ...]]:
         axes: The values of each axis.
 
     Returns:
-        Combinations, one value an axis each.
+        Combinations with one value per axis.
     """
-    everything = list(itertools.product(*axes))
-    missing = {pair for combination in everything for pair in _pairs(combination)}
+    candidates = list(itertools.product(*axes))
+    missing = {pair for combination in candidates for pair in _pairs(combination)}
     chosen = []
     while missing:
-        best = max(everything, key=lambda combination: len(missing & _pairs(combination)))
+        best = max(candidates, key=lambda combination: len(missing & _pairs(combination)))
         chosen.append(best)
         missing -= _pairs(best)
     return chosen
 
 
 def some_cold(combinations: Sequence[tuple[Any, ...]]) -> list[Any]:
-    """Adds to each combination whether its ranks are cold (see `harness.warm`), where processes are the subject.
+    """Append to each combination whether its ranks are cold (see `harness.warm`), for tests of processes.
 
-    Every value of every axis is met by cold ranks at least once: real processes under each launcher, on each engine, in
-    each kind of failure; the other combinations, which add pairs alone, are warm. `make test` runs the warm ones, and
-    `make test-all` the cold ones, too.
+    Each value of each axis occurs at least once with cold ranks: under each launcher, on each engine, with each kind of
+    failure. The other combinations, which only add pairs, are warm. `make test` runs the warm ones, and `make test-all`
+    also the cold ones.
 
     Args:
-        combinations: One value an axis each.
+        combinations: Combinations with one value per axis.
 
     Returns:
-        The combinations as parameters of tests, each with one value more.
+        Test parameters with the additional value.
     """
     missing = {value for combination in combinations for value in enumerate(combination)}
     cold = set()

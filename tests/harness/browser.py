@@ -1,4 +1,4 @@
-"""A real browser without a screen, which shows pages of HTML as users see them."""
+"""A headless browser that renders HTML pages."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ import pytest
 
 _FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
           "--disable-background-networking", "--disable-component-update", "--disable-sync", "--hide-scrollbars")
-_DEADLINE = 120.0  # seconds; it takes two or three
+_DEADLINE = 120.0  # seconds; usually two or three
 _DARK = "--blink-settings=preferredColorScheme=0"
 
 
 def dom(page: Path) -> str:
-    """What the browser made of a page, as HTML."""
+    """Return the rendered DOM of a page, as HTML."""
     return _run(["--dump-dom", page.as_uri()])
 
 
 def screenshot(page: Path, picture: Path, dark: bool = False, size: tuple[int, int] = (1000, 3000)) -> None:
-    """Takes a picture of a page.
+    """Write a screenshot of a page.
 
     Args:
         page: The HTML file.
         picture: The PNG file to write.
-        dark: Whether the user prefers dark pages.
-        size: Width and height of the window.
+        dark: Whether the user prefers a dark color scheme.
+        size: Width and height of the window in pixels.
     """
     _run([*([_DARK] if dark else []), f"--window-size={size[0]},{size[1]}", f"--screenshot={picture}", page.as_uri()])
 

@@ -1,4 +1,4 @@
-"""The worker's side of one launch with many checks; see the package's docstring."""
+"""Worker side of one launch with many checks; see the package's docstring."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from typing import Any, TypeVar
 from harness.launchers import announced_rank
 
 RESULTS = "HARNESS_RESULTS"
-WANTED = "HARNESS_CHECKS"  # the variable that names the checks that tests will ask for; all, if it is not set
+WANTED = "HARNESS_CHECKS"  # environment variable: names of the checks to run; all if unset
 Check = TypeVar("Check", bound=Callable[[], Any])
 _checks: list[Callable[[], Any]] = []
 
 
 def check(function: Check) -> Check:
-    """Registers a function without parameters; its return value becomes its result."""
+    """Register a function without parameters, whose return value becomes its result."""
     _checks.append(function)
     return function
 
 
 def names_of_checks(script: Path) -> list[str]:
-    """Lists a worker script's checks without running it, for `pytest.mark.parametrize`."""
+    """Return the names of a worker script's checks without running it, for `pytest.mark.parametrize`."""
     return [
         node.name
         for node in ast.parse(script.read_text()).body
@@ -37,15 +37,15 @@ def names_of_checks(script: Path) -> list[str]:
 
 def run_checks(before: Callable[[], Any] | None = None, after: Callable[[], Any] | None = None,
                chosen: Collection[str] = ()) -> None:
-    """Runs the registered checks, writing each result as soon as it is there.
+    """Run the registered checks, and write each result immediately.
 
     Args:
-        before: Called first, `hvd.init` as a rule.
-        after: Called last, `hvd.shutdown` as a rule.
-        chosen: Their names; all checks if empty. Of these, those run whose results the session's tests read.
+        before: Called first, usually `hvd.init`.
+        after: Called last, usually `hvd.shutdown`.
+        chosen: Names of checks; all if empty. Only those run whose results the session's tests read.
 
     Raises:
-        Exception: Whatever a check raised, after noting it: the job ends with it.
+        Exception: The error of a check, after it is recorded. It ends the job.
     """
     results: dict[str, dict[str, Any]] = {}
     path = Path(os.environ[RESULTS]) / f"rank.{announced_rank(os.environ) or 0}.json"
@@ -67,7 +67,7 @@ def run_checks(before: Callable[[], Any] | None = None, after: Callable[[], Any]
 
 
 def _plain(value: Any) -> Any:
-    """Turns tensors, arrays and tuples into what JSON holds."""
+    """Convert tensors, arrays and tuples to types that JSON supports."""
     if hasattr(value, "numpy"):
         value = value.numpy()
     if hasattr(value, "tolist"):

@@ -1,8 +1,8 @@
-"""What the processors of a test session work on: `pytest --write-times` (`make test-times`) prints it.
+"""CPU time of a test session by activity, which `pytest --write-times` (`make test-times`) prints.
 
-Each Python process of the session notes what it spends on imports of TensorFlow and Keras, on starting ranks, on
-tracing functions, and on their first calls, in which TensorFlow or XLA compiles them; the rest is a difference. Seconds
-are those of processors, which other processes of the machine do not lengthen.
+Each Python process of the session records its CPU seconds for imports of TensorFlow and Keras, for starting ranks, for
+tracing functions, and for their first calls, in which TensorFlow or XLA compiles them. The remainder is computed. Other
+processes on the machine do not influence CPU time.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-FOLDER = "HARNESS_COSTS"  # the variable that names the folder of all notes of a session
+FOLDER = "HARNESS_COSTS"  # environment variable: the folder of a session's records
 IMPORTS, STARTS, TRACES, COMPILATIONS = "imports", "starts of ranks", "tracing", "first calls (compilation)"
 _IMPORTED = ("tensorflow", "keras", "tf_keras", "horovod")
 _folder = Path(os.environ.get("HARNESS_COSTS", "."))
-_busy: list[str] = []  # the outermost of what is being measured
+_busy: list[str] = []  # the outermost running measurement
 
 
 def total() -> float:
-    """Seconds that the machine's processors have worked since it was started."""
+    """Return the CPU seconds of the machine since boot."""
     with open("/proc/stat", encoding="ascii") as stat:
         user, nice, system = map(int, stat.readline().split()[1:4])
     return (user + nice + system) / float(os.sysconf("SC_CLK_TCK"))
 
 
 def watch() -> None:
-    """Has this process note its costs, if the session is to know them."""
+    """Start to record this process's costs if the session collects them."""
     if os.environ.get(FOLDER) and not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
 
 
 def read(folder: Path) -> Counter[str]:
-    """The seconds that all processes have noted, by what they were spent on."""
+    """Return the recorded CPU seconds of all processes, by activity."""
     found: Counter[str] = Counter()
     for path in folder.iterdir():
         for line in path.read_text().splitlines():
@@ -53,10 +53,10 @@ def read(folder: Path) -> Counter[str]:
 
 
 class Session:
-    """A plugin of the process that hears of all tests: prints the costs of the session when it ends.
+    """Pytest plugin of the main process that prints the costs at the end of the session.
 
     Args:
-        workers: How many tests run at a time.
+        workers: Number of tests that run at the same time.
     """
 
     def __init__(self, workers: int) -> None:
@@ -67,39 +67,39 @@ class Session:
         self._worked, self._began = total(), time.monotonic()
 
     def pytest_runtest_logreport(self, report: Any) -> None:
-        """Adds up."""
+        """Add the duration of a test's phase."""
         self._phases[report.when] += report.duration
 
     def pytest_unconfigure(self) -> None:
-        """Prints."""
+        """Print the costs."""
         print(table(read(self._folder), total() - self._worked, time.monotonic() - self._began, self._phases,
                     self._workers))
         shutil.rmtree(self._folder)
         del os.environ[FOLDER]
 
 
-def table(noted: Mapping[str, float], work: float, clock: float, phases: Mapping[str, float], workers: int) -> str:
-    """The costs as text.
+def table(recorded: Mapping[str, float], cpu: float, wall: float, phases: Mapping[str, float], workers: int) -> str:
+    """Return the costs as text.
 
     Args:
-        noted: Processor seconds by what they were spent on.
-        work: Processor seconds of the whole session.
-        clock: Its seconds on the clock.
-        phases: Seconds on the clock that tests spent in `setup`, `call` and `teardown`.
-        workers: How many tests ran at a time.
+        recorded: CPU seconds by activity.
+        cpu: CPU seconds of the whole session.
+        wall: Its wall-clock seconds.
+        phases: Wall-clock seconds of the tests' `setup`, `call` and `teardown`.
+        workers: Number of tests that ran at the same time.
     """
-    rows = {**{kind: noted.get(kind, 0.0) for kind in (IMPORTS, STARTS, TRACES, COMPILATIONS)},
-            "everything else": work - sum(noted.values())}
+    rows = {**{kind: recorded.get(kind, 0.0) for kind in (IMPORTS, STARTS, TRACES, COMPILATIONS)},
+            "everything else": cpu - sum(recorded.values())}
     cores = len(os.sched_getaffinity(0))
-    lines = [f"{clock:.0f} s on the clock, {work:.0f} s of {cores} processors, {workers} tests at a time", ""]
-    lines += [f"{kind:<28}{seconds:8.0f} s {seconds / work:5.0%}" for kind, seconds in rows.items()]
-    lines += [f"{'idle processors':<28}{cores * clock - work:8.0f} s", ""]
-    lines += [f"{'tests in ' + phase:<28}{seconds:8.0f} s on the clock" for phase, seconds in phases.items()]
+    lines = [f"{wall:.0f} s wall-clock time, {cpu:.0f} s CPU time on {cores} cores, {workers} tests at a time", ""]
+    lines += [f"{kind:<28}{seconds:8.0f} s {seconds / cpu:5.0%}" for kind, seconds in rows.items()]
+    lines += [f"{'idle cores':<28}{cores * wall - cpu:8.0f} s", ""]
+    lines += [f"{'tests in ' + phase:<28}{seconds:8.0f} s wall-clock time" for phase, seconds in phases.items()]
     return "\n".join(lines)
 
 
 def _measured(kind: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Calls, and notes what it cost unless it is a part of what is measured already."""
+    """Call a function, and record its CPU time unless it runs inside another measurement."""
     if _busy:
         return call(*args, **kwargs)
     _busy.append(kind)
@@ -113,7 +113,7 @@ def _measured(kind: str, call: Callable[..., Any], *args: Any, **kwargs: Any) ->
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Measures the import of some modules, and what is called in them."""
+    """Finder that measures the import of some modules, or wraps their functions with measurements."""
 
     def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
         after = {"hvkeras.startup": _in_startup, "tensorflow.python.framework.func_graph": _in_graphs,
@@ -131,7 +131,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 class _Loader(importlib.abc.Loader):
-    """A loader that measures the import of its module, or else has something done after it."""
+    """Loader that measures the import of its module or, with `after`, calls that with the module."""
 
     def __init__(self, loader: Any, after: Callable[[ModuleType], None] | None) -> None:
         self._loader, self._after = loader, after
@@ -151,19 +151,19 @@ class _Loader(importlib.abc.Loader):
             self._after(module)
 
 
-def _be_of(module: ModuleType, *functions: Any) -> None:
-    """Lets functions be a library's as far as stacks tell, in which hvkeras looks for the user's code."""
+def _attribute_to(module: ModuleType, *functions: Any) -> None:
+    """Set the functions' file to the module's, because hvkeras looks for the user's code in stacks."""
     for function in functions:
         function.__code__ = function.__code__.replace(co_filename=str(module.__file__))
 
 
 def _in_startup(module: Any) -> None:
-    _be_of(module, _measured)
+    _attribute_to(module, _measured)
     module.init = functools.wraps(module.init)(functools.partial(_measured, STARTS, module.init))
 
 
 def _in_graphs(module: Any) -> None:
-    _be_of(module, _measured)
+    _attribute_to(module, _measured)
     trace = module.func_graph_from_py_func
     module.func_graph_from_py_func = functools.wraps(trace)(functools.partial(_measured, TRACES, trace))
 
@@ -178,5 +178,5 @@ def _in_functions(module: Any) -> None:
         called.add(self.name)
         return _measured(COMPILATIONS, call, self, *args)
 
-    _be_of(module, first)
+    _attribute_to(module, first)
     module.AtomicFunction.call_preflattened = first

@@ -1,4 +1,4 @@
-"""A callback that ends training in the middle."""
+"""Callback that aborts training."""
 
 from __future__ import annotations
 
@@ -8,18 +8,17 @@ import keras
 
 
 class CutOffError(Exception):
-    """What the callback raises."""
+    """Raised by the callback."""
 
 
 class CutOff(keras.callbacks.Callback):  # type: ignore[misc]
-    """Ends training after so many steps."""
+    """Callback that raises `CutOffError` after a number of steps."""
 
     def __init__(self, steps: int) -> None:
         super().__init__()
         self.left = steps
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Counts."""
         self.left -= 1
         if self.left < 0:
             raise CutOffError

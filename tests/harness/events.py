@@ -1,4 +1,4 @@
-"""Reads what TensorBoard callbacks wrote."""
+"""Reader of TensorBoard's event files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import tensorflow as tf
 
 
 def scalars(folder: Path) -> dict[str, dict[str, list[tuple[int, float]]]]:
-    """Steps and values by tag by run, the folder of the event files relative to `folder`; numbers alone."""
+    """Return pairs of step and value by run and tag. Runs are subfolders of `folder`; only scalars are read."""
     runs: dict[str, dict[str, list[tuple[int, float]]]] = {}
     for path in sorted(folder.rglob("*.tfevents.*")):
         tags = runs.setdefault(str(path.parent.relative_to(folder)), {})

@@ -1,4 +1,4 @@
-"""What a failed test session prints last: which test failed, how to run it alone, and the failing rank's log."""
+"""Summary at the end of a failed test session: failed tests, commands to rerun them, and the failing ranks' logs."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ import pytest
 from harness import schedule
 from harness.job import LaunchError, Outcome, recent
 
-LOG = "log of the failing rank"  # the section of a report
-_MOST = 3  # failures that are shown; the others are above
+LOG = "log of the failing rank"  # section of a pytest report
+_MAX_FAILURES = 3  # failures in the summary
 
 
-class Notes:
-    """A plugin of the process that hears of all tests.
+class FailureReport:
+    """Pytest plugin of the main process.
 
     Args:
-        write_times: Whether to write how long groups of tests took, for `harness.schedule`.
+        write_times: Whether to write the durations of groups of tests, for `harness.schedule`.
     """
 
     def __init__(self, write_times: bool) -> None:
@@ -31,21 +31,21 @@ class Notes:
         self._failed: list[pytest.TestReport] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Notes failures and times."""
+        """Record failures and durations."""
         if report.failed:
             self._failed.append(report)
         self._times[getattr(report, "group", "")] += report.duration  # type: ignore[assignment]
 
     def pytest_unconfigure(self) -> None:
-        """Writes the times, and reports failures last."""
+        """Write the durations, and print the summary last."""
         if self._write_times:
-            schedule.note_times(self._times)
+            schedule.write_times(self._times)
         if self._failed:
             print(summary(self._failed))
 
 
 def log_of(item: pytest.Item, error: BaseException | None) -> str:
-    """The log of the rank that failed, or of rank 0: of the outcome that the test looked at, or of its last job."""
+    """Return the log of the failing rank or of rank 0, from the test's outcome or its last job."""
     if isinstance(error, LaunchError) and error.outcome is not None:
         return error.outcome.failing_log()
     arguments: dict[str, Any] = getattr(item, "funcargs", {})
@@ -54,12 +54,12 @@ def log_of(item: pytest.Item, error: BaseException | None) -> str:
 
 
 def summary(reports: Sequence[pytest.TestReport]) -> str:
-    """The summary of failed tests."""
+    """Return the summary of failed tests."""
     lines = []
-    for report in reports[:_MOST]:
+    for report in reports[:_MAX_FAILURES]:
         lines += ["", f"FAILED {report.nodeid} ({report.when})"]
         lines += [text.rstrip() for name, text in report.sections if name == LOG and text]
-        lines += [f"alone: {_pytest()} '{report.nodeid}'"]
+        lines += [f"to rerun: {_pytest()} '{report.nodeid}'"]
     return "\n".join(lines)
 
 

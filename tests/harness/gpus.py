@@ -1,4 +1,4 @@
-"""GPUs that TensorFlow believes in until it starts: what chooses among them runs as on a machine that has them."""
+"""Simulated GPUs in TensorFlow's device list, to test the choice of GPUs on a machine without any."""
 
 from __future__ import annotations
 
@@ -12,11 +12,7 @@ import hvkeras as hvd
 
 
 def pretend(count: int) -> None:
-    """Puts GPUs beside the CPU in the list of what TensorFlow may use; once it starts, there is only the CPU.
-
-    Args:
-        count: How many.
-    """
+    """Add `count` GPUs to the list of physical devices. When TensorFlow initializes, it only finds the CPU."""
     tf.config.list_physical_devices()
     found = context.context()
     gpus = [tf.config.PhysicalDevice(f"/physical_device:GPU:{number}", "GPU") for number in range(count)]
@@ -26,10 +22,9 @@ def pretend(count: int) -> None:
 
 
 def said_when_crossed(rank: int) -> dict[str, list[str]]:
-    """What each kind of collective says, once for each of two that ranks run in unlike orders; in a graph at last.
+    """Return the errors of each kind of collective when ranks run two of them in different orders.
 
-    Args:
-        rank: The rank.
+    The last entry is from a graph.
     """
     kinds = {
         "sum": functools.partial(hvd.allreduce, op=hvd.Sum), "min": functools.partial(hvd.allreduce, op=hvd.Min),
@@ -38,13 +33,13 @@ def said_when_crossed(rank: int) -> dict[str, list[str]]:
         "all to all": hvd.alltoall}
 
     def both(run: Any, dtype: str) -> list[str]:
-        said = []
+        messages = []
         for name in ("one", "two")[:: -1 if rank else 1]:
             try:
                 run(tf.ones([2, 2], dtype), name=name)
             except hvd.MismatchError as error:
-                said.append(str(error))
-        return said
+                messages.append(str(error))
+        return messages
 
     found = {kind: both(run, "float32") for kind, run in kinds.items()}
     found["half"] = both(hvd.allreduce, "float16")

@@ -1,4 +1,4 @@
-"""Members without connections, and a server without sockets, for tests of handlers."""
+"""Simulated members and server, without sockets, for tests of handlers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hvkeras.control.messages import Arrived, Message, decode
 
 
 class Serving:
-    """What a server does for its handler: here, time passes when a test says so."""
+    """Simulated server of a handler, with a clock that only `pass_time` advances."""
 
     def __init__(self) -> None:
         self.is_stopping = False
@@ -33,20 +33,16 @@ class Serving:
 
 
 class Channel:
-    """A handler and its members, as a server would have them.
-
-    Args:
-        handler: The handler.
-    """
+    """A handler with simulated members."""
 
     def __init__(self, handler: Handler) -> None:
         self.handler, self.serving = handler, Serving()
         handler.members.attach(self.serving)
-        self.sent: dict[int, list[Message]] = {}  # to each member
+        self.sent: dict[int, list[Message]] = {}  # by member
         self.rejected = ""
 
     def join(self, number: int, size: int = 2, host: str = "", pid: int = 0, arrives: bool = True) -> Member:
-        """Connects a member, unless the handler rejects it."""
+        """Connect a member, unless the handler rejects it."""
         sent: list[Message] = []
         member = Member(number, size, host or f"host{number}", pid or 10 + number, 0,
                         lambda data: sent.append(decode(data)), lambda: self.leave(member), time.monotonic())
@@ -59,12 +55,12 @@ class Channel:
         return member
 
     def tell(self, member: Member, *messages: Message) -> None:
-        """Sends messages from a member to the handler."""
+        """Send messages from a member to the handler."""
         for message in messages:
             member.arrived = True
             self.handler.on_message(member, message)
 
     def leave(self, member: Member) -> None:
-        """Breaks a member's connection."""
+        """Close a member's connection."""
         if self.handler.members.remove(member):
             self.handler.on_leave(member)

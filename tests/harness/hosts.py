@@ -1,4 +1,4 @@
-"""Real hosts on one machine; see `hvkeras.bench.namespaces`."""
+"""Hosts made of network namespaces on one machine; see `hvkeras.bench.namespaces`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ __all__ = ["CABLE", "NETWORK", "Host", "VirtualNetwork", "missing", "network", "
 
 @contextlib.contextmanager
 def two_hosts() -> Iterator[tuple[Host, ...]]:
-    """Makes two hosts; see `network`."""
+    """Create two hosts; see `network`."""
     with network(2) as made:
         yield made.hosts

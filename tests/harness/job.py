@@ -1,4 +1,4 @@
-"""One job of several ranks: started, watched until it ends or its deadline passes, and cleaned up after."""
+"""One job of several ranks: start, supervision until its end or deadline, and cleanup."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from harness.launchers import Command, announced_rank, clean_environment, comman
 from harness.processes import MARK, dump_stacks, end_marked, marked
 
 _POLL_SECONDS = 0.1
-# Horovod's threads wake up each millisecond otherwise, which takes a fifth of the cores.
-_OF_BACKENDS = {"horovod": {"HOROVOD_CYCLE_TIME": "5"}}
-_RANK_TAG = re.compile(r"\[[\d,]+\]<std(?:out|err)>:")  # horovodrun asks for these, and they reach the files
+# With the default of 1 ms, Horovod's threads take a fifth of the cores.
+_BACKEND_VARIABLES = {"horovod": {"HOROVOD_CYCLE_TIME": "5"}}
+_RANK_TAG = re.compile(r"\[[\d,]+\]<std(?:out|err)>:")  # horovodrun enables them in mpirun's output, also in the files
 _FAILED = re.compile(r"(?m)Traceback \(most recent call last\)|^Fatal Python error|^\*\*\* Process received signal")
 
 
 class LaunchError(AssertionError):
-    """A job did not end as the test expects; the message carries the logs.
+    """Raised if a job did not end as the test expects. The message contains the logs.
 
     Args:
         text: The message.
-        outcome: What the job left, if it has ended.
+        outcome: The outcome of the job, if it has ended.
     """
 
     def __init__(self, text: str, outcome: Outcome | None = None) -> None:
@@ -44,18 +44,18 @@ class LaunchError(AssertionError):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a finished job left.
+    """Outcome of a finished job.
 
     Attributes:
-        np: How many ranks it had.
-        exit_codes: Exit code of each process the harness started, in that order: the launcher's alone,
-            or with TF_CONFIG every rank's. A negative code is a signal.
-        seconds: How long it ran.
-        output: What the launcher itself printed, stdout and stderr together; "" with TF_CONFIG.
+        np: Number of ranks.
+        exit_codes: Exit codes of the processes that the harness started, in that order: the launcher's or,
+            with TF_CONFIG, those of all ranks. A negative code is a signal.
+        seconds: Duration.
+        output: Stdout and stderr of the launcher itself; "" with TF_CONFIG.
         first_failing: The rank whose log showed a failure first, or None.
         orphans: Processes that outlived the launcher and had to be killed.
-        folder: Where its logs and results lie.
-        cwd: The ranks' working folder, kept until the test session ends.
+        folder: Folder of the logs and results.
+        cwd: The ranks' working folder, which exists until the end of the test session.
     """
 
     np: int
@@ -69,30 +69,30 @@ class Outcome:
 
     @property
     def exit_code(self) -> int:
-        """The job's exit code: the first one that is not 0, else 0."""
+        """The job's exit code: the first nonzero one, or 0."""
         return next((code for code in self.exit_codes if code), 0)
 
     def stdout(self, rank: int) -> str:
-        """What a rank printed to standard output."""
+        """Return the standard output of a rank."""
         return read_log(self.folder, rank, "stdout")
 
     def stderr(self, rank: int) -> str:
-        """What a rank printed to standard error."""
+        """Return the standard error of a rank."""
         return read_log(self.folder, rank, "stderr")
 
     def results(self, check: str) -> list[Any]:
-        """The value of a check on each rank, in rank order.
+        """Return the values of a check, in rank order.
 
         Raises:
-            LaunchError: The check raised on a rank, or never ran there.
+            LaunchError: The check raised on a rank, or did not run there.
         """
         return [self.result(check, rank) for rank in range(self.np)]
 
     def result(self, check: str, rank: int) -> Any:
-        """The value of a check on one rank.
+        """Return the value of a check on one rank.
 
         Raises:
-            LaunchError: The check raised there, or never ran.
+            LaunchError: The check raised, or did not run.
         """
         path = self.folder / "results" / f"rank.{rank}.json"
         results = json.loads(path.read_text()) if path.exists() else {}
@@ -103,12 +103,12 @@ class Outcome:
         return results[check]["value"]
 
     def failing_log(self) -> str:
-        """The end of the log of the rank that failed first, or of rank 0."""
+        """Return the end of the log of the rank that failed first, or of rank 0."""
         rank = self.first_failing or 0
         return f"rank {rank}'s standard error ({self.folder}) ends with\n{_tail(self.stderr(rank), 40)}"
 
     def report(self) -> str:
-        """The failure in words: the first failing rank's log, then the launcher's, then the other ranks'."""
+        """Return the failure as text, with the logs of the first failing rank, the launcher and the other ranks."""
         first = 0 if self.first_failing is None else self.first_failing
         order = [first, *(rank for rank in range(self.np) if rank != first)]
         parts = [f"exit codes {list(self.exit_codes)} after {self.seconds:.1f} s; logs in {self.folder}"]
@@ -123,7 +123,7 @@ class Outcome:
 
 
 class Job:
-    """A running job; made by `start_job`."""
+    """A running job, created by `start_job`."""
 
     def __init__(self, np: int, folder: Path, expect_failure: bool, deadline: float) -> None:
         self.np, self.folder, self.cwd, self.expect_failure = np, folder, folder / "cwd", expect_failure
@@ -134,13 +134,13 @@ class Job:
         self._started: list[tuple[Command, Mapping[str, str]]] = []
         self._ranks: list[int | None] = []
         self._first_failing: int | None = None
-        # Short and in memory: Open MPI puts sockets and shared segments there.
+        # A short path in memory, for Open MPI's sockets and shared segments.
         self._scratch = Path(tempfile.mkdtemp(prefix="harness-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
         for path in (self.cwd, folder / "results", folder / "logs"):
             path.mkdir(parents=True)
 
     def start(self, command: Command, env: Mapping[str, str]) -> None:
-        """Starts one process of the job in a session of its own."""
+        """Start one process of the job, in a new session."""
         environment = clean_environment(self._scratch) | dict(command.environment) | dict(env)
         environment |= {MARK: self._mark, RESULTS: str(self.folder / "results")}
         logs = self.folder / ("launcher" if command.rank is None else f"logs/rank.{command.rank}")
@@ -161,16 +161,16 @@ class Job:
             )
 
     def start_again(self, rank: int) -> None:
-        """Starts the process of a rank once more, when it has ended; it adds to the rank's log."""
+        """Wait for the end of a rank's process, and restart it. It appends to the rank's log."""
         self._processes[rank].wait(timeout=10)
         self.start(*self._started[rank])
 
     def launcher(self) -> subprocess.Popen[bytes]:
-        """The launcher's process (with TF_CONFIG, the first rank's)."""
+        """Return the launcher's process; with TF_CONFIG, that of the first rank."""
         return self._processes[0]
 
     def pid(self, rank: int) -> int:
-        """The process id of a rank, waiting until it is there."""
+        """Wait for the start of a rank, and return its process id."""
         while True:
             ranks = [process for process, environ in marked(self._mark) if announced_rank(environ) == rank]
             pids = {process.pid for process in ranks}
@@ -180,25 +180,25 @@ class Job:
             self._wait_a_moment(f"rank {rank} never started")
 
     def wait_for(self, rank: int, text: str, stream: str = "stdout") -> None:
-        """Waits until a rank has printed a text."""
+        """Wait until a rank has printed a text."""
         while text not in read_log(self.folder, rank, stream):
             self._wait_a_moment(f"rank {rank} never printed {text!r} to {stream}")
 
     def wait(self, deadline: float | None = None) -> Outcome:
-        """Waits for the end of the job.
+        """Wait for the end of the job.
 
         Args:
-            deadline: Seconds from now in which it must end; by default the job's own deadline stands.
+            deadline: Seconds from now; None for the job's own deadline.
 
         Raises:
-            LaunchError: It outlived its deadline, or did not end as expected.
+            LaunchError: The job did not end before the deadline, or not as expected.
         """
         if deadline is not None:
             self._ends = time.monotonic() + deadline
         while any(process.poll() is None for process in self._processes):
             self._note_first_failure()
             if not self.expect_failure and any(process.poll() for process in self._processes):
-                break  # a rank has failed and nobody expects that: the others need not go on
+                break  # an unexpected failure: do not wait for the other ranks
             self._wait_a_moment("the job never ended")
         outcome = self._finish()
         if bool(outcome.exit_code) != self.expect_failure:
@@ -234,14 +234,14 @@ class Job:
         return outcome
 
     def clean_up(self) -> None:
-        """Ends whatever is left of the job."""
+        """Kill the remaining processes, and remove temporary files."""
         end_marked(self._mark)
         for process in self._processes:
             process.wait(timeout=10)
         shutil.rmtree(self._scratch, ignore_errors=True)
 
 
-recent: list[Outcome] = []  # of the jobs that have ended since the test began
+recent: list[Outcome] = []  # of the current test
 
 
 @contextlib.contextmanager
@@ -263,30 +263,30 @@ def start_job(
     cold: bool = False,
     python: Sequence[str] = (),
 ) -> Iterator[Job]:
-    """Starts a job, and cleans up after it.
+    """Start a job, and clean up after it.
 
     Args:
         launcher: One of `LAUNCHERS`.
-        script: What every rank runs.
+        script: The script that every rank runs.
         arguments: The script's arguments.
-        np: How many ranks.
-        folder: Where a fresh folder for the job's logs and results is made.
-        backend: What `HVKERAS_BACKEND` says; unset when empty.
-        env: More environment variables for all.
-        rank_env: More environment variables for single ranks; with `tf_config` only.
-        start_order: Which ranks are started, in which order; with `tf_config` only.
+        np: Number of ranks.
+        folder: Parent of the new folder for the job's logs and results.
+        backend: The value of `HVKERAS_BACKEND`; unset if empty.
+        env: Further environment variables for all processes.
+        rank_env: Further environment variables by rank; with `tf_config` only.
+        start_order: The ranks to start, in this order; with `tf_config` only.
         start_delay: Seconds between two starts; with `tf_config` only.
-        roles: What each rank is in the cluster, in the order of `launchers.ROLES`; with `tf_config` only.
+        roles: Role of each rank in the cluster, in the order of `launchers.ROLES`; with `tf_config` only.
         expect_failure: Whether the job must fail rather than succeed.
-        deadline: Seconds after which the job is ended and the test fails.
-        cold: Whether each rank is a Python of its own, a child of its launcher, rather than forked (`harness.warm`).
-        python: What runs the script instead of this Python, such as that of another environment.
+        deadline: Seconds after which the job is killed and the test fails.
+        cold: Whether each rank is a new Python process, a child of its launcher, instead of forked (`harness.warm`).
+        python: Command that runs the script, such as the Python of another environment; default: this Python.
 
     Yields:
         The running job.
     """
     job = Job(np, Path(tempfile.mkdtemp(prefix=f"{launcher}-", dir=folder)), expect_failure, deadline)
-    extra = _OF_BACKENDS.get(backend, {}) | dict(env or {}) | ({"HVKERAS_BACKEND": backend} if backend else {})
+    extra = _BACKEND_VARIABLES.get(backend, {}) | dict(env or {}) | ({"HVKERAS_BACKEND": backend} if backend else {})
     try:
         python = python or ([sys.executable] if cold else warm.python(clean_environment(job.folder) | extra))
         found = commands(launcher, np, [str(script), *arguments], job.folder / "logs", roles, python)
@@ -299,7 +299,7 @@ def start_job(
 
 
 def read_log(folder: Path, rank: int, stream: str) -> str:
-    """Reads a rank's log, wherever below `logs` its launcher put it."""
+    """Return a rank's log; launchers write it to different folders below `logs`."""
     for path in sorted((folder / "logs").glob(f"**/{stream}")):
         match = re.fullmatch(r"rank\.(\d+)", path.parent.name)
         if match and int(match[1]) == rank:

@@ -1,4 +1,4 @@
-"""The launchers' command lines, and the environment in which they start."""
+"""Command lines of the launchers, and their environment."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from harness import costs
 LAUNCHERS = ("hvkeras_run", "mpirun", "horovodrun_mpi", "horovodrun_gloo", "tf_config")
 ROLES = ("chief", "worker", "ps", "evaluator")
 ENGINES = ("native", "tfdist", "horovod")
-# Environments as schedulers give them to ranks of one host, for processes that nothing else launches.
+# Environment variables of schedulers for ranks on one host, whose processes the harness starts itself.
 SCHEDULERS = ("torchrun_variables", "slurm_step")
 PAIRS = tuple((launcher, engine) for launcher in LAUNCHERS for engine in ENGINES)
 
-FIRST_PORT = 20_000  # of those that tests listen on
+FIRST_PORT = 20_000  # lowest port on which tests listen
 
 BIN = Path(sys.executable).parent
 TESTS = Path(__file__).resolve().parent.parent
 _FOREIGN = re.compile(
     r"(OMPI|OPAL|ORTE|PMI|PMIX|MPI|HYDRA|I_MPI|MPIR|HOROVOD|HVKERAS|SLURM|HARNESS|TORCHELASTIC|MASTER|PET)_|"
     r"(RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|JOB_COMPLETION_INDEX)$|"
-    # The last two are set by an import of TensorFlow, in this process.
+    # The import of TensorFlow in this process has set the last two.
     r"(TF_CONFIG|TF_CPP_MIN_LOG_LEVEL|PYTHONPATH|OMP_NUM_THREADS|TF2_BEHAVIOR|ENABLE_RUNTIME_UPTIME_TELEMETRY)$"
 )
 
 
 @dataclass(frozen=True)
 class Command:
-    """One process that starts a job or a part of it.
+    """Command of a launcher or of a single rank.
 
     Attributes:
         arguments: The command line.
-        environment: What it needs beyond the clean environment.
-        rank: The rank it is, when it is one by itself.
+        environment: Variables in addition to the clean environment.
+        rank: The rank, if the process is one; None for a launcher.
     """
 
     arguments: tuple[str, ...]
@@ -50,33 +50,33 @@ class Command:
 
 
 def clean_environment(folder: Path) -> dict[str, str]:
-    """This process's environment without any launcher's variables, with temporary files going to `folder`."""
-    kept = {name: value for name, value in os.environ.items() if not _FOREIGN.match(name) or name == costs.FOLDER}
-    return kept | {
-        "PATH": f"{BIN}{os.pathsep}{kept.get('PATH', os.defpath)}",
+    """Return this process's environment without the variables of launchers, with `folder` for temporary files."""
+    inherited = {name: value for name, value in os.environ.items() if not _FOREIGN.match(name) or name == costs.FOLDER}
+    return inherited | {
+        "PATH": f"{BIN}{os.pathsep}{inherited.get('PATH', os.defpath)}",
         "PYTHONPATH": f"{TESTS}{os.pathsep}{TESTS / 'harness' / 'hidden'}",
-        "PYTHONFAULTHANDLER": "1",  # a job that outlives its deadline prints its stacks on SIGABRT
+        "PYTHONFAULTHANDLER": "1",  # prints stacks on SIGABRT, which is sent at the deadline
         "PYTHONUNBUFFERED": "1",
         "TMPDIR": str(folder),
-        "OMPI_MCA_btl_vader_backing_directory": str(folder),  # else killed ranks leave segments in /dev/shm
+        "OMPI_MCA_btl_vader_backing_directory": str(folder),  # otherwise killed ranks leave segments in /dev/shm
         "OMPI_MCA_mpi_yield_when_idle": "1",  # ranks of several tests share the cores
     }
 
 
 def commands(launcher: str, np: int, script: Sequence[str], logs: Path, roles: Sequence[str] = (),
              python: Sequence[str] = (sys.executable,)) -> list[Command]:
-    """Returns the command lines that start `np` ranks of a script.
+    """Return the command lines that start `np` ranks of a script.
 
     Args:
         launcher: One of `LAUNCHERS` or of `SCHEDULERS`, or `none` for plain Python.
-        np: How many ranks.
+        np: Number of ranks.
         script: The Python script and its arguments.
-        logs: Where the launcher keeps a log for each rank, as `rank.<n>/stdout` and `stderr`.
-        roles: With TF_CONFIG, what each rank is, in the order of `ROLES`; all are workers by default.
-        python: What runs the script.
+        logs: Folder in which the launcher writes `rank.<n>/stdout` and `rank.<n>/stderr`.
+        roles: With TF_CONFIG, the role of each rank, in the order of `ROLES`; all are workers by default.
+        python: Command that runs the script.
 
     Returns:
-        One command, or one per rank where nothing launches: with TF_CONFIG, and with what schedulers set.
+        The launcher's command or, without a launcher (TF_CONFIG, schedulers, `none`), one command per rank.
     """
     python = (*python, *script)
     ranks = ("-np", str(np), "--output-filename", str(logs))
@@ -88,7 +88,7 @@ def commands(launcher: str, np: int, script: Sequence[str], logs: Path, roles: S
     if launcher in ("horovodrun_mpi", "horovodrun_gloo"):
         return [Command((str(BIN / "horovodrun"), "--" + launcher.split("_")[1], *ranks, *python))]
     if launcher == "none":
-        return [Command(python, {}, rank) for rank in range(np)]  # np processes that know nothing of each other
+        return [Command(python, {}, rank) for rank in range(np)]  # independent processes
     if launcher == "tf_config":
         roles = roles or ["worker"] * np
         cluster: dict[str, list[str]] = {}
@@ -98,13 +98,12 @@ def commands(launcher: str, np: int, script: Sequence[str], logs: Path, roles: S
                  for rank, role in enumerate(roles)]
         return [Command(python, {"TF_CONFIG": json.dumps(task)}, rank) for rank, task in enumerate(tasks)]
     if launcher in SCHEDULERS:
-        return [Command(python, environment, rank) for rank, environment in enumerate(_of_scheduler(launcher, np))]
+        return [Command(python, variables, rank) for rank, variables in enumerate(_scheduler_variables(launcher, np))]
     raise ValueError(f"launcher must be one of {', '.join(LAUNCHERS)}. Received: launcher={launcher!r}.")
 
 
-def _of_scheduler(launcher: str, np: int) -> list[dict[str, str]]:
-    """What each rank of one host finds in its environment."""
-    (number,) = free_ports(1)  # also a job's id that no other job beside it has
+def _scheduler_variables(launcher: str, np: int) -> list[dict[str, str]]:
+    (number,) = free_ports(1)  # also serves as a unique job id
     if launcher == "torchrun_variables":
         shared = {"WORLD_SIZE": str(np), "LOCAL_WORLD_SIZE": str(np), "MASTER_ADDR": "localhost",
                   "MASTER_PORT": str(number)}
@@ -115,10 +114,10 @@ def _of_scheduler(launcher: str, np: int) -> list[dict[str, str]]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Finds ports that nobody listens on, all different, and that the system gives nobody who asks for any port."""
+    """Return distinct free ports outside of the range of ephemeral ports."""
     end = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     candidates = list(range(FIRST_PORT, end))
-    random.SystemRandom().shuffle(candidates)  # other workers look for ports at the same time
+    random.SystemRandom().shuffle(candidates)  # other workers search at the same time
     found: list[int] = []
     for port in candidates:
         with contextlib.suppress(OSError), socket.socket() as one:
@@ -130,7 +129,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def announced_rank(environ: Mapping[str, str]) -> int | None:
-    """Reads the rank that a launcher announced to a process; None where there is none."""
+    """Return the rank in a process's environment; None if there is none."""
     for name in ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "HVKERAS_RUN_RANK", "RANK", "JOB_COMPLETION_INDEX",
                  "SLURM_PROCID"):
         if environ.get(name):

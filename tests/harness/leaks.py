@@ -1,4 +1,4 @@
-"""What a test must not leave behind: environment variables, threads, child processes, files, shared memory."""
+"""Detection of leaks: environment variables, threads, child processes, files and shared memory."""
 
 from __future__ import annotations
 
@@ -18,39 +18,39 @@ Item = TypeVar("Item")
 _GRACE_SECONDS = 3.0
 _SHARED_MEMORY = Path("/dev/shm")
 
-# Set once by a third party, on import or first use, for the rest of the process.
+# Variables that third parties set on import or first use, and never reset.
 _THIRD_PARTY_VARIABLES = frozenset(
     {
         "PYTEST_CURRENT_TEST",  # pytest itself, per phase of a test
         "TF2_BEHAVIOR",  # import tensorflow
         "ENABLE_RUNTIME_UPTIME_TELEMETRY",  # import tensorflow
-        "TPU_ML_PLATFORM",  # the same
-        "TPU_ML_PLATFORM_VERSION",  # the same
+        "TPU_ML_PLATFORM",  # import tensorflow
+        "TPU_ML_PLATFORM_VERSION",  # import tensorflow
         "HDF5_PLUGIN_PATH",  # import keras
         "TF_CPP_MIN_LOG_LEVEL",  # hvkeras.host.console quiets TensorFlow before its import, which reads it once
     }
 )
-# Open MPI leaves these behind when its ranks are killed; the harness sends its own jobs' elsewhere, so
-# one seen here belongs to another program on this machine.
+# Open MPI leaves these segments when its ranks are killed. Jobs of the harness have them in another folder, so those
+# in /dev/shm belong to other programs.
 _OPEN_MPI_SEGMENTS = ("vader_segment.", "sm_segment.", "osc_rdma.", "ompi.", "opal_shmem_mmap.")
 _IGNORED_FILES = frozenset({"__pycache__", ".coverage", ".mypy_cache", ".pytest_cache", ".ruff_cache"})
 
 
 def environment() -> dict[str, str]:
-    """The environment, without what third parties set once."""
+    """Return the environment without `_THIRD_PARTY_VARIABLES`."""
     return {name: value for name, value in os.environ.items() if name not in _THIRD_PARTY_VARIABLES}
 
 
 def threads() -> set[threading.Thread]:
-    """Every Python thread, without those that Python only knows as visitors from C++."""
+    """Return all threads that Python has started; C++ threads that call Python do not count."""
     return {thread for thread in threading.enumerate() if not isinstance(thread, threading._DummyThread)}
 
 
 def children() -> set[psutil.Process]:
-    """Every living child process, down to the last generation.
+    """Return all running descendant processes.
 
-    Parents of warm ranks are left out, with their ranks, which may be those of another worker; what a job leaves is
-    found by its mark.
+    Parents of warm ranks and their ranks do not count, as they may belong to another worker; `Job` finds orphans by
+    their mark.
     """
     found: set[psutil.Process] = set()
     for child in psutil.Process().children():
@@ -60,19 +60,19 @@ def children() -> set[psutil.Process]:
 
 
 def files() -> set[str]:
-    """The names in the current folder."""
+    """Return the names in the current folder."""
     return set(os.listdir()) - _IGNORED_FILES
 
 
 def shared_memory() -> set[str]:
-    """The names in /dev/shm that are not Open MPI's."""
+    """Return the names in /dev/shm except Open MPI's."""
     if not _SHARED_MEMORY.is_dir():
         return set()
     return {name for name in os.listdir(_SHARED_MEMORY) if not name.startswith(_OPEN_MPI_SEGMENTS)}
 
 
 def is_foreign(segment: str) -> bool:
-    """Whether a name in /dev/shm may be that of another program, such as of other tests on this machine."""
+    """Return whether a segment in /dev/shm may belong to another program, such as another test session."""
     path, session = str(_SHARED_MEMORY / segment), os.environ.get(warm.FOLDER)
     ours = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
     for process in psutil.process_iter():
@@ -81,14 +81,14 @@ def is_foreign(segment: str) -> bool:
                 return True
             environ = process.environ() if process.pid not in ours else {}
             if path in environ.get("TMPDIR", "") or environ.get(warm.FOLDER, session) != session:
-                return True  # of another session's job, or of one that has just ended there
+                return True  # of a job of another session, maybe of one that has just ended
         except (psutil.Error, OSError):
             continue
     return False
 
 
 def left_after_grace(now: Callable[[], set[Item]], before: set[Item]) -> set[Item]:
-    """What is there that was not before, once it has had a moment to go away."""
+    """Return the new items that remain after a grace period."""
     deadline = time.monotonic() + _GRACE_SECONDS
     while (left := now() - before) and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""The scripts in README and docs/: `<!-- file: NAME -->` names the one in the block below it."""
+"""Scripts in README and docs/: `<!-- file: NAME -->` gives the name of the script in the block below."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = re.compile(r"<!-- file: (\S+) -->\n```python\n(.*?)```", re.DOTALL)
-# For what only `make test-trackers` runs, in an environment that has these packages.
+# For tests that only `make test-trackers` runs, in an environment with these packages.
 WITH_TRACKERS = (pytest.mark.nightly, pytest.mark.skipif(
     any(find_spec(name) is None for name in ("keras_tuner", "mlflow", "optuna", "wandb")),
     reason="not run: needs MLflow, W&B, Keras Tuner and Optuna. HINT: make test-trackers"))
 
 
 def scripts(page: Path) -> dict[str, str]:
-    """The scripts on a page, by name."""
+    """Return the scripts on a page, by name."""
     return dict(FILE.findall(page.read_text()))

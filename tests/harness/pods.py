@@ -1,4 +1,4 @@
-"""The pods of a Kubernetes Indexed Job, as network namespaces with the environment that the kubelet gives."""
+"""Pods of a Kubernetes Indexed Job, as network namespaces with the environment variables that the kubelet sets."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ JOB, SERVICE = "train", "workers"
 
 
 class Pods:
-    """Some pods, whose containers may be started again and again."""
+    """Pods whose containers can be restarted."""
 
     def __init__(self, network: hosts.VirtualNetwork) -> None:
         self._hosts = network.hosts
         self._started: list[subprocess.Popen[str]] = []
 
     def start(self, index: int, command: Sequence[str], folder: Path, **extra: str) -> subprocess.Popen[str]:
-        """Starts the container of a pod; what it prints goes to its standard output.
+        """Start the container of a pod, with its output in a pipe (`stdout` of the process).
 
         Args:
             index: The pod's index.
-            command: What runs in it.
+            command: The command in the container.
             folder: Its working folder.
-            **extra: More environment variables.
+            **extra: Further environment variables.
         """
         environment = clean_environment(folder) | {
             "HOSTNAME": self._hosts[index].name, "JOB_COMPLETION_INDEX": str(index), "HVKERAS_BACKEND": "tfdist",
@@ -41,14 +41,14 @@ class Pods:
         return process
 
     def resolve(self) -> None:
-        """Lets the names of the pods resolve, as the cluster does some time after it has started them."""
+        """Make the names of the pods resolvable, as a cluster does some time after their start."""
         names = "".join(f"{host.address} {host.name}.{SERVICE}\n" for host in self._hosts)
         for host in self._hosts:
             with host.names_file.open("a") as file:
                 file.write(names)
 
     def kill(self, index: int, pod: subprocess.Popen[str]) -> None:
-        """Kills all that runs in a pod, as the kubelet does with its container."""
+        """Kill all processes in a pod, as the kubelet does."""
         done = subprocess.run(["ip", "netns", "pids", self._hosts[index].namespace], capture_output=True, text=True,
                               timeout=10, check=True)
         for pid in done.stdout.split():
@@ -57,7 +57,7 @@ class Pods:
         pod.communicate(timeout=10)
 
     def end(self) -> None:
-        """Ends all that still runs."""
+        """Kill all remaining processes."""
         for process in self._started:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
@@ -67,7 +67,7 @@ class Pods:
 
 @contextlib.contextmanager
 def pods(count: int = 2) -> Iterator[Pods]:
-    """Makes the pods of a job; they are gone afterwards."""
+    """Create the pods of a job, and remove them at the end."""
     with hosts.network(count, [f"{JOB}-{index}" for index in range(count)]) as network:
         made = Pods(network)
         try:

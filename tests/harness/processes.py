@@ -1,4 +1,4 @@
-"""Runs programs, and finds and ends the processes of a job by the mark that each of them carries in its environment."""
+"""Run programs, and find and kill the processes of a job by the mark in their environment."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ _ENDS = "\nimport os, sys; sys.stdout.flush(); sys.stderr.flush(); os._exit(0)\n
 
 def run_python(code: str, *arguments: str, cwd: Path, isolated: bool = False,
                deadline: float = 100.0) -> subprocess.CompletedProcess[str]:
-    """Runs a few lines of Python, whose process ends after the last of them.
+    """Run a few lines of Python in a process that exits directly after the last line.
 
-    The libraries that it imported have no say in that: TensorFlow's own exit has taken forever. Whoever tests an exit
-    starts the program by itself.
+    It skips the exit handlers of imported libraries, because TensorFlow's have hung. Tests of exits must start the
+    program without this function.
 
     Args:
         code: The program.
         arguments: Its arguments.
         cwd: Its working folder.
-        isolated: Whether Python looks for modules among the installed ones alone (`-I`).
-        deadline: Seconds in which it must end.
+        isolated: Whether to run Python with `-I`, so that it only finds installed modules.
+        deadline: Timeout in seconds.
 
     Returns:
-        What it printed; the exit code is 1 if it raised.
+        The completed process; its exit code is 1 if the program raised.
     """
     command = [sys.executable, *(["-I"] if isolated else []), "-c", code + _ENDS, *arguments]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=deadline)
 
 
 def marked(mark: str) -> Iterator[tuple[psutil.Process, dict[str, str]]]:
-    """Yields every living process that carries the mark, with its environment."""
+    """Yield every running process with this mark, and its environment."""
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             if process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
@@ -51,14 +51,14 @@ def marked(mark: str) -> Iterator[tuple[psutil.Process, dict[str, str]]]:
 
 
 def end_marked(mark: str, grace: float = 0.0) -> list[str]:
-    """Waits for marked processes to go, and kills those that stay.
+    """Wait for the end of marked processes, and kill the remaining ones.
 
     Args:
         mark: The job's mark.
         grace: Seconds to wait.
 
     Returns:
-        The command lines of those that were killed.
+        The pids and command lines of the killed processes.
     """
     deadline = time.monotonic() + grace
     while (left := [process for process, _ in marked(mark)]) and time.monotonic() < deadline:
@@ -75,7 +75,7 @@ def end_marked(mark: str, grace: float = 0.0) -> list[str]:
 
 
 def dump_stacks(mark: str) -> None:
-    """Lets every rank print its stacks (and die of it); the launchers live on, and pass the output on."""
+    """Abort every rank, which makes it print its stacks. Launchers keep running, and forward the output."""
     found = list(marked(mark))
     ranks = [process for process, environ in found if announced_rank(environ) is not None]
     for process in ranks or [process for process, _ in found]:

@@ -1,8 +1,8 @@
-"""Which tests stay together when several run at once, and in which order they begin: the longest first.
+"""Groups of tests for pytest-xdist, and their order: the longest group starts first.
 
-Tests that share a launch (`launch_once`) or a fixture of their module form a group, which one worker of pytest-xdist
-runs; other tests of ranks are groups of their own, and unit tests go by file. Groups begin in the order of the times
-that `pytest --write-times` noted in `times.json`, so that none of the long ones is left for the end.
+Tests that share a launch (`launch_once`) or a module fixture form a group, which one worker of pytest-xdist runs. Other
+tests with ranks are separate groups, and the unit tests of a file are one group. Groups are ordered by their durations
+in `times.json`, which `pytest --write-times` writes.
 """
 
 from __future__ import annotations
@@ -21,40 +21,39 @@ from xdist.scheduler import LoadScopeScheduling
 from harness.checks import names_of_checks
 
 TIMES = Path(__file__).with_name("times.json")
-_BUILT_WITHIN = 800.0  # seconds that Horovod's build may take from when the first test waits for it
-_SHORT = 2.0  # seconds below which a group is not worth a line in the file
-# Tests that need Horovod have it in their names, but for these.
+_BUILT_WITHIN = 800.0  # seconds that a test waits for the build of Horovod
+_SHORT = 2.0  # seconds; shorter groups are not in the file
+# Parts of the names of tests that need Horovod.
 _NEED_HOROVOD = ("horovod", "gloo", "test_the_chief_is_rank_0", "test_failures_are_rows", "test_this_machine_is_fit",
                  "test_ranks_must_ask_for_one_backend", "test_check_build", "test_a_loop_of_ones_own_is_compared",
                  "test_a_machine_without_tensorflow")
-# Unit tests that take too long for `make check`, as they start processes or train again and again.
+# Unit tests that take too long for `make check`, because they start processes or train several times.
 _LONG = ("test_native_core", "test_harness", "test_build_horovod", "real_launchers", "test_checkpoints",
          "test_optimizer", "test_compiled_update", "test_recorder", "test_tensorboard", "test_callbacks",
          "test_elastic", "test_comparison_report", "test_packaging", "test_report", "the_launcher_starts_one")
-# The parameters that tests hand to `launch_once`; other ones pick what is asked of the same outcome.
-_OF_A_JOB = ("outcome", "whole", "run", "launcher", "backend", "engine", "np", "keras", "script")
+# Parameters that tests pass to `launch_once`. Other parameters select assertions on the same outcome.
+_JOB_PARAMETERS = ("outcome", "whole", "run", "launcher", "backend", "engine", "np", "keras", "script")
 
 
 def group_of(item: pytest.Function) -> str:
-    """The group of a test."""
+    """Return the group of a test."""
     file = item.location[0]
     shared = [name for name, definitions in item._fixtureinfo.name2fixturedefs.items()
               if definitions[-1].scope == "module" and name in item.fixturenames]
     callspec = getattr(item, "callspec", None)
     if "launch_once" in item.fixturenames and not shared:
-        # As pytest words parameters: by their ids, and for tests' own parameters by their values.
-        own = {name: str(value) for name, value in (callspec.params.items() if callspec else ())}
-        return "::".join([file, *(own[name] for name in _OF_A_JOB if name in own)])
+        values = {name: str(value) for name, value in (callspec.params.items() if callspec else ())}
+        return "::".join([file, *(values[name] for name in _JOB_PARAMETERS if name in values)])
     if shared or "unit" in Path(file).parts:
         return file
     return f"{file}::{item.name}"
 
 
-def words_of(item: pytest.Function) -> set[str]:
-    """The strings in a test's code and parameters, among which are the names of the checks whose results it reads."""
+def strings_of(item: pytest.Function) -> set[str]:
+    """Return the strings in a test's code and parameters, which include the names of the checks that it reads."""
     callspec = getattr(item, "callspec", None)
-    given = callspec.params.values() if callspec else ()
-    return {*_strings(item.function.__code__), *(value for value in given if isinstance(value, str))}
+    parameters = callspec.params.values() if callspec else ()
+    return {*_strings(item.function.__code__), *(value for value in parameters if isinstance(value, str))}
 
 
 def _strings(code: types.CodeType) -> Iterator[str]:
@@ -68,18 +67,18 @@ def _strings(code: types.CodeType) -> Iterator[str]:
 
 
 def wanted_checks(script: Path, group: str, items: Sequence[pytest.Item]) -> list[str] | None:
-    """The checks of a worker script whose results the session's tests of a group read; None if one may read any.
+    """Return the checks of a worker script whose results the tests of a group read; None if that is unknown.
 
     Args:
         script: The script.
         group: The group.
-        items: The session's tests.
+        items: All tests of the session.
     """
     names = set(names_of_checks(script)) if script.suffix == ".py" else set()
     found: set[str] = set()
     for item in items:
         if isinstance(item, pytest.Function) and group_of(item) == group:
-            read = names & words_of(item)
+            read = names & strings_of(item)
             if not read:
                 return None
             found |= read
@@ -87,7 +86,7 @@ def wanted_checks(script: Path, group: str, items: Sequence[pytest.Item]) -> lis
 
 
 def arrange(items: list[pytest.Item]) -> None:
-    """Marks the unit tests, and puts the longest groups first; behind them, those that need Horovod."""
+    """Mark the unit tests, and sort the groups: the longest first, but those that need Horovod last."""
     times: dict[str, float] = json.loads(TIMES.read_text()) if TIMES.exists() else {}
     groups = [group_of(item) if isinstance(item, pytest.Function) else item.nodeid for item in items]
     for item in items:
@@ -105,10 +104,10 @@ def arrange(items: list[pytest.Item]) -> None:
 
 
 def wait_for_horovod(built: Path) -> None:
-    """Waits until Horovod is built.
+    """Wait until Horovod is built.
 
     Args:
-        built: The file that is there once it is; `<name>.failed` says that it never will be.
+        built: The file that exists after the build; `<name>.failed` exists after a failed build.
     """
     ends = time.monotonic() + _BUILT_WITHIN
     while not built.exists():
@@ -119,9 +118,9 @@ def wait_for_horovod(built: Path) -> None:
 
 
 class GroupScheduling(LoadScopeScheduling):  # type: ignore[misc]  # xdist's types are not exported
-    """Gives whole groups to xdist's workers, in the order of the collection.
+    """Scheduler that assigns whole groups to xdist's workers, in the order of the collection.
 
-    (Its own `--dist loadgroup` writes the group into the test's id, which pytest 9 no longer takes.)
+    xdist's `--dist loadgroup` appends the group to the test's id, which pytest 9 no longer accepts.
     """
 
     def __init__(self, config: pytest.Config, log: Any, folder: Path) -> None:
@@ -136,16 +135,16 @@ class GroupScheduling(LoadScopeScheduling):  # type: ignore[misc]  # xdist's typ
         return self._groups[nodeid]
 
 
-def tell_groups(items: Sequence[pytest.Item], folder: Path) -> None:
-    """Leaves the groups where the scheduler, which has the ids of tests alone, finds them."""
+def write_groups(items: Sequence[pytest.Item], folder: Path) -> None:
+    """Write the group of each test to a file for the scheduler, which only receives the tests' ids."""
     groups = {item.nodeid: group_of(item) if isinstance(item, pytest.Function) else item.nodeid for item in items}
     path = folder / f"{os.environ['PYTEST_XDIST_WORKER']}.groups"
     path.with_suffix(".new").write_text(json.dumps(groups))
     path.with_suffix(".new").rename(path)
 
 
-def note_times(seconds: Mapping[str, float]) -> None:
-    """Writes the seconds of each group that has run; the others keep theirs."""
+def write_times(seconds: Mapping[str, float]) -> None:
+    """Write the seconds of each group that has run; the entries of other groups remain."""
     known: dict[str, float] = json.loads(TIMES.read_text()) if TIMES.exists() else {}
     known = {group: time for group, time in known.items() if group not in seconds}
     known |= {group: round(time, 1) for group, time in seconds.items() if time >= _SHORT}

@@ -1,4 +1,4 @@
-"""Spark for tests: which Python has it, and a standalone cluster of a master and two workers on hosts of their own."""
+"""Spark for tests: the Python that has it, and a standalone cluster of a master and a worker on each host."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from harness.processes import MARK, end_marked
 
 _CLUSTERS = Path(__file__).resolve().parents[2] / ".venv-clusters"
 _READY_SECONDS = 60.0
-CORES = 2  # of each worker
+CORES = 2  # per worker
 
 
 def python() -> str:
-    """The Python that has pyspark: this one, or that of the environment for clusters; "" if there is none."""
+    """Return the Python that has pyspark: this one, or that of `.venv-clusters`; "" if there is none."""
     if importlib.util.find_spec("pyspark") is not None:
         return sys.executable
     return str(_CLUSTERS / "bin" / "python") if (_CLUSTERS / ".has-spark").exists() else ""
 
 
 def missing() -> str:
-    """What this machine lacks for Spark, or ""."""
+    """Return the reason why Spark cannot run on this machine, or ""."""
     if not python():
         return "pyspark is not installed: make .venv-clusters/.has-spark"
     return "" if shutil.which("java") else "there is no Java"
 
 
 def environment() -> dict[str, str]:
-    """The variables of a driver."""
+    """Return the environment variables of a driver."""
     return {"PYSPARK_PYTHON": python(), "SPARK_LOCAL_IP": "127.0.0.1"}
 
 
@@ -49,7 +49,7 @@ class Cluster:
     Attributes:
         master: Its URL.
         hosts: The hosts of its workers; the master is on the first one.
-        mark: The mark of its processes, executors and ranks included.
+        mark: The mark of its processes, including executors and ranks.
     """
 
     master: str
@@ -59,11 +59,11 @@ class Cluster:
 
 @contextlib.contextmanager
 def standalone(hosts: Sequence[Host], folder: Path, settings: Mapping[str, str]) -> Iterator[Cluster]:
-    """Starts a master on the first host and a worker on each, and ends them and their executors.
+    """Start a master on the first host and a worker on each, and kill them and their executors at the end.
 
     Args:
         hosts: The hosts.
-        folder: Where logs and work folders go.
+        folder: Folder for logs and work folders.
         settings: Spark's settings for its daemons.
     """
     mark = uuid.uuid4().hex

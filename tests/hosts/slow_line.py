@@ -1,4 +1,4 @@
-"""A line between two hosts that delays packets, and lets some overtake others: two TUN devices, threads between."""
+"""A link between two hosts that delays and reorders packets: two TUN devices, connected by threads."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 @contextlib.contextmanager
 def slow_line(hosts: tuple[Host, Host], delay: float, overtaken: float) -> Iterator[None]:
-    """Joins two hosts by a line between the devices `DEVICE`, with the addresses `ADDRESSES`.
+    """Connect two hosts by a link between the devices `DEVICE`, with the addresses `ADDRESSES`.
 
     Args:
         hosts: The hosts.
-        delay: Seconds that each packet takes.
-        overtaken: The share of packets that take half as long again.
+        delay: Delay of each packet in seconds.
+        overtaken: Fraction of packets with 1.5 times the delay.
     """
     ends = [_device(host) for host in hosts]
     for host, own, other in zip(hosts, ADDRESSES, reversed(ADDRESSES), strict=True):
@@ -51,7 +51,7 @@ def slow_line(hosts: tuple[Host, Host], delay: float, overtaken: float) -> Itera
 
 
 def _device(host: Host) -> int:
-    """Creates the device in a host's network; a thread of its own goes there."""
+    """Create the device in a host's network. This uses a separate thread, which enters the namespace."""
     made = []
 
     def create() -> None:
@@ -68,7 +68,7 @@ def _device(host: Host) -> int:
 
 
 def _relay(source: int, target: int, delay: float, overtaken: float, over: threading.Event) -> None:
-    """Hands packets on, each when its time has come."""
+    """Forward packets, each after its delay."""
     waiting: list[tuple[float, bytes]] = []
     while not over.is_set():
         pause = max(0.0, waiting[0][0] - time.monotonic()) if waiting else 0.1
@@ -77,5 +77,5 @@ def _relay(source: int, target: int, delay: float, overtaken: float, over: threa
                 late = delay * (1.5 if random.random() < overtaken else 1.0)
                 heapq.heappush(waiting, (time.monotonic() + late, os.read(source, 65536)))
         while waiting and waiting[0][0] <= time.monotonic():
-            with contextlib.suppress(OSError):  # its queue is full: the packet is lost, as on any line
+            with contextlib.suppress(OSError):  # the queue is full: drop the packet, as real links do
                 os.write(target, heapq.heappop(waiting)[1])

@@ -1,4 +1,4 @@
-"""The contract of backends, kept by the native engine between hosts: two and three of them, also with unlike ranks."""
+"""The contract of backends with the native engine between two and three hosts, also with unequal numbers of ranks."""
 
 from __future__ import annotations
 

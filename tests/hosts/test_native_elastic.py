@@ -1,4 +1,4 @@
-"""Elastic jobs between hosts: what a whole host takes with it when it is lost."""
+"""Elastic jobs between hosts: loss of a whole host."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hosts.jobs import DEADLINE, environment_for
 pytestmark = [pytest.mark.nightly, pytest.mark.skipif(bool(machines.missing()), reason=machines.missing())]
 SHARED = Path(__file__).parents[1] / "launch" / "workers" / "elastic_shared.py"
 
-# The launcher's end of an elastic job, and a worker that waits for its place, each with the address of the first host.
+# The launcher's side of an elastic job, and a worker that waits to join; argument: the first host's address.
 LAUNCHER = """
 import sys, time
 from hvkeras.control.membership_channel import MembershipServer
@@ -69,7 +69,7 @@ def test_parts_of_an_optimizer_outlive_the_loss_of_a_host(slots: tuple[int, int]
     lost = range(slots[0], sum(slots))
     events = " ".join(f"{worker}:kill:7" for worker in lost)
     with machines.network(2) as network:
-        relays = {"HVKERAS_RELAY_FROM": "4"}  # of the first four ranks, and none of the two that go on
+        relays = {"HVKERAS_RELAY_FROM": "4"}  # for the first four ranks, but not for the two that remain
         environment = environment_for(network, tmp_path, {"HVKERAS_BACKEND": "native"} | relays)
         indices = ",".join(f"{host.address}:{count}" for host, count in zip(network.hosts, slots, strict=True))
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""What goes wrong between hosts: every survivor says which rank, on which host, and why; what only got slow goes on."""
+"""Faults between hosts: each survivor reports the rank, its host and the reason; a slow network is no failure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ def network():
 
 
 def on(host, *command):
-    """Runs a command in a host's network."""
     subprocess.run(["ip", "netns", "exec", host.namespace, *command], check=True, capture_output=True, timeout=10)
 
 
@@ -52,7 +51,7 @@ def test_a_host_that_stops_is_named(network, tmp_path):
             assert job.finish() != 0
         finally:
             for pid in stopped:
-                with contextlib.suppress(ProcessLookupError):  # the launcher has ended it already
+                with contextlib.suppress(ProcessLookupError):  # the launcher has already killed it
                     os.kill(pid, signal.SIGKILL)
         for rank in (0, 1):
             assert re.search(rf"rank {rank} on {job.host_of(rank).name} ends because rank 2", job.last_line(rank)), \
@@ -86,7 +85,7 @@ def test_lost_packets_make_it_slower_and_not_wrong(network, tmp_path):
 
 @pytest.mark.skipif(shutil.which("nft") is None, reason="needs nft (Debian: apt-get install nftables)")
 def test_a_firewall_between_hosts_is_an_error_that_names_the_host(network, tmp_path):
-    # The control channel's connections are made by rank 1 and 2; those between their hosts do not pass.
+    # Ranks 1 and 2 connect to the control channel; packets between their hosts are dropped.
     on(network.hosts[1], "nft", f"add table inet wall; add chain inet wall in {{ type filter hook input priority 0; }};"
        f" add rule inet wall in ip saddr {network.hosts[2].address} drop")
     with running(network, (1, 1, 1), tmp_path, env={"HVKERAS_START_TIMEOUT": "8"}) as job:

@@ -1,4 +1,4 @@
-"""The native engine between hosts under horovodrun. Other launchers: tests/launch/test_hosts.py and tests/clusters."""
+"""The native engine between hosts under horovodrun. For other launchers: tests/launch/test_hosts.py, tests/clusters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Networks as hosts have them: several cards, cards that lead nowhere, IPv6 alone, a host that comes late or never."""
+"""Networks of real hosts: several interfaces, unconnected interfaces, only IPv6, a host that is late or missing."""
 
 from __future__ import annotations
 
@@ -30,12 +30,11 @@ def network():
 
 
 def ip(host, *command):
-    """Changes a host's network."""
     subprocess.run(["ip", "-n", host.namespace, *command], check=True, capture_output=True, timeout=10)
 
 
 def second_cable(network):
-    """Joins the hosts by another cable, directly."""
+    """Connect the hosts directly by another link."""
     one, other = network.hosts
     ip(one, "link", "add", SECOND, "type", "veth", "peer", "name", SECOND, "netns", other.namespace)
     for index, host in enumerate(network.hosts):
@@ -44,14 +43,14 @@ def second_cable(network):
 
 
 def sent(host, device):
-    """The bytes that a host has sent by a device."""
+    """Return the bytes that a host has sent through a device."""
     done = subprocess.run(["ip", "-n", host.namespace, "-j", "-s", "link", "show", device], check=True,
                           capture_output=True, text=True, timeout=10)
     return json.loads(done.stdout)[0]["stats64"]["tx"]["bytes"]
 
 
 def test_a_bridge_that_leads_nowhere_is_not_taken(network, tmp_path):
-    for host in network.hosts:  # the same address on each host, as Docker gives it
+    for host in network.hosts:  # the same address on each host, as with Docker's bridge
         ip(host, "link", "add", "docker0", "type", "bridge")
         ip(host, "addr", "add", "172.17.0.1/16", "dev", "docker0")
         ip(host, "link", "set", "docker0", "up")
@@ -61,14 +60,14 @@ def test_a_bridge_that_leads_nowhere_is_not_taken(network, tmp_path):
 
 
 def test_as_many_addresses_as_hundreds_of_hosts_have(network, tmp_path):
-    """UCX's port admits them all, with as little room for that as older kernels have."""
+    """UCX's port accepts them all, even with the small limit of older kernels."""
     for index, host in enumerate(network.hosts):
         added = "".join(f"addr add 10.{100 + index}.{i % 251}.{i // 251 * 16}/32 dev {machines.CABLE}\n"
                         for i in range(1200))
         subprocess.run(["ip", "-n", host.namespace, "-batch", "-"], input=added, check=True, capture_output=True,
                        text=True, timeout=60)
         subprocess.run(["ip", "netns", "exec", host.namespace, "sysctl", "-w", "net.core.optmem_max=20480"],
-                       capture_output=True, timeout=10, check=False)  # which not every kernel has for each namespace
+                       capture_output=True, timeout=10, check=False)  # not all kernels have it per namespace
     with running(network, (1, 1), tmp_path, env=STEPS) as job:
         assert job.finish() == 0, job.output
 
@@ -87,7 +86,6 @@ def test_cards_that_are_named_are_used_and_no_others(network, devices, tmp_path)
 
 
 def finished(workers):
-    """Waits for processes, and returns their outputs."""
     try:
         outputs = [worker.communicate(timeout=DEADLINE)[0] for worker in workers]
     finally:
@@ -101,7 +99,7 @@ def finished(workers):
 
 def started(network: machines.Network, addresses: list[str], rank: int, folder: Path,
             **env: str) -> subprocess.Popen[str]:
-    """Starts a rank of a TF_CONFIG, which needs no launcher."""
+    """Start a rank with TF_CONFIG, without a launcher."""
     cluster = {"worker": [f"{address}:2222" for address in addresses]}
     environment = clean_environment(folder) | STEPS | {
         "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "worker", "index": rank}}),

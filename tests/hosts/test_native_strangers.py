@@ -1,4 +1,4 @@
-"""Somebody without the job's secret, at every port that is open while a job starts and runs."""
+"""Unauthenticated connections to every open port during the start and the run of a job."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hosts.jobs import ports_of, running
 pytestmark = [pytest.mark.nightly, pytest.mark.skipif(bool(machines.missing()), reason=machines.missing())]
 
 WORKERS = Path(__file__).parent / "workers"
-# Tries ports of an address again and again: connects, sends what UCX's TCP sends first and garbage, and reports.
+# Repeatedly connects to ports of an address, sends the first bytes of UCX's TCP protocol and garbage, and reports.
 STRANGER = """
 import socket, struct, sys, time
 address, seconds, ports = sys.argv[1], float(sys.argv[2]), [int(port) for port in sys.argv[3:]]
@@ -42,7 +42,7 @@ def test_nobody_else_reaches_the_ports_of_a_running_job(tmp_path):
             done = subprocess.run(network.hosts[2].command(sys.executable, "-c", STRANGER, host.address, "3",
                                                            *map(str, ports)), capture_output=True, text=True,
                                   timeout=60)
-            # The launcher's own port, of the control channel, answers those who prove the secret.
+            # The launcher's port (control channel) answers only authenticated peers.
             reached = {int(port) for port in done.stdout.split()[1:]}
             assert len(reached) <= (1 if host is network.hosts[0] else 0), (ports, reached)
         before = [job.text(rank).count("step") for rank in (0, 1)]
@@ -66,7 +66,7 @@ def test_a_stranger_at_all_ports_while_ranks_connect_changes_nothing(tmp_path):
 
 
 def test_an_address_of_ucx_that_is_replayed_reaches_nobody(tmp_path):
-    """Neither from elsewhere nor from a host of the job, with UCX itself: the port is closed by then."""
+    """Neither from another host nor from a host of the job, with UCX itself: the port is closed by then."""
     with machines.network(3) as network, running(network, (1, 1, 0), tmp_path, WORKERS / "recorded.py") as job:
         job.wait_for("step 1\n")
         address = re.findall(r"^address (\w+)$", job.text(1), re.MULTILINE)[0]

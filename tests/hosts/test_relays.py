@@ -1,4 +1,4 @@
-"""Relays between hosts: ranks of a host share a connection, and what fails is named everywhere."""
+"""Relays between hosts: ranks of a host share a connection, and all ranks report a failure."""
 
 from __future__ import annotations
 
@@ -23,13 +23,12 @@ RELAYS = {"HVKERAS_RELAY_FROM": "2"}
 
 
 def relays_on(job, host):
-    """The relays of a host."""
     lines = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in job.pids_on(host)}
     return [pid for pid, line in lines.items() if b"hvkeras.control.relay import main" in line]
 
 
 def assert_nothing_is_left(job, network):
-    """Relays end when their ranks have ended, which the launcher does not wait for."""
+    """Assert that relays exit after their ranks; the launcher does not wait for them."""
     deadline = time.monotonic() + 5.0
     while (left := [pid for host in network.hosts for pid in job.pids_on(host)]) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -78,7 +77,7 @@ def test_sixty_four_ranks_on_eight_hosts(tmp_path):
 
 @contextlib.contextmanager
 def started(commands, folder, environments):
-    """Processes whose output goes to files, and what these hold."""
+    """Start processes with output to files, and return them with a function that reads the files."""
     files = [(folder / f"output.{number}").open("w+") for number in range(len(commands))]
     processes = [subprocess.Popen(command, env=environment, cwd=folder, stdin=subprocess.DEVNULL, stdout=file,
                                   stderr=subprocess.STDOUT, start_new_session=True)
@@ -94,7 +93,7 @@ def started(commands, folder, environments):
 
 
 def tf_config_jobs(network, folder):
-    """The commands and environments of 64 workers."""
+    """Return the commands and environments of 64 workers."""
     cluster = {"worker": [f"{host.address}:{2222 + slot}" for host in network.hosts for slot in range(8)]}
     environments = [environment_for(network, folder, {
         "HVKERAS_SECRET": "not a secret outside of this test",
@@ -105,7 +104,7 @@ def tf_config_jobs(network, folder):
 
 
 def mpirun_job(network, folder):
-    """The command and environment of an mpirun of 64 ranks."""
+    """Return the command and environment of an mpirun with 64 ranks."""
     environment = environment_for(network, folder)
     inside = f"{machines.NETWORK}.0/24"
     command = network.hosts[0].command(
@@ -123,7 +122,8 @@ def test_sixty_four_ranks_of_other_launchers(jobs, tmp_path):
         commands, environments = jobs(network, tmp_path)
         with started(commands, tmp_path, environments) as (processes, outputs):
             end = time.monotonic() + DEADLINE
-            while len(re.findall(r"step 1(?!\d)", "".join(outputs()))) < 64:  # of mpirun, lines may run together
+            # mpirun may print several ranks' output on one line
+            while len(re.findall(r"step 1(?!\d)", "".join(outputs()))) < 64:
                 assert time.monotonic() < end, "".join(outputs())[-9000:]
                 assert all(one.poll() is None for one in processes), "".join(outputs())[-9000:]
                 time.sleep(0.1)

@@ -1,4 +1,4 @@
-"""Starts `hvkeras run` and its like for tests, in a clean environment, and finds what they leave behind."""
+"""Start `hvkeras run` and other commands of hvkeras in a clean environment, and find the processes that they leave."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from harness import warm
 from harness.launchers import BIN, clean_environment
 from harness.processes import MARK, end_marked, marked
 
-DEADLINE = 120.0  # seconds in which every job of these tests must end
+DEADLINE = 120.0  # seconds; every job of these tests must end within this time
 
 
 class Started:
     """A running `hvkeras run`, or another command of hvkeras.
 
     Args:
-        arguments: What follows the command.
+        arguments: The arguments of the command.
         folder: Its working folder, also for temporary files.
-        env: More environment variables.
-        path: A folder to put first on the PATH.
+        env: Further environment variables.
+        path: A folder to prepend to the PATH.
         command: The command.
-        deadline: Seconds in which it must end.
+        deadline: Timeout in seconds.
     """
 
     def __init__(self, arguments: Sequence[str], folder: Path, env: Mapping[str, str] | None = None,
@@ -40,7 +40,7 @@ class Started:
                                         text=True)
 
     def wait_for(self, text: str, count: int = 1) -> None:
-        """Waits until `count` lines of standard output hold a text."""
+        """Wait until `count` lines of standard output contain a text."""
         assert self.process.stdout is not None
         while count:
             line = self.process.stdout.readline()
@@ -48,7 +48,6 @@ class Started:
             count -= text in line
 
     def finish(self) -> subprocess.CompletedProcess[str]:
-        """Waits for the end."""
         try:
             stdout, stderr = self.process.communicate(timeout=self._deadline)
         except subprocess.TimeoutExpired:
@@ -60,13 +59,13 @@ class Started:
         return subprocess.CompletedProcess(self.process.args, self.process.returncode, stdout, stderr)
 
     def living(self) -> int:
-        """How many processes of the job live, the launcher among them."""
+        """Return the number of running processes of the job, including the launcher."""
         return len(list(marked(self._mark)))
 
 
 def run(arguments: Sequence[str], folder: Path, env: Mapping[str, str] | None = None, path: Path | None = None,
         command: str = "run", deadline: float = DEADLINE) -> subprocess.CompletedProcess[str]:
-    """Runs `hvkeras run`, or another command, to its end; leaving a process behind fails the test."""
+    """Run `hvkeras run`, or another command, to its end. Fail the test if it leaves processes."""
     started = Started(arguments, folder, env, path, command, deadline)
     done = started.finish()
     assert not started.orphans, f"left behind: {started.orphans}\n{done.stderr}"
@@ -74,15 +73,9 @@ def run(arguments: Sequence[str], folder: Path, env: Mapping[str, str] | None = 
 
 
 def python(code: str) -> list[str]:
-    """A command line for ranks that run a few lines of Python."""
     return [sys.executable, "-c", "import os, sys, time; rank = int(os.environ['HVKERAS_RUN_RANK'])\n" + code]
 
 
 def warm_ranks(command: Sequence[str], env: Mapping[str, str] | None = None) -> list[str]:
-    """The same command line of a Python script or `python(...)` for warm ranks (see `harness.warm`).
-
-    Args:
-        command: Python, the script or `-c`, and its arguments.
-        env: More environment variables of the job.
-    """
+    """Convert the command line of a Python script or of `python(...)` to warm ranks (see `harness.warm`)."""
     return [*warm.python(clean_environment(Path()) | dict(env or {})), *command[1:]]

@@ -1,4 +1,4 @@
-"""Scripts written for Horovod, run as they are."""
+"""Unmodified Horovod scripts."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def require_ways_of_keras_2(found: list[dict[str, Any]], legacy: bool) -> None:
         indices, same = ways.pop("places"), ways.pop("same")
         assert indices == list(range(len(indices)))
         assert all(same)
-        assert ways.pop("slots") == 9 + (not legacy)  # of Adam; the rate is a variable of Keras 3
+        assert ways.pop("slots") == 9 + (not legacy)  # of Adam; on Keras 3, the learning rate is a variable
         only = {"lr=": 0.5, "stepped": [1.5, -4.5, 2], "evaluated": True, "predicted": [8, 2]}
         assert ways == {"rate": 0.5, "assigned": 0.25, "set": 0.125, "apart": False, **({} if legacy else only)}
 
@@ -68,7 +68,7 @@ def test_the_launcher_has_the_flag(backend: str, legacy: bool, tmp_path: Path) -
     assert done.stderr.count("ignored: HOROVOD_CYCLE_TIME (there are no cycles") == (backend != "horovod")
 
 
-@pytest.mark.nightly  # `of_both` starts a script in this way too
+@pytest.mark.nightly  # `of_both` also starts a script in this way
 def test_other_launchers_start_it_by_a_command(launch: Callable[..., Outcome]) -> None:
     outcome = launch("mpirun", BIN / "hvkeras", ("exec", "--as-horovod", str(OLD), "--epochs"), np=2,
                      backend="horovod", cold=True)
@@ -76,7 +76,7 @@ def test_other_launchers_start_it_by_a_command(launch: Callable[..., Outcome]) -
 
 
 def trained_by_numpy(x: Any, y: Any) -> dict[str, list[float]]:
-    """Linear regression by steps of 8 samples: the weights begin at 0, and the rate halves with each epoch."""
+    """Return the weights of a linear regression: batches of 8, zero initial weights, a rate that halves each epoch."""
     weights, bias = np.zeros((4, 1)), np.zeros(1)
     velocity: tuple[Any, Any] = (0 * weights, 0 * bias)
     rate, losses = 0.1, []
@@ -113,9 +113,9 @@ def test_callbacks_work_in_sessions(backend: str, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def of_both(tmp_path_factory: pytest.TempPathFactory, launch_once: Callable[..., Outcome]) -> Any:
-    """What one script gives with Horovod itself and with hvkeras, on each of two ranks."""
+    """Results of one script with Horovod itself and with hvkeras, on each of two ranks."""
     folder = tmp_path_factory.mktemp("semantics")
-    keras_2 = {"TF_USE_LEGACY_KERAS": "1"}  # Horovod's optimizers and states know no other
+    keras_2 = {"TF_USE_LEGACY_KERAS": "1"}  # Horovod's optimizers and states only support Keras 2
     launch_once("mpirun", SEMANTICS, (str(folder / "theirs"),), np=2,
                 env={"HOROVOD_DYNAMIC_PROCESS_SETS": "1", **keras_2})
     launch_once("mpirun", BIN / "hvkeras", ("exec", "--as-horovod", str(SEMANTICS), str(folder / "ours")), np=2,
@@ -139,12 +139,12 @@ def test_errors_are_those_of_horovod(of_both: Any) -> None:
         assert {name: kinds[0] for name, kinds in theirs.items() if kinds[0] not in ours[name]} == {}
 
 
-# Members of Horovod's classes and objects that hvkeras has not; docs/migrating.md says why.
+# Members of Horovod's classes that hvkeras does not have; docs/migrating.md gives the reasons.
 NOT_OURS = {"on_hosts_updated", "restore_momentum", "allreduce_ops", "get_gradients"}
 OF_ONE = {"MetricAverageCallback": {"variables"}, "UpdateBatchStateCallback": {"steps_per_epoch"}}
 
 
-@pytest.mark.nightly  # the quick tests of each of these objects use its members
+@pytest.mark.nightly  # the quick tests of these objects use their members
 def test_classes_and_objects_have_the_members_of_horovods(of_both: Any) -> None:
     (*_, ours), (*_, theirs) = of_both[0]
     assert len(theirs) > 30

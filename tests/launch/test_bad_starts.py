@@ -1,4 +1,4 @@
-"""What is wrong at the start is told in one clear error, on every rank that can tell."""
+"""Errors at the start: one clear message on every rank that can detect them."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_an_unknown_setting_is_an_error(tmp_path):
 
 
 def test_a_launcher_of_another_mpi_is_an_error_not_n_single_jobs(tmp_path):
-    """What MPICH's mpirun gives to a Python whose mpi4py loads Open MPI; and an Open MPI that counts another size."""
+    """MPICH's mpirun with an mpi4py that loads Open MPI, and an Open MPI that reports another size."""
     outcome = failing(tmp_path, "none", np=1, env={"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0",
                                                    "MPI_LOCALNRANKS": "2"})
     assert re.search(r"MachineError: \S.* and the MPI library that Python loads must belong together\. Received:"

@@ -1,4 +1,4 @@
-"""`hvkeras bench` on two ranks: verified figures, engines that cannot serve, and one that computes wrongly."""
+"""`hvkeras bench` on two ranks: verified results, engines that cannot run, and one that computes wrong results."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ DEADLINE = 300.0  # seconds for a job whose ranks import TensorFlow
 
 
 def search_in(*folders: Path) -> dict[str, str]:
-    """Where Python looks: there, and where it does now."""
+    """Return PYTHONPATH with these folders first."""
     own = os.environ.get("PYTHONPATH", "")
     return {"PYTHONPATH": os.pathsep.join(filter(None, [*map(str, folders), str(TESTS), own]))}
 
 
 def plug_in(folder: Path, names: dict[str, str]) -> dict[str, str]:
-    """Installs the test's backends where Python looks, as a package would, and returns the variables for it."""
+    """Install the test's backends like a package, and return the variables for it."""
     info = folder / "site" / "liar-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: liar\nVersion: 1.0\n")
@@ -37,19 +37,17 @@ def plug_in(folder: Path, names: dict[str, str]) -> dict[str, str]:
 
 
 def rows(path: Path) -> dict[tuple[str, str], dict[str, Any]]:
-    """The rows of a JSON file by work and name."""
     return {(row["work"], row["name"]): row for row in json.loads(path.read_text())["rows"]}
 
 
 def check_blocks(row: dict[str, Any], rounds: int) -> None:
-    """A row has its figures."""
     assert row["reason"] == "" and not row["wrong"], row
     assert len(row["blocks"]) == rounds and min(row["blocks"]) > 0 and row["calls"] >= 1
     assert row["quartiles"][0] <= row["median"] <= row["quartiles"][1]
 
 
 def bench(arguments: Sequence[str], folder: Path, env: dict[str, str] | None = None) -> Any:
-    """Runs `hvkeras bench` to its end; leaving a process behind fails the test."""
+    """Run `hvkeras bench` to its end. Fail the test if it leaves processes."""
     return run([*arguments, "--json", "out.json", "--timeout", "200"], folder, env or search_in(), command="bench",
                deadline=DEADLINE)
 
@@ -105,7 +103,7 @@ def test_steps_train_as_one_process_does(arguments: list[str], names: list[str],
             assert (row["samples"], row["difference"]) == (64 if name.startswith("one process") else 128, None)
         else:
             assert row["samples"] == 128 and 0 <= row["difference"] < 0.01 and row["efficiency"] > 0
-    assert done.stderr == ""  # no terminal, no progress
+    assert done.stderr == ""  # no progress without a terminal
 
 
 def test_a_benchmark_that_is_ended_leaves_no_orphan(tmp_path: Path) -> None:
@@ -139,6 +137,6 @@ def test_killing_a_benchmark_leaves_no_rank_that_stands_still(tmp_path: Path) ->
 
 
 def _standing_still(folder: Path) -> int:
-    """How many ranks of this test are stopped."""
+    """Return the number of stopped ranks of this test."""
     return sum(process.info["cwd"] == str(folder) and process.info["status"] == psutil.STATUS_STOPPED
                for process in psutil.process_iter(["cwd", "status"]))

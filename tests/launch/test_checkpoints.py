@@ -1,4 +1,4 @@
-"""Training that is cut off goes on: on as many workers exactly, on others and after kill -9 with the same result."""
+"""Resuming interrupted training: exact on the same number of workers; also on other numbers, and after SIGKILL."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_the_chief_alone_keeps_plain_models(outcome: Outcome) -> None:
 def test_training_resumes_at_other_sizes_and_on_other_backends(tmp_path: Path) -> None:
     folder, worker = tmp_path / "backup", WORKERS / "relay.py"
     for launcher, np, how, where, options, lost in (
-        ("hvkeras_run", 2, "ranks", ("1", "2", "1"), {"backend": "native"}, "rank 1"),  # rank 1 alone is killed
+        ("hvkeras_run", 2, "ranks", ("1", "2", "1"), {"backend": "native"}, "rank 1"),  # only rank 1 is killed
         ("tf_config", 4, "ranks", ("1", "3", "0"), {"backend": "tfdist"}, "rank 0"),  # the chief
         ("tf_config", 2, "workers", ("2", "1"), {}, "all"),
         ("none", 1, "devices", ("2", "2"), {}, "all"),
@@ -99,7 +99,7 @@ while True:
 
 @pytest.mark.parametrize("kept", [pytest.param("one", marks=pytest.mark.slow), "two"])
 def test_a_kill_amid_writing_leaves_a_whole_file(kept: str, tmp_path: Path) -> None:
-    """Each start reads what the one before left, and fails if it cannot."""
+    """Each start loads the file of the previous one, and fails if it is incomplete."""
     wrote = 0
     folder = tmp_path / "backup"
     for _ in range(2):
@@ -111,7 +111,7 @@ def test_a_kill_amid_writing_leaves_a_whole_file(kept: str, tmp_path: Path) -> N
             assert process.stdout.readline().startswith("wrote ")
             time.sleep(random.uniform(0.05, 0.5))
             os.kill(process.pid, signal.SIGKILL)
-            # The last one may be a part of a line.
+            # The last line may be incomplete.
             lines = [line for line in process.stdout.read().splitlines(keepends=True) if line.endswith("\n")]
         wrote = int(lines[-1].split()[-1]) if lines else wrote + 1
         found = folder / "latest.weights.h5"

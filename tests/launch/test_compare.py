@@ -1,4 +1,4 @@
-"""`hvkeras compare`: unchanged scripts on two backends and on one process, and what becomes of those that fail."""
+"""`hvkeras compare`: unmodified scripts on two backends and on one process, and scripts that fail."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from launch.hvkeras_run import Started, run, warm_ranks
 
 WORKERS = Path(__file__).parent / "workers"
 DEADLINE = 300.0  # seconds for a comparison: three jobs of a script that imports TensorFlow
-ROWS = [8.0, 8.0, 8.0, 8.0, 5.0] * 4  # of the steps of both workers, on every rank
+ROWS = [8.0, 8.0, 8.0, 8.0, 5.0] * 4  # rows of the steps of both workers, on every rank
 
 
 def compare(arguments: Sequence[str], folder: Path, charts: bool = False) -> subprocess.CompletedProcess[str]:
-    """Runs `hvkeras compare` to its end, as a rule without matplotlib; leaving a process behind fails the test."""
+    """Run `hvkeras compare` to its end, by default without matplotlib. Fail the test if it leaves processes."""
     return run(["-np", "2", "--out", "out", *arguments], folder, {"PYTHONPATH": ""} if charts else {},
                command="compare", deadline=DEADLINE)
 
 
 def rows(done: subprocess.CompletedProcess[str]) -> dict[str, list[str]]:
-    """The table's rows: the cells after the name."""
+    """Return the cells of each row of the table, by name."""
     text = done.stdout.replace("one process", "one-process")
     return {line.split()[0]: line.split()[1:] for line in text.splitlines()
             if line.split()[:1] in (["horovod"], ["tfdist"], ["local"], ["one-process"])}
 
 
 def check_records(folder: Path, name: str, ranks: int) -> None:
-    """Every step of every rank is there, once, with its samples."""
+    """Assert that each step of each rank is recorded once, with its samples."""
     for rank in range(ranks):
         record = Record.read(folder / "out" / name / "record", rank)
         assert record is not None
@@ -54,7 +54,7 @@ def test_flags_behind_the_command_are_an_error_unless_they_are_meant(tmp_path: P
     assert done.returncode == 2
     assert "Received: after_the_command='--repeat -np'. HINT: write them before" in done.stderr
     done = compare(["-np", "1", "--", sys.executable, "train.py", "--repeat=2", "-np", "4"], tmp_path)
-    assert done.returncode == 2 and "At least two processes" in done.stderr  # the flags are as they should be
+    assert done.returncode == 2 and "At least two processes" in done.stderr  # the flags are valid
     assert not (tmp_path / "out").exists()
 
 
@@ -63,7 +63,7 @@ def test_a_script_with_fit_is_compared_on_two_backends(tmp_path: Path) -> None:
     done = compare(["--backends", "horovod,tfdist", *warm_ranks([sys.executable, str(WORKERS / "compared_fit.py")])],
                    tmp_path, charts=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stderr == ""  # no terminal, no progress
+    assert done.stderr == ""  # no progress without a terminal
     found = rows(done)
     assert list(found) == ["horovod", "tfdist", "one-process"]
     for name, ranks in (("horovod", 2), ("tfdist", 2), ("one-process", 1)):
@@ -83,7 +83,7 @@ def test_a_script_with_fit_is_compared_on_two_backends(tmp_path: Path) -> None:
 
 
 def check_report(out: Path, found: dict[str, list[str]]) -> None:
-    """The files beside the ranks' output say what the table says, and more."""
+    """Assert that the files in the output folder agree with the table."""
     written = json.loads((out / "results.json").read_text())
     assert (written["schema"], written["processes"], written["reference"]) == (1, 2, "horovod")
     text = unescape((out / "report.html").read_text())
@@ -119,7 +119,7 @@ def test_rounds_and_sizes_give_spreads_and_a_table_of_sizes(tmp_path: Path) -> N
     assert [(row["backend"], row["processes"], row["runs"]) for row in written["rows"]] == [
         ("native", 2, 2), ("native", 3, 2)]
     assert all(row["spread"] >= 0 and row["steps_timed"] == 2 * 14 for row in written["rows"])
-    assert [row["weight_difference"] for row in written["rows"]] == [0.0, 0.0]  # the script repeats itself
+    assert [row["weight_difference"] for row in written["rows"]] == [0.0, 0.0]  # the script is deterministic
     for part in ("native/np-2/run-1", "native/np-3/run-2"):
         assert Record.read(tmp_path / "out" / part / "record", 0) is not None
     assert not list((tmp_path / "out").rglob(WEIGHTS))
@@ -141,7 +141,7 @@ def train(rate):
 
 
 def outputs(folder: Path, *cells: str) -> list[tuple[list[dict[str, Any]], int]]:
-    """What cells leave in a notebook, and how often outputs changed, in a real kernel."""
+    """Return the cells' outputs and the number of changes of outputs, from a real kernel."""
     pytest.importorskip("ipykernel")
     (folder / "cells.json").write_text(json.dumps(cells))
     environment = {**os.environ, "IPYTHONDIR": str(folder / "ipython"), "JUPYTER_RUNTIME_DIR": str(folder)}
@@ -209,7 +209,7 @@ if os.environ["HVKERAS_BACKEND"] == "tfdist":
 """
     done = compare(["--backends", "tfdist,horovod", "--repeat", "2", sys.executable, "-c", code], tmp_path)
     assert done.returncode == 1
-    assert {path.name for path in (tmp_path / "out").glob("*/run-*")} == {"run-1"}  # what has failed is not run again
+    assert {path.name for path in (tmp_path / "out").glob("*/run-*")} == {"run-1"}  # failed runs are not repeated
     assert rows(done) == {"tfdist": ["failed", "(1)"], "horovod": ["failed", "(2)"], "one-process": ["failed", "(2)"]}
     lines = done.stdout.splitlines()
     reason = next(line for line in lines if line.startswith("(1) "))

@@ -1,4 +1,4 @@
-"""`hvkeras doctor` on this machine as it is, on a damaged one, and on two hosts."""
+"""`hvkeras doctor` on this machine, on a damaged one, and on two hosts."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def test_this_machine_is_fit(tmp_path: Path) -> None:
     assert f"tf.keras is keras {metadata.version('keras')}" in done.stdout
 
 
-@pytest.mark.nightly  # tests/unit/doctor judges the same facts
+@pytest.mark.nightly  # tests/unit/doctor checks the same facts
 def test_what_hinders_is_named_with_what_to_do(tmp_path: Path) -> None:
-    """A wrong setting, an mpi4py that takes its process along, and a Horovod that is none."""
+    """An invalid setting, an mpi4py whose import kills the process, and a Horovod that is not usable."""
     for name, content in (("mpi4py", "import os\nos.abort()\n"), ("horovod", "")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text(content)
@@ -47,7 +47,7 @@ def test_what_hinders_is_named_with_what_to_do(tmp_path: Path) -> None:
     assert "mpi4py cannot be imported (the import ended with code -6)" in found["MPI"]["found"]
     assert found["backend horovod"]["state"] == PROBLEM
     assert found["proxies"]["state"] == NOTE
-    assert found["TensorFlow"]["state"] == found["backend native"]["state"] == OK  # asked for behind mpi4py
+    assert found["TensorFlow"]["state"] == found["backend native"]["state"] == OK  # checked after mpi4py
     assert report["hosts"][0]["versions"]["TensorFlow"] == found["TensorFlow"]["found"]
 
 

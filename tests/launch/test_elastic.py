@@ -1,4 +1,4 @@
-"""`hvd.elastic` and `hvkeras run --reset-limit`: training goes on from the last commit after a rank was lost."""
+"""`hvd.elastic` and `hvkeras run --reset-limit`: after the loss of a rank, training resumes from the last commit."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def test_training_is_as_if_no_rank_had_been_lost(backend: str, victim: int, lega
     ended = ["trained 4 epochs, 20 steps", "right: True"]
     for rank in range(2):
         assert (tmp_path / "logs" / f"rank.{rank}" / "stdout").read_text().splitlines() == [
-            "begins with epoch 0 at step 0", "built anew", "begins with epoch 1 at step 6",  # all ranks stumble
-            f"begins with epoch 2 at step {10 if victim else 12}", *ended,  # all are started again
-            *ended]  # and once more, when training is over
+            "begins with epoch 0 at step 0", "built anew", "begins with epoch 1 at step 6",  # all ranks raise
+            f"begins with epoch 2 at step {10 if victim else 12}", *ended,  # all are restarted
+            *ended]  # and once more, after training
     assert "restarts from the last commit after HorovodInternalError: all ranks stumble" in done.stderr
     assert f"rank {victim} on " in done.stderr
     assert ("resumes from the commit before the last one: commit-0 is damaged" in done.stderr) == bool(victim)
@@ -57,9 +57,9 @@ def test_starts_are_limited_and_the_failure_comes_last(tmp_path: Path) -> None:
 
 def survivors(tmp_path: Path, events: str, np: int = 3, data: str = "arrays", backend: str = "native",
               **env: str) -> subprocess.CompletedProcess[str]:
-    """Runs a job whose workers do things to themselves, until it has as many ranks as in the beginning again.
+    """Run a job whose workers fail, until it has the initial number of ranks again.
 
-    It ends well, without a restart, and with equal weights that have counted each sample once in each epoch.
+    It must succeed without a restart, with equal weights that have counted each sample once per epoch.
     """
     command = warm_ranks([sys.executable, str(SURVIVES), data, events], env)
     done = run(["-np", str(np), "--min-np", "1", "--max-np", str(np), "--backend", backend, *command], tmp_path, env)
@@ -90,7 +90,7 @@ def test_survivors_keep_their_processes_and_count_each_sample_once(events: str, 
         assert re.search(rf"resumes with \d ranks? from commit \d+, \d+\.\d s after {reason}", done.stderr), done.stderr
     assert re.search(rf"resumes with {np} ranks from commit \d+, \d+\.\d s after new hosts were found", done.stderr)
     gpus = re.findall(r"GPU of each rank: ([\d, ]+);", done.stderr)
-    assert all(len(set(of_ranks.split(", "))) == len(of_ranks.split(", ")) for of_ranks in gpus)  # newcomers' as well
+    assert all(len(set(of_ranks.split(", "))) == len(of_ranks.split(", ")) for of_ranks in gpus)  # also of new workers
     assert len(gpus[0].split(", ")) == len(gpus[-1].split(", ")) == np
 
 
@@ -149,7 +149,7 @@ def test_one_callback_makes_fit_elastic(tmp_path: Path) -> None:
 @pytest.mark.nightly
 def test_a_loss_gives_the_weights_of_a_run_that_was_told_to_shrink_at_that_commit(tmp_path: Path) -> None:
     found = []
-    for event in ("2:drop=2:8", "0:shrink=2:4"):  # a commit is made after 5 steps
+    for event in ("2:drop=2:8", "0:shrink=2:4"):  # there is a commit after 5 steps
         folder = tmp_path / event.replace(":", ".")
         folder.mkdir()
         (folder / "hosts").write_text("localhost:3\n")
@@ -224,7 +224,7 @@ def test_sessions_outlive_changes_as_their_programs_restart(backend: str, tmp_pa
 
 def horovods(tmp_path: Path, backend: str, kind: str, flags: list[str], *events: str, legacy: str = "0",
              ) -> tuple[subprocess.CompletedProcess[str], list[tuple[int, int]]]:
-    """Runs an elastic script as Horovod documents them; returns the epochs that rank 0 has completed, with sizes."""
+    """Run an elastic script from Horovod's documentation, and return rank 0's completed epochs with their sizes."""
     (tmp_path / "hosts").write_text("localhost:2\n")
     env = {"TF_USE_LEGACY_KERAS": legacy}
     command = warm_ranks([sys.executable, str(HOROVODS), kind, "6", *events], env)
@@ -242,7 +242,8 @@ def horovods(tmp_path: Path, backend: str, kind: str, flags: list[str], *events:
       if (backend, kind, legacy, event) not in (("native", "keras", "0", "kill"), ("horovod", "loop", "0", "raise"))),
 ])
 def test_scripts_as_horovod_documents_them(backend: str, kind: str, legacy: str, event: str, tmp_path: Path) -> None:
-    flags = ["--host-discovery-script", "cat hosts", "--reset-limit", "3"]  # a loss and its replacement are one reset
+    # a loss and the replacement count as one reset
+    flags = ["--host-discovery-script", "cat hosts", "--reset-limit", "3"]
     done, epochs = horovods(tmp_path, backend, kind, flags, "0:slots=3", f"2:{event}", "4:slots=2", legacy=legacy)
     assert done.returncode == 0, done.stderr
     assert epochs == [(0, 2), (1, 3), (2, 2), (3, 3), (4, 3), (5, 2)]

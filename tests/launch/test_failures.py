@@ -1,4 +1,4 @@
-"""A rank that is killed, stopped, sleeps, raises or leaves ends the job: in one way on every backend."""
+"""A rank that is killed, stopped, sleeps, raises or exits ends the job, in the same way on every backend."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WORKER = Path(__file__).parent / "workers" / "misbehave.py"
 QUICK = {"HVKERAS_LIVENESS_TIMEOUT": "5", "HVKERAS_STALL_WARNING": "1", "HVKERAS_STALL_SHUTDOWN": "3",
          "HVKERAS_MISMATCH_AFTER": "1", "HVKERAS_EXIT_GRACE": "1"}
 
-# What rank 0's last line says of rank 1.
+# Rank 0's last line about rank 1.
 WORDS = {
     "raise": r"failed with ValueError: the sky is falling",
     "exit": r"exited with code 7",
@@ -34,19 +34,20 @@ def last_line(text):
 
 
 def misbehaving(launcher, how, folder, np=2, backend="tfdist", cold=False):
-    """Runs a job whose rank 1 misbehaves, and returns its outcome once rank 0 has ended."""
-    env = QUICK | ({"HVKERAS_STALL_SHUTDOWN": "30"} if how == "stop" else {})  # its silence is noticed first
+    """Run a job whose rank 1 misbehaves, and return its outcome after the end of rank 0."""
+    # the missing heartbeats are detected first
+    env = QUICK | ({"HVKERAS_STALL_SHUTDOWN": "30"} if how == "stop" else {})
     with start_job(launcher, WORKER, (how,), np=np, folder=folder, backend=backend, env=env, expect_failure=True,
                    deadline=90.0, cold=cold) as job:
         job.wait_for(1, "step 5")
         if how == "stop" and launcher == "tf_config":
             pid = job.pid(1)
             job._processes[0].wait(timeout=60)
-            os.kill(pid, signal.SIGKILL)  # nobody else can: it was stopped, and has no launcher
+            os.kill(pid, signal.SIGKILL)  # the test must: the rank is stopped, and has no launcher
         return job.wait()
 
 
-DETECTED_ALIKE = ("stop", "sleep")  # on every engine: in `make test` on one
+DETECTED_ALIKE = ("stop", "sleep")  # in the same way on every engine, so `make test` uses one
 
 
 @pytest.mark.parametrize(("backend", "how", "cold"), [
@@ -59,12 +60,12 @@ def test_the_survivors_last_line_names_rank_host_and_reason(tmp_path, backend, h
     line = last_line(outcome.stderr(0))
     assert re.fullmatch(rf"hvkeras: rank 0 on \S+ ends because rank 1 on \S+ \(pid \d+\) {WORDS[how]}", line)
     assert outcome.exit_codes[0] == 1
-    if how == "raise":  # the failed rank prints its traceback, and the survivor does not bury it
+    if how == "raise":  # the failed rank prints its traceback, which the survivor's messages do not hide
         assert 'raise ValueError("the sky is falling")' in outcome.stderr(1)
         assert re.fullmatch(rf"hvkeras: rank 1 on \S+ \(pid \d+\) {WORDS[how]}; the job ends on all ranks",
                             last_line(outcome.stderr(1)))
         assert "Traceback" not in outcome.stderr(0)
-    if how == "sleep":  # the late rank says where it is
+    if how == "sleep":  # the late rank reports its location
         assert re.search(r"rank 1 on \S+ \(pid \d+\) has made no progress for \d+ s: outside of fit, at"
                          r" \S*misbehave.py:\d+ in misbehave; the innermost call last:\n(  .*\n)*"
                          r"  \S*misbehave.py:\d+ in \w+: time.sleep\(", outcome.stderr(1))
@@ -102,7 +103,7 @@ def test_the_exit_code_of_the_failed_rank_is_kept(tmp_path):
     pytest.param("tf_config", "tfdist", marks=pytest.mark.slow)])
 def test_ranks_that_all_stand_still_say_where_and_end_the_job(launcher, backend, launch):
     outcome = launch(launcher, WORKER.with_name("stuck.py"), np=2, backend=backend, expect_failure=True, deadline=120,
-                     env=QUICK | {"HVKERAS_STALL_SHUTDOWN": "12"})  # longer than what a busy machine takes for a step
+                     env=QUICK | {"HVKERAS_STALL_SHUTDOWN": "12"})  # longer than a step on a busy machine
     told = []
     for rank in (0, 1):
         said = outcome.stderr(rank)
@@ -186,7 +187,7 @@ def test_a_rank_that_outlives_its_script_is_named_with_its_threads_and_ends_the_
     assert re.search(rf"{name}; the innermost call last:\n  thread .*\n(.*\n)?.*outlive.py:\d+ in linger: time.sleep",
                      said)
     assert re.search(rf"{name} \(HVKERAS_STALL_SHUTDOWN sets the limit\); the job ends", last_line(said))
-    if launcher == "mpirun":  # whose first rank serves, and waits for the other
+    if launcher == "mpirun":  # its first rank is the server, and waits for the other
         assert re.search(rf"rank 0 on \S+ ends because {name}", last_line(outcome.stderr(0)))
 
 
@@ -194,7 +195,7 @@ FORKS = Path(__file__).parent / "workers" / "forks.py"
 
 
 @pytest.mark.parametrize(("launcher", "backend"), [
-    pytest.param("tf_config", "native", marks=pytest.mark.slow),  # rank 0 serves the control channel
+    pytest.param("tf_config", "native", marks=pytest.mark.slow),  # rank 0 is the server of the control channel
     *(pytest.param("hvkeras_run", backend, marks=pytest.mark.nightly) for backend in ENGINES),
     pytest.param("mpirun", "horovod", marks=pytest.mark.nightly),
 ])
@@ -216,7 +217,7 @@ def test_processes_that_a_rank_forks_end_by_themselves_and_leave_its_job_alone(t
         json.loads((tmp_path / f"timeline-{rank}.json").read_text())
 
 
-@pytest.mark.nightly  # cold: what comes when Python's threads run no more is the end of a process of its own
+@pytest.mark.nightly  # cold: after the end of Python's threads, the process itself must exit
 @pytest.mark.parametrize(("launcher", "culprit"), [("hvkeras_run", 1), ("tf_config", 1), ("tf_config", 0)])
 def test_a_finalizer_that_waits_ends_the_job_too(tmp_path, launcher, culprit):
     with start_job(launcher, OUTLIVE, ("del", str(culprit)), np=2, folder=tmp_path, backend="native", cold=True,
@@ -228,7 +229,7 @@ def test_a_finalizer_that_waits_ends_the_job_too(tmp_path, launcher, culprit):
         assert re.search(r"rank 1 on \S+ \(pid \d+\) has left the job, but its process has not ended, \d+ s", told)
 
 
-@pytest.mark.nightly  # it works for longer than the others' processes could outlive their scripts
+@pytest.mark.nightly  # it runs for longer than the timeout for processes after their scripts
 def test_a_rank_that_works_by_itself_is_no_rank_that_does_not_end(tmp_path):
     with start_job("mpirun", OUTLIVE, ("work", "1"), np=2, folder=tmp_path, backend="native", deadline=90.0,
                    env=QUICK) as job:
@@ -237,7 +238,7 @@ def test_a_rank_that_works_by_itself_is_no_rank_that_does_not_end(tmp_path):
     assert "has not ended" not in outcome.stderr(0) + outcome.stderr(1)
 
 
-@pytest.mark.nightly  # ranks of their own, and several seconds of importing
+@pytest.mark.nightly  # cold ranks, and several seconds of imports
 def test_ranks_of_an_mpirun_that_is_killed_end(tmp_path):
     with start_job("mpirun", WORKER, ("wait",), np=2, folder=tmp_path, backend="native", expect_failure=True,
                    env=QUICK | {"HVKERAS_STALL_SHUTDOWN": "60"}, deadline=90.0, cold=True) as job:
@@ -245,7 +246,7 @@ def test_ranks_of_an_mpirun_that_is_killed_end(tmp_path):
         ranks = [psutil.Process(job.pid(rank)) for rank in (0, 1)]
         job._processes[0].kill()
         _, left = psutil.wait_procs(ranks, timeout=30)
-        assert left == []  # what they said is lost with mpirun, which wrote it down
+        assert left == []  # mpirun had their output, which is lost
         job.wait()
 
 

@@ -1,4 +1,4 @@
-"""The GPU of each rank, with GPUs that TensorFlow believes in until it starts; those that are there: `tests/gpu`."""
+"""The GPU of each rank, with simulated GPUs (`harness.gpus`). Tests on real GPUs are in `tests/gpu`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from harness import Outcome
 WORKER = Path(__file__).parent / "workers" / "gpus.py"
 GROWS, UNTOUCHED = [True, True], [None, None]
 
-# The backend, what the script does with how many GPUs; the GPUs of the ranks, memory growth, how tensors go.
+# Backend; the script's mode and number of GPUs; GPUs of the ranks; memory growth; transport of tensors.
 CASES = {
     "native": ("native", "2", (["0"], ["1"]), GROWS, "shared memory"),
     "tfdist": ("tfdist", "2 horovod", (["0"], ["1"]), GROWS, "NCCL"),
@@ -76,7 +76,7 @@ def test_tfdist_ends_where_hosts_differ(launch: Callable[..., Outcome]) -> None:
 
 
 def test_collectives_in_unlike_orders_are_an_error_over_nccl(launch: Callable[..., Outcome]) -> None:
-    """With TensorFlow's ring made to combine what comes next, as NCCL does."""
+    """TensorFlow's ring, patched to combine collectives in the order of their start, as NCCL does."""
     outcome = launch("hvkeras_run", WORKER, ("2", "crosses"), np=2, backend="tfdist")
     found = outcome.results("crossed")
     assert len(found[0]) == 9

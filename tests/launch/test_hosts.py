@@ -1,4 +1,4 @@
-"""Two hosts with names of their own: TF_CONFIG, mpirun and failures across a network."""
+"""Two hosts with different names: TF_CONFIG, mpirun, and failures across a network."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def pair():
 
 
 def run_tf_config(pair, tmp_path, backend, script, *arguments, expect=0, extra=None, cold=False):
-    """Starts one worker on each host and returns their outputs."""
+    """Start one worker on each host, and return their outputs."""
     cluster = {"worker": [f"{host.address}:2222" for host in pair]}
     workers = []
     for index, host in enumerate(pair):
@@ -76,7 +76,7 @@ def test_a_failure_names_the_other_host(pair, tmp_path):
 
 
 def run_mpirun(pair, tmp_path, backend, script, results=None, cold=False):
-    """Runs two ranks on each host, and returns what they and the launcher printed."""
+    """Run two ranks on each host with mpirun, and return their output and the launcher's."""
     shell = machines.remote_shell(pair, tmp_path)
     network = f"{machines.NETWORK}.0/24"
     environment = clean_environment(tmp_path) | {"HVKERAS_BACKEND": backend, RESULTS: str(results)}
@@ -114,7 +114,8 @@ def test_mpirun_spans_two_hosts(pair, tmp_path, backend, cold):
 @pytest.mark.parametrize("backend", ["native", "auto"])
 def test_without_ucx_the_message_says_so_and_auto_takes_the_next(pair, tmp_path, backend):
     (tmp_path / "hidden").mkdir()
-    (tmp_path / "hidden" / "libucx.py").touch()  # no package, so that it has no folder with libraries
+    # a module instead of a package, so that there is no folder with libraries
+    (tmp_path / "hidden" / "libucx.py").touch()
     path = f"{tmp_path / 'hidden'}{os.pathsep}{clean_environment(tmp_path)['PYTHONPATH']}"
     refused = backend == "native"
     outputs = run_tf_config(pair, tmp_path, backend, "meet.py", expect=int(refused), extra={"PYTHONPATH": path})
@@ -138,7 +139,7 @@ def test_ucx_keeps_out_of_the_process_and_leaves_nothing_in_it(pair, tmp_path):
 
 
 def run_hvkeras(pair, tmp_path, script, results):
-    """Runs two ranks of the engine native on each host by `hvkeras run`, and returns what they printed."""
+    """Run two ranks of the engine native on each host with `hvkeras run`, and return their output."""
     machines.remote_shell(pair, tmp_path)
     environment = clean_environment(tmp_path) | {"HVKERAS_BACKEND": "native", RESULTS: str(results)}
     environment["PATH"] = f"{tmp_path}{os.pathsep}{environment['PATH']}"
@@ -152,7 +153,7 @@ def run_hvkeras(pair, tmp_path, script, results):
 
 @pytest.fixture(scope="module")
 def across(pair, tmp_path_factory):
-    """What each rank found in `across_hosts.py`, by check."""
+    """Results of `across_hosts.py` on each rank, by check."""
     folder = tmp_path_factory.mktemp("across")
     output = run_hvkeras(pair, folder, ACROSS, folder)
     ranks = [json.loads((folder / f"rank.{rank}.json").read_text()) for rank in range(4)]

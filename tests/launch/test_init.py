@@ -1,4 +1,4 @@
-"""`init()` under every launcher, on every backend: who is where, whatever the order of start."""
+"""`init()` under every launcher, on every backend: ranks and sizes, in any order of start."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import pytest
 from harness import ENGINES, PAIRS, some_cold, start_job
 
 WORKER = Path(__file__).parent / "workers" / "meet.py"
-AGAIN = (("horovodrun_mpi", "tfdist"), ("horovodrun_gloo", "tfdist"))  # these launchers import TensorFlow themselves
+AGAIN = (("horovodrun_mpi", "tfdist"), ("horovodrun_gloo", "tfdist"))  # horovodrun itself imports TensorFlow
 
 
 def facts(outcome, rank, time=0):
-    # Ranks of one job may share a line of output under mpirun, so look for the JSON itself.
+    # mpirun may print several ranks' output on one line, so search for the JSON itself.
     return json.loads(re.findall(r"FACTS (\{.*?\})", outcome.stdout(rank))[time])
 
 
@@ -33,7 +33,7 @@ def expected(rank, size, backend):
 def test_every_launcher_serves_every_backend(launch, launcher, backend, np, cold):
     outcome = launch(launcher, WORKER, ("again",), np=np, backend=backend, cold=cold)
     for rank in range(np):
-        for time in range(2):  # init() after shutdown() finds the same job
+        for time in range(2):  # init() after shutdown() joins the same job
             found = facts(outcome, rank, time)
             assert {key: found[key] for key in expected(rank, np, backend)} == expected(rank, np, backend)
             assert found["threads"] == max(1, round(len(os.sched_getaffinity(0)) / np))

@@ -1,4 +1,4 @@
-"""`hvkeras link-horovodrun`, in virtual environments of its own, with and without Horovod."""
+"""`hvkeras link-horovodrun` in new virtual environments, with and without Horovod."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RANK = "import os; print('rank', os.environ['HVKERAS_RUN_RANK'])"
 
 
 class Environment:
-    """A virtual environment that sees the packages of this one, but for Horovod."""
+    """A virtual environment with access to the packages of this one, except Horovod."""
 
     def __init__(self, folder: Path) -> None:
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
@@ -39,7 +39,7 @@ class Environment:
         return self.run(str(self.folder / "bin" / "python"), "-m", "hvkeras", "link-horovodrun", *arguments)
 
     def install_a_horovod(self) -> None:
-        """Stands in for Horovod's package, which takes minutes to build: its launcher's entry point alone."""
+        """Install a substitute of Horovod's package, which takes minutes to build: only the launcher's entry point."""
         runner = self.packages / "horovod" / "runner"
         runner.mkdir(parents=True)
         (runner.parent / "__init__.py").touch()
@@ -105,7 +105,7 @@ def test_it_can_be_put_twice_and_removed_twice(environment: Environment) -> None
 
 
 def test_horovods_own_command_here_stays_what_it_is() -> None:
-    """In the environment of these tests, where Horovod is really installed."""
+    """In the environment of these tests, which has the real Horovod."""
     if importlib.util.find_spec("horovod") is None:
         pytest.skip("Horovod is not installed here")
     own = Path(sys.executable).parent / "horovodrun"

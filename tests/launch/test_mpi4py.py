@@ -1,4 +1,4 @@
-"""Scripts that use mpi4py themselves: before, after and around `init()`, with an end that MPI shares."""
+"""Scripts that use mpi4py: before, after and around `init()`, and MPI's finalization."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from harness import ENGINES, start_job
 from harness.launchers import BIN
 
 WORKER = Path(__file__).parent / "workers" / "with_mpi.py"
-ALONE = {"OPAL_PREFIX": str(Path(sys.prefix)), "PATH": f"{BIN}:/usr/bin:/bin"}  # MPI of one process, without mpirun
+ALONE = {"OPAL_PREFIX": str(Path(sys.prefix)), "PATH": f"{BIN}:/usr/bin:/bin"}  # MPI with one process, without mpirun
 
 
 def results(outcome, np, name="result"):
-    # mpirun may put lines of one rank together.
+    # mpirun may print several ranks' output on one line.
     return [re.findall(rf"{name} ([^\n]*)", outcome.stdout(rank)) for rank in range(np)]
 
 

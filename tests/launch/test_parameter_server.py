@@ -1,4 +1,4 @@
-"""Clusters with parameter servers as users start them: they train, lose tasks, end by themselves, and say why."""
+"""Clusters with parameter servers: training, loss of tasks, end of all tasks, and messages."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def last_line(text: str) -> str:
 
 
 def wait_for_epochs(job: Job, more: int) -> int:
-    """Waits until the chief has trained some epochs more; returns how many there are then."""
+    """Wait until the chief has trained `more` epochs, and return the number of epochs."""
     log = job.folder / "logs" / "rank.0" / "stdout"
     done = len(re.findall(r"^epoch ", log.read_text(), re.MULTILINE)) if log.exists() else 0
     first = re.search(r"^epoch (\d+)", log.read_text(), re.MULTILINE) if done else None
@@ -46,7 +46,7 @@ def test_the_example_trains_and_the_evaluator_sees_the_last_checkpoint(launch: C
     assert "hvkeras: asynchronous training on 2 workers and 1 parameter server\n" in outcome.stderr(0)
     assert f"hvkeras: evaluator: epoch 5: accuracy {found[0]}, loss " in last_line(outcome.stderr(4))
     with h5py.File(outcome.cwd / "saved" / "epoch-00005.weights.h5") as file:
-        assert file["optimizer/vars/0"][()] == 5 * 47  # both workers count steps, and none is lost
+        assert file["optimizer/vars/0"][()] == 5 * 47  # steps of both workers count, and none is lost
     assert not any(outcome.stdout(rank) for rank in range(1, 5))
     assert sorted(path.name for path in (outcome.cwd / "saved").iterdir()) == [
         f"epoch-0000{epoch}.weights.h5" for epoch in (3, 4, 5)]
@@ -54,7 +54,7 @@ def test_the_example_trains_and_the_evaluator_sees_the_last_checkpoint(launch: C
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, Path]:
-    """A job whose worker 1 is killed, comes back and is terminated, and whose chief is terminated in the end."""
+    """A job whose worker 1 is killed, restarted and terminated, and whose chief is terminated at the end."""
     folder = tmp_path_factory.mktemp("parameter-server")
     with start_job("tf_config", WORKER, (ENDLESS, str(folder)), np=6, folder=folder, expect_failure=True, env=QUICK,
                    deadline=120.0, roles=("chief", "worker", "worker", "ps", "ps", "evaluator")) as job:
@@ -130,7 +130,7 @@ def test_a_lost_server_ends_the_job_which_resumes_at_another_size(
 
 
 def wait_for_epochs_from_checkpoint(job: Job) -> None:
-    """Waits until the chief has gone on from a checkpoint of another cluster, for an epoch."""
+    """Wait until the chief has trained an epoch from a checkpoint of another cluster."""
     job.wait_for(0, "training resumes after epoch ", stream="stderr")
     job.wait_for(0, "epoch ")
     log = (job.folder / "logs" / "rank.0")

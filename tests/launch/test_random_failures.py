@@ -1,4 +1,4 @@
-"""A rank that is killed, stopped or leaves at a random moment, amid collectives of the native engine."""
+"""A rank that is killed, is stopped or exits at a random moment during collectives of the native engine."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_the_survivors_name_a_rank_that_fails_amid_collectives(tmp_path, how, np
             os.kill(pid, signal.SIGKILL if how == "kill" else signal.SIGSTOP)
         if how == "stop":
             job._processes[0].wait(timeout=60)
-            os.kill(pid, signal.SIGKILL)  # nobody else can: it was stopped, and has no launcher
+            os.kill(pid, signal.SIGKILL)  # the test must: the rank is stopped, and has no launcher
         outcome = job.wait()
     for rank in set(range(np)) - {victim}:
         line = [line for line in outcome.stderr(rank).splitlines() if line.strip()][-1]

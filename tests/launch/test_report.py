@@ -1,4 +1,4 @@
-"""`hvkeras run --report`, HVKERAS_REPORT and `hvkeras report`: real jobs whose slow or killed rank is named."""
+"""`hvkeras run --report`, HVKERAS_REPORT and `hvkeras report`: reports of jobs with a slow or killed rank."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hvkeras.diagnostics.run_report import write_report
 from launch.hvkeras_run import run, warm_ranks
 
 WORKER = Path(__file__).parent / "workers" / "reported.py"
-STEPS = 40  # of each part of the worker
+STEPS = 40  # per part of the worker
 JOBS = [pytest.param(("hvkeras_run", "native", "1"), id="native"),
         pytest.param(("tf_config", "horovod", "1"), id="horovod", marks=pytest.mark.nightly),
         pytest.param(("hvkeras_run", "tfdist", "4"), id="tfdist", marks=pytest.mark.nightly)]
@@ -37,7 +37,7 @@ def data(folder: Path) -> dict[str, Any]:
 
 
 def check_slowest(found: dict[str, Any], rank: int, part: str) -> None:
-    """The report names a rank and its reason, in numbers and in words."""
+    """Assert that the report names the slowest rank and the reason, in its data and in its text."""
     assert found["slowest"]["rank"] == rank and list(found["slowest"]["because"]) == [part]
     assert found["advice"][0]["what"] == "slow rank"
     told = {"input": "its input takes", "compute": "its computing takes"}[part]
@@ -57,18 +57,18 @@ def check_slowest(found: dict[str, Any], rank: int, part: str) -> None:
 
 @pytest.fixture
 def seconds_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has this process judge runs that last a second or two."""
+    """Accept records of a second or two in this process."""
     monkeypatch.setattr(findings, "THRESHOLDS", {**THRESHOLDS, "seconds": 1.0})
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("seconds_are_enough")
 def test_slow_data_are_distinguished_from_slow_computing(outcome: Outcome) -> None:
-    found = data(outcome.cwd / "report")  # written when the job was over
+    found = data(outcome.cwd / "report")  # written at the end of the job
     assert found["advice"] == [] and "The run is too short to judge what limits it: " in found["sentences"][-1]
     without_charts = (outcome.cwd / "report" / "report.html").read_text()  # matplotlib is hidden from jobs of tests
     assert "<svg" not in without_charts and "There are no charts, as matplotlib" in without_charts
-    write_report(outcome.cwd / "input")  # what ranks had recorded until their first shutdown
+    write_report(outcome.cwd / "input")  # the records up to the first shutdown
     check_slowest(data(outcome.cwd / "input"), 1, "input")
     write_report(outcome.cwd / "report")
     check_slowest(data(outcome.cwd / "report"), 0, "compute")
@@ -85,7 +85,7 @@ def test_records_tell_of_fit(outcome: Outcome) -> None:
         length = STEPS // len(steps)
         assert length in (1, 4)
         assert steps == [[first, first + length - 1] for first in range(0, STEPS, length)]
-        assert len(record.inputs) == STEPS  # and none of validation
+        assert len(record.inputs) == STEPS  # without validation
         assert len(record.losses) and (record.losses[:, 1] > 0).all()
         assert (record.rank, record.host != "", record.pid > 0) == (rank, True, True)
 
@@ -100,7 +100,8 @@ def test_a_killed_rank_leaves_a_report_that_says_so(tmp_path: Path) -> None:
     assert re.fullmatch(r"hvkeras run: rank 1 on \S+ \(pid \d+\) was killed by SIGKILL", done.stderr.splitlines()[-1])
     found = data(folder)
     assert found["ranks"][1]["ended"] == "was killed by SIGKILL"
-    assert found["ranks"][0]["ended"].startswith(f"rank 1 on {found['ranks'][1]['host']}")  # why the survivor ended
+    # the reason for the survivor's end
+    assert found["ranks"][0]["ended"].startswith(f"rank 1 on {found['ranks'][1]['host']}")
     assert "rank 1" in found["sentences"][0] and "SIGKILL" in found["sentences"][0]
     assert all(rank["steps"] > STEPS for rank in found["ranks"])
     write_report(folder)

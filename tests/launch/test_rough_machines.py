@@ -1,4 +1,4 @@
-"""Machines that lack TensorFlow, streams, a folder, room for files, a name: what is missing is said in a line."""
+"""Machines without TensorFlow, streams, a folder, disk space or a host name: one line reports the problem."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from launch.hvkeras_run import python, warm_ranks
 from launch.hvkeras_run import run as run_hvkeras
 
 MEET = Path(__file__).parent / "workers" / "meet.py"
-# Hides TensorFlow and Keras from a Python that finds it on its path.
+# Hides TensorFlow and Keras from a Python with this folder in its path.
 NO_TENSORFLOW = """
 from importlib.machinery import PathFinder
 find = PathFinder.find_spec
@@ -30,7 +30,7 @@ PathFinder.find_spec = staticmethod(lambda name, *more: None if name.startswith(
 
 
 def shell(text: str, folder: Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """What a shell's commands say, with `hvkeras` on the path."""
+    """Run shell commands with `hvkeras` on the PATH."""
     environment = clean_environment(folder) | dict(env or {})
     environment["PATH"] = f"{BIN}{os.pathsep}{environment['PATH']}"
     return subprocess.run(["bash", "-c", text], cwd=folder, env=environment, capture_output=True, text=True,
@@ -39,7 +39,7 @@ def shell(text: str, folder: Path, env: dict[str, str] | None = None) -> subproc
 
 def test_a_launcher_without_standard_streams_runs_its_job(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
-    # Rank 1 fails once rank 0 has ended; the job would take that one along.
+    # Rank 1 fails after the end of rank 0, which the job would otherwise terminate.
     code = """
 import pathlib, time
 print('here'); print('there', file=sys.stderr)
@@ -92,7 +92,7 @@ def test_too_few_open_files_are_reported(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stderr == ("hvkeras run: A launcher of 2 ranks needs 46 open files. Received: allowed=9."
                            " HINT: ulimit -n 46, or lower -np.\n")
-    done = shell("ulimit -n 84; hvkeras run -np 40 sleep 1000", tmp_path)  # two for each rank are the agent's
+    done = shell("ulimit -n 84; hvkeras run -np 40 sleep 1000", tmp_path)  # the agent needs two for each rank
     assert done.returncode == 1
     assert done.stderr == ("hvkeras run: The agent of 40 ranks needs 100 open files. Received: allowed=84."
                            " HINT: ulimit -n 100, or lower -np.\n")

@@ -1,4 +1,4 @@
-"""`hvkeras run`: what ranks get, how their output looks, and which command lines it takes."""
+"""`hvkeras run`: the ranks' environment, their output, and valid command lines."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_programs_that_know_each_other_by_other_means_are_no_mistake(tmp_path: P
     assert run(["-np", "1", *python("print(rank)")], tmp_path).stderr == ""
 
 
-@pytest.mark.slow  # it waits for what it tests
+@pytest.mark.slow  # waits for timeouts
 def test_programs_that_do_not_come_together_are_told_while_they_run(tmp_path: Path) -> None:
     done = run(["-np", "2", *python("import time; time.sleep(32)")], tmp_path)
     assert re.fullmatch(r"hvkeras run: no rank has called hvd.init\(\) in 30 s; without it, they are 2 independent"
@@ -133,7 +133,8 @@ sys.stdout.write("no end of line")
     for rank in (0, 1):
         mine = [line for line in done.stdout.splitlines() if line.startswith(f"[{rank}] ")]
         assert mine == [f"[{rank}] {rank}:{'x' * 50}:{number}" for number in range(200)] + [f"[{rank}] no end of line"]
-    assert sorted(done.stderr.splitlines()[:-1]) == ["[0] complaint", "[1] complaint"]  # the last one is the launcher's
+    # the last line is the launcher's
+    assert sorted(done.stderr.splitlines()[:-1]) == ["[0] complaint", "[1] complaint"]
 
 
 @pytest.mark.slow

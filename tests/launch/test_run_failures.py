@@ -1,4 +1,4 @@
-"""`hvkeras run` when a rank fails or the launcher is ended: the last words, the exit code, and no orphans."""
+"""`hvkeras run` when a rank fails or the launcher is terminated: last line, exit code, and no orphans."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_a_launcher_that_is_ended_leaves_no_orphan(number: int, code: int, words
     started = Started(["-np", "2", *python(FAMILY + FOR_EVER)], tmp_path)
     started.wait_for("ready", 2)
     deadline = time.monotonic() + 10.0
-    while started.living() < 1 + 2 + 2 * 3:  # a process that begins has no environment yet, and so no mark
+    while started.living() < 1 + 2 + 2 * 3:  # a starting process has no environment yet, and so no mark
         assert time.monotonic() < deadline
     started.process.send_signal(number)
     done = started.finish()
@@ -268,7 +268,7 @@ def test_a_closed_pipe_ends_the_job(tmp_path: Path) -> None:
 
 def test_a_failure_that_the_server_hears_of_last_is_the_jobs_cause(tmp_path: Path,
                                                                    monkeypatch: pytest.MonkeyPatch) -> None:
-    """The launcher gives what failed to the server's thread, which may be late: then all ranks have ended before."""
+    """The launcher passes a failure to the server's thread. If that is late, all ranks have ended before."""
     class Late(ControlServer):
         def fail(self, cause: Cause) -> None:
             self._server.call(time.sleep, 1.0)
@@ -368,7 +368,7 @@ hvd.barrier()
         assert words[-1], "".join(words)
         found = [pattern for pattern in missing if re.match(pattern, words[-1])]
         if not found and re.match(says.format(r"\d", r"\d"), words[-1]):
-            started.process.send_signal(signal.SIGUSR1)  # a rank that has said it is ready was not there yet
+            started.process.send_signal(signal.SIGUSR1)  # a rank that has announced itself was not there yet
         missing = [pattern for pattern in missing if pattern not in found]
     started.process.send_signal(signal.SIGINT)
     assert started.finish().returncode == 130

@@ -16,7 +16,7 @@ import hvkeras as hvd
 
 
 def rank_and() -> Callable[..., tuple[Any, ...]]:
-    """A function that travels by value, as those of scripts and notebooks do: the ranks cannot import this module."""
+    """A function that is pickled by value, as in scripts and notebooks, because ranks cannot import this module."""
 
     def answer(*values: Any, **named: Any) -> tuple[Any, ...]:
         print(f"hello from {os.environ['HVKERAS_RUN_RANK']}")
@@ -103,7 +103,7 @@ def test_an_elastic_job_goes_on_without_a_process_that_was_killed(tmp_path: Path
 
     found = hvd.run(train, np=2, min_np=1, max_np=2)
     assert [step for step, _ in found] == [20] * len(found)
-    assert 1 <= len(found) <= 2  # the process that replaces the killed one may come too late
+    assert 1 <= len(found) <= 2  # the replacement of the killed process may be too late
     assert (tmp_path / "killed").exists()
 
 
@@ -125,14 +125,12 @@ def test_what_cannot_be_pickled_is_no_result() -> None:
 
 
 class Screen(io.StringIO):
-    """A terminal."""
-
     def isatty(self) -> bool:
         return True
 
 
 class Cell(io.StringIO):
-    """Takes what is printed, as a notebook's cell does."""
+    """A stream like that of a notebook's cell."""
 
     __module__ = "ipykernel.iostream"
 
@@ -145,7 +143,7 @@ def test_a_progress_bar_moves(screen: type[io.StringIO], wipe: str, monkeypatch:
         import time
 
         print("50 %", end="", flush=True)
-        time.sleep(0.5)  # else the launcher might read both at once
+        time.sleep(0.5)  # otherwise the launcher might read both at once
         print("\r100 %", flush=True)
         return sys.stdout.isatty()
 

@@ -1,4 +1,4 @@
-"""`hvkeras run` over ssh: through a real sshd on the loopback, and to a second host made of namespaces."""
+"""`hvkeras run` over ssh: with a real sshd on the loopback, and to a second host made of namespaces."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TELL = "print(rank, os.environ['HVKERAS_RUN_LOCAL_RANK'], os.environ['HVKERAS_RU
 
 @pytest.fixture
 def fake_ssh(tmp_path: Path) -> Path:
-    """A folder with an `ssh` that runs its command here, in the bare environment that sshd gives."""
+    """A folder with an `ssh` that runs its command locally, in a minimal environment like sshd's."""
     script = tmp_path / "bin" / "ssh"
     script.parent.mkdir()
     script.write_text(f"""#!/bin/sh
@@ -109,7 +109,7 @@ def test_a_connection_that_breaks_is_reported_last(tmp_path: Path, fake_ssh: Pat
     deadline = time.monotonic() + 60
     while not (log.exists() and log.read_text().endswith("\n")) and time.monotonic() < deadline:
         time.sleep(0.1)
-    os.kill(int(log.read_text()), signal.SIGKILL)  # the agent on node2; its ranks die with it
+    os.kill(int(log.read_text()), signal.SIGKILL)  # the agent on node2, whose ranks are killed with it
     done = started.finish()
     assert done.returncode != 0
     assert "rank 1 on " in done.stderr.splitlines()[-1]
@@ -204,7 +204,7 @@ def test_a_wrong_key_is_reported_in_sshs_words(tmp_path: Path, sshd: tuple[Path,
 
 @pytest.fixture
 def second_host(tmp_path: Path) -> Iterator[tuple[Path, str]]:
-    """A second host on this machine: its own network and host name; yields a folder with `ssh`, and its address."""
+    """A second host on this machine, with its own network and name; yields a folder with `ssh`, and its address."""
     if os.getuid() != 0 or shutil.which("ip") is None:
         pytest.skip("needs root and iproute2, to make a second host of namespaces")
     name, net = f"hvk{os.getpid()}", f"10.213.{os.getpid() % 250}"

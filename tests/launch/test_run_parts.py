@@ -1,4 +1,4 @@
-"""The parts of `hvkeras run` that need no process: the screen, the places, the last words."""
+"""Parts of `hvkeras run` that need no process: output, hosts and slots, final report."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def screen(live: bool = True) -> tuple[Printer, io.BytesIO]:
 
 
 def shown(terminal: io.BytesIO) -> list[str]:
-    """What a terminal shows after these bytes: carriage returns go back, and ESC [K clears to the end."""
+    """Return the terminal's lines after these bytes, which contain carriage returns and ESC [K (clear to the end)."""
     lines = [""]
     column = 0
     text = terminal.getvalue().decode()
@@ -142,7 +142,7 @@ def test_what_is_kept_of_all_workers_together_is_bounded(monkeypatch: pytest.Mon
     monkeypatch.setattr("hvkeras.launcher.printer.UNFINISHED", 128 * 1024)
     screen = io.BytesIO()
     printer = Printer(2, io.BytesIO(), screen)
-    for worker in range(8):  # an elastic job grows
+    for worker in range(8):  # an elastic job that grows
         for number in range(64):
             printer.show(worker, "stderr", f"{number:02}".encode() * 512)
     tails = [printer.tail(worker) for worker in range(8)]

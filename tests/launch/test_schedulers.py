@@ -1,6 +1,6 @@
-"""What schedulers set in the environment, with real ranks: torchrun's variables, a Slurm step, an Indexed Job.
+"""Environment variables of schedulers, with real ranks: torchrun, a Slurm step, an Indexed Job.
 
-The schedulers themselves are in tests/clusters.
+Tests of the schedulers themselves are in tests/clusters.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def start(job, index, folder, **extra):
 
 def test_pods_of_an_indexed_job_meet_once_the_name_of_the_first_resolves(job, tmp_path):
     late = start(job, 1, tmp_path)
-    time.sleep(3.5)  # until it has said whom it waits for
+    time.sleep(3.5)  # until it has reported the ranks that it waits for
     first = start(job, 0, tmp_path)
     job.resolve()
     outputs = [pod.communicate(timeout=90)[0] for pod in (first, late)]

@@ -1,4 +1,4 @@
-"""`hvd.strategy` under each launcher, and what becomes of a job in which a rank is missing, fails or is stopped."""
+"""`hvd.strategy` under each launcher, and jobs in which a rank is missing, fails or is stopped."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from launch.hvkeras_run import run, warm_ranks
 
 WORKERS = Path(__file__).parent / "workers"
 SPANNING = WORKERS / "spanning.py"
-# What rank 0's last line says of rank 1.
+# Rank 0's last line about rank 1.
 WORDS = {
     "raise": r"failed with ValueError: the sky is falling",
     "kill": r"ended unexpectedly \(killed, crashed, or out of memory\)",
@@ -39,7 +39,7 @@ def test_one_call_spans_the_ranks_of_every_launcher(
     outcome = launch(launcher, SPANNING, arguments, np=2)
     assert re.fullmatch(r"2 replicas, \[0, 1\], loss \d\.\d{5}\n", outcome.stdout(0))
     assert outcome.stdout(0) == outcome.stdout(1)
-    # `init()` had chosen another engine, which goes on beside the strategy.
+    # `init()` had chosen another engine, which runs together with the strategy.
     assert ("backend native" if arguments else "backend tfdist") in outcome.stderr(0)
 
 
@@ -52,7 +52,7 @@ def test_the_survivors_last_line_names_the_rank_that_failed(how: str, tmp_path: 
         if how == "stop":
             pid = job.pid(1)
             job._processes[0].wait(timeout=60)
-            os.kill(pid, signal.SIGKILL)  # nobody else can: it was stopped, and has no launcher
+            os.kill(pid, signal.SIGKILL)  # the test must: the rank is stopped, and has no launcher
         outcome = job.wait()
     assert re.fullmatch(rf"hvkeras: rank 0 on \S+ ends because rank 1 on \S+ \(pid \d+\) {WORDS[how]}",
                         last_line(outcome.stderr(0)))

@@ -1,4 +1,4 @@
-"""SIGTERM, as schedulers and spot machines send it: what trains saves at the next step, and goes on from there."""
+"""SIGTERM from schedulers and spot instances: training saves at the next step, and resumes from there."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ELASTIC = ["--min-np", "1"]
 
 
 def ended_and_resumed(launcher: list[str], kind: str, who: str, folder: Path) -> tuple[str, str]:
-    """Runs the worker twice; returns what both wrote to standard error."""
+    """Run the worker twice, and return the standard error of both runs."""
     (folder / "tmp").mkdir()
     env = {"HVKERAS_ELASTIC_DIR": "kept"} if kind == "commits" else {}
     worker, errors = [sys.executable, str(WORKER), kind, who], []

@@ -1,4 +1,4 @@
-"""Layers that learn from data learn the same on all ranks, or `fit` says which do not."""
+"""Layers with `adapt()` learn the same on all ranks, or `fit` reports differences."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def outcome(request: pytest.FixtureRequest, launch_once: Callable[..., Outcome])
 
 
 def near(found: Any, truth: Any, by: float = 1e-5) -> bool:
-    """Whether nested lists are equal: texts exactly, numbers nearly."""
+    """Return whether nested lists are equal: strings exactly, numbers approximately."""
     if isinstance(found, list):
         return len(found) == len(truth) and all(near(*pair, by) for pair in zip(found, truth, strict=True))
     return found == (truth if isinstance(found, str) else pytest.approx(truth, rel=by, abs=1e-6))

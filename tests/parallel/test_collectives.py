@@ -1,4 +1,4 @@
-"""The collectives against NumPy, on one to four ranks: the contract of every backend."""
+"""The collectives compared with NumPy, on one to four ranks: the contract of every backend."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WORKER = Path(__file__).parent / "workers" / "collectives.py"
 RUNS = {
     "local-1-few": ("hvkeras_run", "local", 1),
     "tfdist-2-few": ("tf_config", "tfdist", 2),
-    "tfdist-2-few-gpu": ("tf_config", "tfdist", 2),  # but for the devices, as over NCCL
+    "tfdist-2-few-gpu": ("tf_config", "tfdist", 2),  # as over NCCL, except for the devices
     "horovod-2-few": ("hvkeras_run", "horovod", 2),
     "native-2-few": ("tf_config", "native", 2),
     "native-3-quick": ("mpirun", "native", 3),
@@ -44,7 +44,7 @@ def of(run: str, launch_once: Callable[..., Outcome]) -> Outcome:
 @pytest.mark.parametrize("check", ["reductions", "gathers", "scatters"])
 @pytest.mark.parametrize("run", ["tfdist-2-few", "horovod-2-few"])
 def test_the_other_engines_give_what_numpy_does(run: str, check: str, launch_once: Callable[..., Outcome]) -> None:
-    """A part of what the tests below ask of all engines in `make test-all`."""
+    """A part of the checks that the tests below make on all engines in `make test-all`."""
     assert of(run, launch_once).results(check) == [[], []]
 
 

@@ -1,4 +1,4 @@
-"""The contract of backends: the example package keeps it, the built-in engines keep it, and it finds one that lies."""
+"""The contract of backends: the example package and the built-in engines fulfill it, and it detects a faulty one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CASES = [pytest.param("mpi4py", "2", marks=pytest.mark.slow), *(pytest.param(bac
 
 
 def contract(backend: str, ranks: str, folder: Path, site: str) -> subprocess.CompletedProcess[str]:
-    """Runs the contract as a third party does, from a folder of its own."""
+    """Run the contract like a third party, from a separate folder."""
     clean = clean_environment(folder)
     environment = clean | {"PYTHONPATH": f"{site}{os.pathsep}{clean['PYTHONPATH']}", "PYTEST_ADDOPTS": ""}
     return subprocess.run([BIN / "pytest", "-v", "-p", "no:cacheprovider", "--pyargs", "hvkeras.backends.contract",

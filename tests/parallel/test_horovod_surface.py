@@ -1,4 +1,4 @@
-"""What Horovod's users find besides the plain collectives: Adasum, local layers, SyncBatchNormalization, and more."""
+"""Horovod's features besides the plain collectives: Adasum, local layers, SyncBatchNormalization, and more."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_ranks_outside_of_a_process_set_train_on_by_themselves(outcome: Outcome)
     for rank, (included, ranks, steps, session) in enumerate(outcome.results("steps_of_a_process_set")):
         mean = sum(member + 1 for member in ranks) / len(ranks) if included else rank + 1
         assert steps == [-mean] * 3
-        assert session == -mean  # the two ranks on tfdist have sets of one, which communicate nothing
+        assert session == -mean  # on tfdist, each of the two ranks is a set of its own, and does not communicate
 
 
 def test_a_second_init_registers_new_process_sets(outcome: Outcome) -> None:
@@ -105,8 +105,8 @@ def test_sessions_of_tensorflow_1(outcome: Outcome) -> None:
 
 def test_optimizers_of_tensorflow_1(outcome: Outcome) -> None:
     size = outcome.np
-    mean = (size + 1) / 2  # of the ranks' slopes
-    stepped = [1.0 - mean, 2.0 - mean]  # two steps of half the slope
+    mean = (size + 1) / 2  # mean gradient of the ranks
+    stepped = [1.0 - mean, 2.0 - mean]  # two steps with a rate of 1/2
     table = [[1.0 - sum(rank % 3 == row for rank in range(size)) / size] * 2 for row in range(3)]
     assert outcome.results("training_of_tensorflow_1_in_eager_mode") == [stepped] * size
     for found in outcome.results("training_of_tensorflow_1_in_a_session"):
@@ -117,7 +117,7 @@ def test_gradients_that_a_loop_has_reduced_are_reduced_once(outcome: Outcome) ->
     ranks = range(1, outcome.np + 1)
     for rank, found in zip(ranks, outcome.results("gradients_that_are_reduced_before_they_are_applied"), strict=True):
         total = float(sum(ranks))
-        both = 2 * [[1, -total], [2, -2 * total]]  # of a legacy optimizer and of a new one
+        both = 2 * [[1, -total], [2, -2 * total]]  # of a legacy and of a new optimizer
         assert found.pop("minimized", both) == both
         for name, steps in found.items():
             if name.endswith("2"):
@@ -152,7 +152,7 @@ def test_batch_normalization_is_a_layer_like_others(outcome: Outcome) -> None:
     for found in outcome.results("batch_normalization_elsewhere"):
         assert not any(found["inference changes"])
         assert all(found["training changes"])
-        assert max(found["apart"]) == 0.0  # the moving statistics included, though every rank has samples of its own
+        assert max(found["apart"]) == 0.0  # including the moving statistics, although ranks have different samples
         assert (found["class"], found["momentum"]) == ("SyncBatchNormalization", 0.5)
         assert "fused=True" in found["refused"]
 

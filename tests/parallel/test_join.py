@@ -1,4 +1,4 @@
-"""Ranks without data keep the others company until all have joined."""
+"""`join()`: ranks without data participate until all have joined."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def of(run: str, launch_once: Callable[..., Outcome]) -> Outcome:
 
 
 def of_all_kinds(first: int) -> list[Any]:
-    """What a rank gets while the ranks from `first` on have work."""
+    """Return the expected results of a rank while only the ranks from `first` on have work."""
     there = range(first + 1, SIZE + 1)
     low, high = there[0], there[-1]
     total = float(sum(there))
@@ -80,7 +80,7 @@ hvd.join() if rank == 0 else hvd.broadcast(1.0, 0, name='b')
 @pytest.mark.parametrize(("code", "words"), [
     ("hvd.join() if rank == 0 else hvd.broadcast(1.0, 0, name='b')",
      "A rank that has joined has nothing to broadcast. Received: collective='broadcast \"b\"'"),
-    # What rank 0 once took part in, so that both ranks could raise, it may not do for rank 1 that waits.
+    # Rank 0 may not run a collective for the waiting rank 1 only because it once participated in it: both can raise.
     (REFUSED_BEFORE,
      "A rank that has joined has nothing to broadcast. Received: collective='broadcast \"b\"'"),
     ("hvd.join() if rank == 0 else time.sleep(2)", "left the job normally while rank 0 waits for it in join()"),

@@ -1,4 +1,4 @@
-"""What optimizers, tapes and callbacks do on two ranks, with both Keras versions and on every engine."""
+"""Optimizers, tapes and callbacks on two ranks, with both Keras versions and on every engine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from harness import Outcome
 WORKER = Path(__file__).parent / "workers" / "keras_side.py"
 RUNS = {
     "keras3-native": ("hvkeras_run", "native", "0"),
-    "keras3-native-compiled": ("hvkeras_run", "native", "0"),  # with updates that XLA compiles
+    "keras3-native-compiled": ("hvkeras_run", "native", "0"),  # with updates compiled by XLA
     "tf_keras-native": ("hvkeras_run", "native", "1"),
     "keras3-tfdist": ("tf_config", "tfdist", "0"),
     "tf_keras-tfdist": ("tf_config", "tfdist", "1"),
@@ -89,7 +89,7 @@ def test_gradients_may_be_lists(outcome: Outcome) -> None:
 
 
 def test_passes_are_summed_before_one_update(outcome: Outcome) -> None:
-    # Passes bring 1, 2, 3, 4 times the rank + 1; the mean over the ranks is 1.5 times that.
+    # The gradients of the passes are 1, 2, 3, 4 times (rank + 1); the mean over the ranks is 1.5 times that.
     for found in outcome.results("accumulation"):
         assert found["summed"] == [0.0, 4.5, 4.5, 15.0, 4]
         assert found["averaged"] == found["in a graph"] == [0.0, 2.25, 2.25, 7.5, 4]

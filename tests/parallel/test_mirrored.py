@@ -1,4 +1,4 @@
-"""MirroredStrategy over two devices of one process trains as one device does, by Keras 3's `fit` and by a loop."""
+"""MirroredStrategy on two devices of one process trains like one device, with Keras 3's `fit` and in a loop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from harness import Outcome
 from harness.checks import names_of_checks
 
 WORKER = Path(__file__).parent / "workers" / "mirrored.py"
-# What differs most; `make test-soak` runs all.
+# The most different cases; `make test-soak` runs all.
 FEW = ("fit", "batch_normalization", "a_loop_that_clips", "steps_per_epoch",
        "an_infinity_on_one_replica_skips_the_step_on_all", "a_first_batch_that_does_not_divide")
 

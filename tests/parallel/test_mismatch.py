@@ -1,4 +1,4 @@
-"""Ranks that do different things end in an error that names the difference."""
+"""Ranks with different collectives end with an error that names the difference."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_gradients_that_differ_in_fit_name_both_calls_of_fit(launch: Callable[..
 
 
 OUTLIVED = Path(__file__).parent / "workers" / "outlived.py"
-WORDS = {  # of the difference, for two ranks
+WORDS = {  # the difference, for two ranks
     "shape": "an unnamed allreduce float32[17, 17] on rank 0 and an unnamed allreduce float32[18, 18] on rank 1",
     "dtype": 'allgather "x" float32[None] on rank 0 and allgather "x" int32[None] on rank 1',
     "operation": 'in allreduce "x" (allreduce average, ranks [0, 1]), rank 1 in allreduce "x" (allreduce sum, ',
@@ -84,7 +84,7 @@ WORDS = {  # of the difference, for two ranks
 
 QUICK = ("shape", "kind", "rows", "order", "in_a_function", "half_in_functions", "in_a_session",
          "one_after_the_other_in_a_function")  # in `make test`
-# Where in the user's code each rank was.
+# Location of each rank in the user's code.
 SITES = re.compile(r"; rank 0 at \S*outlived.py:\d+ in (\S+), rank 1 at \S*outlived.py:\d+ in (\S+)")
 
 

@@ -1,4 +1,4 @@
-"""Keras 3's `fit` under MultiWorkerMirroredStrategy trains as one process does."""
+"""Keras 3's `fit` under MultiWorkerMirroredStrategy trains like one process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from harness import Outcome
 from harness.checks import names_of_checks
 
 WORKER = Path(__file__).parent / "workers" / "multi_worker.py"
-# What differs most; `make test-soak` runs all.
+# The most different cases; `make test-soak` runs all.
 FEW = ("a_last_batch_that_is_smaller", "an_infinity_on_one_worker_skips_the_step_on_all")
 
 

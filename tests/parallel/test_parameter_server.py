@@ -1,4 +1,4 @@
-"""Training with parameter servers: with one worker all numbers are those of Keras's own `fit`."""
+"""Training with parameter servers: with one worker, all numbers equal those of Keras's own `fit`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import pytest
 from harness import Outcome
 
 WORKER = Path(__file__).parent / "workers" / "parameter_server.py"
-pytestmark = pytest.mark.nightly  # in tests/launch/test_parameter_server.py, chief, workers and servers train
+pytestmark = pytest.mark.nightly  # tests/launch/test_parameter_server.py has quick tests
 
 
 @pytest.fixture
 def result(launch_once: Callable[..., Outcome]) -> Callable[[str], Any]:
-    """What a check of the chief returned."""
+    """Function that returns the result of a check on the chief."""
     outcome = launch_once("tf_config", WORKER, np=4, roles=("chief", "worker", "ps", "ps"))
     assert outcome.stdout(0).endswith("the chief is done\n")
     return lambda check: outcome.result(check, 0)
@@ -32,9 +32,11 @@ def test_one_worker_trains_as_fit_does(check: str, result: Callable[[str], Any])
 
 def test_variables_are_spread_by_size(result: Callable[[str], Any]) -> None:
     found = result("variables_are_spread_by_size")
-    # Kernels of 1,024 bytes, biases of 256 and 16 bytes, and four weights and a bias: each goes to the emptier server.
+    # Kernels of 1,024 bytes, biases of 256 and 16 bytes, and four weights and a bias: each goes to the less loaded
+    # server.
     assert found["places"] == [0, 1, 1, 0, 0, 0]
-    assert found["slots"] == [index for index in found["places"] for _ in range(2)]  # Adam's two beside each
+    # Adam's two slots are on the variable's server
+    assert found["slots"] == [index for index in found["places"] for _ in range(2)]
     assert (found["batches"], found["last"]) == (4, 3)
 
 
@@ -43,7 +45,7 @@ def test_keras_callbacks_work(result: Callable[[str], Any]) -> None:
     assert names == ["accuracy", "auc", "learning_rate", "loss", "val_accuracy", "val_auc", "val_loss"]
     assert epochs == 2
     assert rate == pytest.approx(0.005)
-    assert iterations == 8  # of ModelCheckpoint's file, which opens without the cluster
+    assert iterations == 8  # from ModelCheckpoint's file, which loads without the cluster
 
 
 def test_training_resumes_from_a_checkpoint(result: Callable[[str], Any]) -> None:

@@ -1,4 +1,4 @@
-"""N ranks over shards of a batch train as one process does on the whole batch."""
+"""N ranks on shards of a batch train like one process on the whole batch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from harness import ENGINES, OLDEST_IN_SOAK, Outcome, pairwise
 
 WORKER = Path(__file__).parent / "workers" / "same_training.py"
-TOLERANCE = 2e-5  # relative to the largest weight: sums of float32 in another order
+TOLERANCE = 2e-5  # relative to the largest weight: float32 sums in another order
 LAUNCHER = {"tfdist": "tf_config", "horovod": "hvkeras_run", "native": "hvkeras_run"}
 MAIN_CASES = ("sgd_momentum", "adam", "adam_clip_decay", "sparse_adam_clip", "losses_sgd")
 KERAS = {"keras3": "0", "tf_keras": "1"}
@@ -23,7 +23,7 @@ LONG = ("native-keras3-2", "horovod-tf_keras-2", "tfdist-tf_keras-2", "horovod-t
 
 
 def marks(run: str) -> list[Any]:
-    """Of four ranks, `make test-all` has those of one engine."""
+    """Return marks: with four ranks, `make test-all` runs one engine."""
     marks = [pytest.mark.sample, pytest.mark.slow, *(OLDEST_IN_SOAK if run == OLDEST else ())]
     return [*marks, pytest.mark.nightly] if run in LONG else marks
 
@@ -81,7 +81,7 @@ def test_every_optimizer_trains_the_same_where_xla_compiles_its_update(
     found = differences(launch_once, "native", keras, 2, "--compiled")
     assert len(found[0]) >= 15
     for case in found[0]:
-        if (keras, case) != ("tf_keras", "Nadam"):  # in graphs, it counts how often it is traced instead of its steps
+        if (keras, case) != ("tf_keras", "Nadam"):  # in graphs, it counts traces instead of steps
             assert_same(found, case)
 
 
@@ -91,5 +91,5 @@ def test_every_optimizer_trains_the_same(keras: str, launch_once: Callable[..., 
     found = differences(launch_once, "native", keras, 2, "--eager")
     assert len(found[0]) >= 15
     for case in found[0]:
-        if case != "sparse_adam_clip":  # in eager mode, rows of several ranks are applied one by one, as a line says
+        if case != "sparse_adam_clip":  # in eager mode, it applies the rows of each rank separately, with a warning
             assert_same(found, case)

@@ -1,4 +1,4 @@
-"""`shard_update=True` trains as without it and as one process does, with a part of the state on each rank."""
+"""`shard_update=True` trains like the unsharded update and like one process, with a part of the state on each rank."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ RUNS = {
     "keras3-tfdist": ("tf_config", "tfdist", "0", 2),
     "keras3-horovod": ("hvkeras_run", "horovod", "0", 2),
 }
-# Norms of parts are added up in another order, and what is compiled rounds at other places.
+# Norms of shards are summed in another order, and compilation rounds differently.
 ROUNDED = 1e-6
-FROM_ONE = 2e-5  # one process adds up the gradients of a batch in another order
+FROM_ONE = 2e-5  # one process sums the gradients of a batch in another order
 
 
 @pytest.fixture(params=[pytest.param(run, marks=() if run == "few" else pytest.mark.nightly) for run in RUNS])

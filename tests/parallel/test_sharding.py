@@ -1,4 +1,4 @@
-"""Every sample reaches one rank, ranks keep step, and ranks that do not hold the same data are told so."""
+"""Each sample is assigned to one rank, ranks have equally many steps, and different data on the ranks raise errors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def outcome(request: pytest.FixtureRequest, launch_once: Callable[..., Outcome])
 
 
 def require_even(ranks: list[list[list[int]]], dropped: int) -> None:
-    """The rows that ranks saw in the steps of an epoch: equally many in each, none twice, all but the dropped ones."""
+    """Assert that in each step ranks have equally many rows, and that over the epoch no row repeats or is missing."""
     assert all([len(step) for step in rank] == [len(step) for step in ranks[0]] for rank in ranks)
     seen = [row for rank in ranks for step in rank for row in step]
     assert len(seen) == len(set(seen)) == COUNT - dropped
@@ -40,7 +40,7 @@ def require_even(ranks: list[list[list[int]]], dropped: int) -> None:
 
 
 def epochs(found: list[dict[str, Any]], name: str) -> list[list[list[list[int]]]]:
-    """What all ranks saw, by epoch."""
+    """Return the rows of all ranks, by epoch."""
     return [list(epoch) for epoch in zip(*(rank[name] for rank in found), strict=True)]
 
 
@@ -85,7 +85,8 @@ def test_sequences(kind: str, outcome: Outcome) -> None:
     found = outcome.results("sequences")
     for epoch in epochs(found, kind):
         require_even(epoch, COUNT % len(found))
-    if kind == "shuffled by itself" or len(found) == 2:  # more ranks have few batches, whose orders repeat by chance
+    # with more ranks there are few batches, whose order may repeat by chance
+    if kind == "shuffled by itself" or len(found) == 2:
         assert len({str(epoch) for epoch in found[0][kind]}) == len(found[0][kind]), "each epoch has another order"
 
 

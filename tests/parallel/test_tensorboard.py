@@ -1,6 +1,6 @@
-"""TensorBoard on two ranks: one writes, and says of each where its time goes.
+"""TensorBoard on two ranks: rank 0 writes, and reports the time of each rank by part.
 
-Ranks are cold: TensorFlow's profiler, which looks at all threads that a process ever had, has crashed in a forked one.
+Ranks are cold: TensorFlow's profiler accesses all threads that a process ever had, and has crashed in forked ones.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def test_each_rank_has_a_run_of_its_own(outcome: Outcome) -> None:
                                                             strict=True):
             assert 0 <= wait <= communication <= step
             assert communication > 0
-    # Rank 1 comes late to every step. The machine may stop rank 0 for as long, but hardly in every epoch.
+    # Rank 1 is late in each step. The machine may delay rank 0 as long, but hardly in each epoch.
     assert any(mine > late for (_, mine), (_, late) in zip(found["rank_0"][WAIT], found["rank_1"][WAIT], strict=True))
     assert outcome.results("everyone") == [0.0, 0.0]
 

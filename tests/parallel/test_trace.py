@@ -1,4 +1,4 @@
-"""Traces of real ranks: merged on one axis, limited to their window, and whole after a rank is killed."""
+"""Traces of real ranks: merged on one time axis, limited to their window, and complete after a rank is killed."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from hvkeras.diagnostics.trace_events import COMPUTING, INPUT, STEPS, Event
 from hvkeras.diagnostics.trace_files import rank_file
 
 WORKER = Path(__file__).parent / "workers" / "traced.py"
-BUCKETS = {"HVKERAS_BUCKET_SIZE": "1KB"}  # 64 biases and 64 x 1 weights, and 8 x 64 weights
+BUCKETS = {"HVKERAS_BUCKET_SIZE": "1KB"}  # one bucket: 64 biases and 64 x 1 weights; the other: 8 x 64 weights
 WINDOW = range(12, 21)
-TICK = 1.0  # TensorFlow's clock counts whole microseconds
+TICK = 1.0  # microsecond, the resolution of TensorFlow's clock
 
 
 def of_rank(trace: dict[str, Any], rank: int, row: str = "") -> list[Event]:
-    """The bars of a rank; of one row, or of all."""
+    """Return the events of a rank; of one row, or of all."""
     own = [event for event in trace["traceEvents"] if event["pid"] == rank]
     rows = {event["tid"]: event["args"]["name"] for event in own if event["name"] == "thread_name"}
     return [event for event in own if event["ph"] == "X" and row in ("", rows[event["tid"]])]
@@ -87,7 +87,7 @@ def test_a_trace_is_whole_though_a_rank_is_killed(tmp_path: Path) -> None:
         path = job.cwd / "trace.json"
         mine = rank_file(path, 1)
         deadline = time.monotonic() + 60
-        while not (mine.exists() and of_rank(json.loads(mine.read_text()), 1)):  # whole while it is written, too
+        while not (mine.exists() and of_rank(json.loads(mine.read_text()), 1)):  # the file is valid JSON at any time
             assert time.monotonic() < deadline
             time.sleep(0.01)
         os.kill(job.pid(1), signal.SIGKILL)

@@ -31,7 +31,7 @@ MARKS = {"tfdist-keras3-2-fewest": (*OLDEST_ALONE, pytest.mark.sample),
                           "horovod-tf_keras-2"), pytest.mark.nightly)}
 
 
-# What differs most between versions of Keras and TensorFlow: these checks alone, by the tests that look at them.
+# Checks that differ most between versions of Keras and TensorFlow, and the tests that read them.
 FEWEST = {
     "exact_metrics": "test_all_that_keras_reports_is_that_of_one_process",
     "own_metrics": "test_a_metric_says_how_it_is_merged",
@@ -45,7 +45,7 @@ FEWEST = {
 }
 
 
-# Which `native-keras3-2-few` trains in `make test-all`.
+# Trained by `native-keras3-2-few` in `make test-all`.
 LONGER = (FEWEST["uneven_data"], FEWEST["changing_lengths"], FEWEST["joined"], FEWEST["kept_state"])
 
 
@@ -143,7 +143,7 @@ def test_numbers_of_batches_may_change_between_epochs(outcome: Outcome) -> None:
         assert found["same"], "the ranks' weights differ"
         assert found["one rank"][0] == [4, 2, 3, 4]
         assert found["steps"][0][:2] == [2, 2]
-        # Old Keras 3 makes an empty epoch between two passes, on one process as well.
+        # Old Keras 3 runs an empty epoch between two passes, also on one process.
         assert set(found["steps"][0]) <= {0, 2}, "a pass that has begun goes on with the numbers with which it began"
         assert found["to share"][0][0] == 6
         assert found["to share"][1] == pytest.approx(found["truth"], abs=2e-5)
@@ -251,7 +251,7 @@ def test_state_that_layers_keep_is_that_of_all_ranks(outcome: Outcome) -> None:
         size = outcome.np
         assert found["renewed"]["all"] == (size + 1) / 2
         assert found["renewed"]["between"] == [(size + 5) / 2] * 2
-        if rank == 0:  # which has loaded weights that no other rank has
+        if rank == 0:  # only this rank has loaded the weights
             assert found["renewed"]["alone"] == 1.0
         if found["renorm"] is not None:
             variance, derived, weights = found["renorm"]
@@ -295,7 +295,7 @@ def test_joined_ranks_train_on_all_batches_as_one_process_does(outcome: Outcome)
 def test_the_user_is_warned_once(outcome: Outcome) -> None:
     told = outcome.stderr(0)
     assert "the ranks have different numbers of batches per epoch (3 on rank 0, 2 on rank 1" in told
-    for steps in ("1[45]", "(14|15|18|21)"):  # of one step in an execution, and of three
+    for steps in ("1[45]", "(14|15|18|21)"):  # with one step per execution, and with three
         assert re.search(f"stop_training was set on rank 1 alone: all ranks stop after {steps} steps", told)
     assert "ranks that have no more batches continue with zero weight until all are done" in told
     assert "no batch after the first 3, ranks [0] have" in told

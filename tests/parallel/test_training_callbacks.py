@@ -1,4 +1,4 @@
-"""Callbacks on two ranks: learning rates as in one process, averaged logs, one rank that writes."""
+"""Callbacks on two ranks: learning rates as in one process, averaged logs, and files only from one rank."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from harness import OLDEST_IN_SOAK, Outcome
 
 WORKER = Path(__file__).parent / "workers" / "training_callbacks.py"
-TOLERANCE = 2e-5  # relative to the largest weight: sums of float32 in another order
+TOLERANCE = 2e-5  # relative to the largest weight: float32 sums in another order
 RUNS = {
     "keras3-tfdist": ("tf_config", ("tfdist", "0"), ()),
     "keras3-native-few": ("hvkeras_run", ("native", "0"), ("--few",)),

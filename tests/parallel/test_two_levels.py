@@ -1,4 +1,4 @@
-"""MirroredStrategy within each rank and hvkeras between them train as one device does on the whole batch."""
+"""MirroredStrategy within each rank and hvkeras between them train like one device on the whole batch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from harness.checks import names_of_checks
 WORKER = Path(__file__).parent / "workers" / "two_levels.py"
 
 
-@pytest.mark.nightly  # test_mirrored.py has replicas, and test_same_training.py ranks
+@pytest.mark.nightly  # test_mirrored.py tests replicas, and test_same_training.py ranks
 @pytest.mark.parametrize("check", names_of_checks(WORKER))
 def test_two_ranks_of_two_devices_give_what_one_device_does(
     check: str, launch_once: Callable[..., Outcome]

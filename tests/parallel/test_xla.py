@@ -1,4 +1,4 @@
-"""The native engine's collectives inside functions that XLA compiles, on two ranks."""
+"""The native engine's collectives in functions compiled by XLA, on two ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from harness import OLDEST_IN_SOAK, Outcome
 
 WORKER = Path(__file__).parent / "workers" / "xla.py"
 FAILURES = Path(__file__).parent / "workers" / "xla_failures.py"
-# float16 rounds where XLA fuses operations at other places than TensorFlow does without it.
+# With float16, XLA's fused operations round differently.
 TOLERANCES = {"compressed": 1e-4, "mixed precision": 1e-3}
 
 

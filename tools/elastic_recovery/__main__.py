@@ -1,8 +1,7 @@
-"""How long an elastic job takes when a rank raises, or is killed: on each engine of hvkeras, and with Horovod's driver.
+"""Duration of an elastic job in which a rank raises or is killed, on each engine and with Horovod's elastic driver.
 
-The script is the same, `train.py`, with tf_keras: four ranks of this host, three epochs of 100 steps, a commit every 10
-steps. Horovod's own is `horovodrun` over Gloo, with two names of this host, as it sets a host aside at its first
-failure.
+All jobs run `train.py` with tf_keras: four local ranks, three epochs of 100 steps, a commit every 10 steps. Horovod's
+driver is `horovodrun` over Gloo. It gets two names of this host, because it blacklists a host after its first failure.
 
 Example:
     python tools/elastic_recovery
@@ -29,7 +28,7 @@ BIN = Path(sys.executable).parent
 
 
 def command(engine: str, folder: Path, event: str) -> list[str]:
-    """Returns the command line of a job."""
+    """Return the command line of a job."""
     job = [sys.executable, str(SCRIPT), str(folder), event]
     if engine == "Horovod":
         return [str(BIN / "horovodrun"), "--gloo", "-np", "4", "--min-np", "2", "--max-np", "4", "--reset-limit", "10",
@@ -39,7 +38,7 @@ def command(engine: str, folder: Path, event: str) -> list[str]:
 
 
 def seconds(engine: str, event: str) -> float | str:
-    """Runs a job; returns how long it took, or how it failed."""
+    """Run a job, and return its seconds or, if it failed, the reason."""
     with tempfile.TemporaryDirectory(prefix="hvkeras-recovery-") as name:
         folder = Path(name)
         script = folder / "hosts.sh"
@@ -51,23 +50,23 @@ def seconds(engine: str, event: str) -> float | str:
             done = subprocess.run(command(engine, folder, event), cwd=folder, env=environment, capture_output=True,
                                   text=True, timeout=DEADLINE, check=False)
         except subprocess.TimeoutExpired:
-            return f"not over after {DEADLINE:g} s"
+            return f"timeout after {DEADLINE:g} s"
         took = time.monotonic() - began
         ended = "trained 3 epochs" in done.stdout and (event == "nothing" or (folder / "happened").exists())
         if done.returncode or not ended:
             print(done.stdout[-2000:], done.stderr[-4000:], file=sys.stderr)
-            return f"failed with {done.returncode}"
+            return f"failed with exit code {done.returncode}"
         return took
 
 
 def main(engines: list[str], times: int) -> None:
-    """Runs all jobs in turns, and prints the shortest time of each."""
+    """Run all jobs alternately, and print the shortest time of each."""
     found: dict[tuple[str, str], list[float | str]] = {}
     for _ in range(times):
         for event in EVENTS:
             for engine in engines:
                 found.setdefault((engine, event), []).append(seconds(engine, event))
-    table = Table("engine", *EVENTS, "more when one raises", "more when one is killed")
+    table = Table("engine", *EVENTS, "extra when a rank raises", "extra when a rank is killed")
     for engine in engines:
         best = [min((took for took in found[engine, event] if isinstance(took, float)), default=float("nan"))
                 for event in EVENTS]

@@ -1,6 +1,6 @@
-"""The job of `tools/elastic_recovery`: written for Horovod, and run by hvkeras as it is (`hvkeras run --as-horovod`).
+"""Script of the jobs in `tools/elastic_recovery`. It uses Horovod's API; hvkeras runs it with `--as-horovod`.
 
-Arguments: the folder of the job, and what happens to a rank in its second epoch: `nothing`, `raises` or `killed`.
+Arguments: the folder of the job, and the event for a rank in its second epoch: `nothing`, `raises` or `killed`.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ state = hvd.elastic.KerasState(model, batch=0, epoch=0)
 
 
 class Event(tf.keras.callbacks.Callback):
-    """Ends one rank, once, and slows steps down so that an epoch takes a second."""
+    """Callback that fails one rank once, and delays steps so that an epoch takes a second."""
 
     def on_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
-        """Does it in the middle of the second epoch."""
+        """Sleep, and fail rank 1 in the middle of the second epoch."""
         time.sleep(0.01)
         if event == "nothing" or batch != BATCHES // 2 or state.epoch != 1 or hvd.rank() != 1:
             return
@@ -45,12 +45,12 @@ class Event(tf.keras.callbacks.Callback):
             return
         if event == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
-        raise ArithmeticError("stumbles")
+        raise ArithmeticError("deliberate failure")
 
 
 @hvd.elastic.run
 def train(state: Any) -> None:
-    """Trains the epochs that are left."""
+    """Train the remaining epochs."""
     model.fit(x, y, batch_size=64, epochs=EPOCHS - state.epoch, steps_per_epoch=BATCHES - state.batch, verbose=0,
               callbacks=[Event(), hvd.elastic.UpdateBatchStateCallback(state),
                          hvd.elastic.UpdateEpochStateCallback(state),

@@ -1,4 +1,4 @@
-"""A backend of hvkeras on mpi4py: every rank sends its tensors to all others, which compute the result with NumPy."""
+"""Example of an hvkeras backend: ranks send their tensors to each other with mpi4py and reduce them with NumPy."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _COMBINE = {Reduction.SUM: np.add, Reduction.PRODUCT: np.multiply, Reduction.MIN
 _NUMBERS = ("float16", "bfloat16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32",
             "uint64", "bool")
 
-Compute = Callable[[list[Arrays]], Arrays]  # the results, from the arrays of each rank
+Compute = Callable[[list[Arrays]], Arrays]  # from the arrays of all ranks to the results
 
 
 class Mpi4pyBackend(Backend):
-    """All collectives by one exchange of arrays (`exchange.Exchange`), each with its own computation on the result."""
+    """Backend whose collectives all gather the arrays of the ranks (`exchange.Exchange`), then compute locally."""
 
     name = "mpi4py"
 
@@ -46,7 +46,7 @@ class Mpi4pyBackend(Backend):
 
     @classmethod
     def preference(cls, launch: Launch, has_gpu: bool) -> int | None:
-        return None  # it is an example: only for those who ask for it
+        return None  # never chosen automatically: this is an example
 
     @classmethod
     def built_with(cls) -> frozenset[str]:
@@ -61,7 +61,7 @@ class Mpi4pyBackend(Backend):
         return "MPI"
 
     def start(self, start: Start) -> int:
-        # A clone of the world, within a deadline.
+        # A duplicate of MPI_COMM_WORLD; raises if the ranks do not arrive before the timeout.
         communicator = mpi_world(start.launch.launcher, start.launch.size, start.settings.start_timeout)
         self._exchange, self._rank = Exchange(communicator), communicator.Get_rank()
         return int(communicator.Get_size())
@@ -77,24 +77,24 @@ class Mpi4pyBackend(Backend):
     def is_peer_failure(self, error: BaseException) -> bool:
         import tensorflow as tf
 
-        # The engine's own errors: as they are in eager mode, and as TensorFlow hands them on from a graph.
+        # RuntimeError in eager mode; inside a graph, TensorFlow converts it to UnknownError.
         return self._exchange is not None and self._exchange.is_aborted and isinstance(
             error, (RuntimeError, tf.errors.UnknownError))
 
     def add_process_set(self, ranks: Sequence[int]) -> None:
-        """Does nothing: messages go to the ranks that each collective names."""
+        """Do nothing: each collective is passed its ranks."""
 
     def remove_process_set(self, ranks: Sequence[int]) -> None:
-        """Does nothing."""
+        """Do nothing."""
 
     def allreduce(
         self, tensors: Sequence[Tensor], key: str, reduction: Reduction, ranks: Sequence[int], before: float = 1.0,
         after: float = 1.0,
     ) -> list[Tensor]:
-        def compute(everyone: list[Arrays]) -> Arrays:
-            results = [np.array(array) for array in everyone[0]]
-            for others in everyone[1:]:
-                for result, array in zip(results, others, strict=True):
+        def compute(gathered: list[Arrays]) -> Arrays:
+            results = [np.array(array) for array in gathered[0]]
+            for arrays in gathered[1:]:
+                for result, array in zip(results, arrays, strict=True):
                     _COMBINE[reduction](result, array, out=result)
             return results
 
@@ -104,114 +104,110 @@ class Mpi4pyBackend(Backend):
         return results
 
     def allgather(self, tensor: Tensor, key: str, ranks: Sequence[int]) -> Tensor:
-        gathered = self._collective(key, ranks, [tensor],
-                                    lambda everyone: [np.concatenate([arrays[0] for arrays in everyone])])[0]
-        return _with_rows(gathered, tensor)
+        result = self._collective(key, ranks, [tensor],
+                                  lambda gathered: [np.concatenate([arrays[0] for arrays in gathered])])[0]
+        return _set_shape_except_rows(result, tensor)
 
     def broadcast(self, tensor: Tensor, root_rank: int, key: str, ranks: Sequence[int]) -> Tensor:
-        place = list(ranks).index(root_rank)
-        sent = self._collective(key, ranks, [tensor], lambda everyone: everyone[place])[0]
-        sent.set_shape(tensor.shape)
-        return sent
+        root = list(ranks).index(root_rank)
+        result = self._collective(key, ranks, [tensor], lambda gathered: gathered[root])[0]
+        result.set_shape(tensor.shape)
+        return result
 
     def alltoall(self, tensor: Tensor, splits: Tensor, key: str, ranks: Sequence[int]) -> tuple[Tensor, Tensor]:
-        mine = list(ranks).index(self._rank)
+        index = list(ranks).index(self._rank)
 
-        def compute(everyone: list[Arrays]) -> Arrays:
-            parts = [np.split(rows, np.cumsum(counts)[:-1])[mine] for rows, counts in everyone]
+        def compute(gathered: list[Arrays]) -> Arrays:
+            parts = [np.split(rows, np.cumsum(counts)[:-1])[index] for rows, counts in gathered]
             return [np.concatenate(parts), np.array([len(part) for part in parts])]
 
         received, counts = self._collective(key, ranks, [tensor, splits], compute)
         counts.set_shape([len(ranks)])
-        return _with_rows(received, tensor), counts
+        return _set_shape_except_rows(received, tensor), counts
 
     def reducescatter(
         self, tensor: Tensor, key: str, ranks: Sequence[int], before: float = 1.0, after: float = 1.0
     ) -> Tensor:
-        mine = list(ranks).index(self._rank)
-        scattered = self._collective(key, ranks, [tensor], lambda everyone: [np.array_split(
-            np.sum([arrays[0] for arrays in everyone], axis=0, dtype=everyone[0][0].dtype), len(ranks))[mine]])[0]
-        return _with_rows(scattered, tensor)
+        index = list(ranks).index(self._rank)
+        scattered = self._collective(key, ranks, [tensor], lambda gathered: [np.array_split(
+            np.sum([arrays[0] for arrays in gathered], axis=0, dtype=gathered[0][0].dtype), len(ranks))[index]])[0]
+        return _set_shape_except_rows(scattered, tensor)
 
     def _collective(self, key: str, ranks: Sequence[int], tensors: Sequence[Tensor], compute: Compute) -> list[Tensor]:
-        """Runs a collective: eagerly, or whenever the graph under construction runs.
+        """Run a collective now (eager mode), or add it to the graph that is being traced.
 
-        Args:
-            key: The collective's key.
-            ranks: The ranks that take part.
-            tensors: What this rank sends.
-            compute: Makes the results of what all ranks have sent; as many as `tensors`, of the same dtypes.
+        `compute` must return as many arrays as there are `tensors`, of the same dtypes.
         """
         import tensorflow as tf
 
         for tensor in tensors:
             if tensor.dtype.name not in _NUMBERS:
-                raise UnsupportedError(explain(f"mpi4py moves numbers of {', '.join(_NUMBERS)}",
+                raise UnsupportedError(explain(f"the backend mpi4py supports {', '.join(_NUMBERS)}",
                                                "cast the tensor first", dtype=tensor.dtype.name))
         if tf.executing_eagerly():
-            arrays = self._wait(key, ranks, [tensor.numpy() for tensor in tensors], compute)
+            arrays = self._run_eagerly(key, ranks, [tensor.numpy() for tensor in tensors], compute)
             return [tf.constant(array, tensor.dtype) for array, tensor in zip(arrays, tensors, strict=True)]
-        return self._in_graph(key, ranks, tensors, compute)
+        return self._add_to_graph(key, ranks, tensors, compute)
 
-    def _wait(self, key: str, ranks: Sequence[int], arrays: Arrays, compute: Compute) -> Arrays:
-        """An eager collective may block its thread."""
+    def _run_eagerly(self, key: str, ranks: Sequence[int], arrays: Arrays, compute: Compute) -> Arrays:
         assert self._exchange is not None
-        arrived = threading.Event()
-        found: list[tuple[list[Arrays], str]] = []
+        finished = threading.Event()
+        outcome: list[tuple[list[Arrays], str]] = []
 
-        def done(everyone: list[Arrays], failure: str) -> None:
-            found.append((everyone, failure))
-            arrived.set()
+        def done(gathered: list[Arrays], failure: str) -> None:
+            outcome.append((gathered, failure))
+            finished.set()
 
-        self._exchange.ask(key, ranks, arrays, done)
-        arrived.wait()  # abort() ends it
-        everyone, failure = found[0]
+        self._exchange.submit(key, ranks, arrays, done)
+        finished.wait()  # abort() also calls `done`
+        gathered, failure = outcome[0]
         if failure:
             raise RuntimeError(failure)
-        return compute(everyone)
+        return compute(gathered)
 
-    def _in_graph(self, key: str, ranks: Sequence[int], tensors: Sequence[Tensor], compute: Compute) -> list[Tensor]:
-        """A graph's collective must not block a thread of TensorFlow's while it waits for others.
+    def _add_to_graph(
+        self, key: str, ranks: Sequence[int], tensors: Sequence[Tensor], compute: Compute
+    ) -> list[Tensor]:
+        """Add a collective that does not block a TensorFlow thread while it waits for other ranks.
 
-        Two operations with a queue between them: the first one hands the arrays to the exchange and returns, the second
-        one takes the results from the queue, for which TensorFlow waits without a thread.
+        It consists of two operations and a queue. The first submits the arrays and returns; the second dequeues the
+        results, which TensorFlow awaits without occupying a thread.
         """
         import tensorflow as tf
 
         dtypes = [tensor.dtype for tensor in tensors]
-        with tf.init_scope():  # the queue outlives the function; a graph keeps what it captures
+        with tf.init_scope():  # outside of the traced function, which captures the queue
             results = tf.queue.FIFOQueue(1024, [tf.string, *dtypes])
 
-        def begin(*arrays: Any) -> None:
-            def done(everyone: list[Arrays], failure: str) -> None:
+        def submit(*arrays: Any) -> None:
+            def done(gathered: list[Arrays], failure: str) -> None:
                 computed = arrays
                 try:
-                    computed = computed if failure else tuple(compute(everyone))
-                except Exception as error:  # noqa: BLE001 - it belongs to the rank that waits, not to this thread
+                    computed = computed if failure else tuple(compute(gathered))
+                except Exception as error:  # noqa: BLE001 - raised by the second operation, not in this thread
                     failure = f"{type(error).__name__}: {error}"
                 with tf.device("CPU:0"):
                     results.enqueue([failure, *(tf.constant(array, dtype) for array, dtype
                                                 in zip(computed, dtypes, strict=True))])
 
             assert self._exchange is not None
-            self._exchange.ask(key, ranks, [np.array(array) for array in arrays], done)
+            self._exchange.submit(key, ranks, [np.array(array) for array in arrays], done)
 
-        def unless_failed(failure: bytes, *arrays: Any) -> Any:
+        def raise_or_return(failure: bytes, *arrays: Any) -> Any:
             if failure:
                 raise RuntimeError(failure.decode())
             return arrays
 
         with tf.device("CPU:0"):
-            begun = tf.numpy_function(begin, list(tensors), [])
-            with tf.control_dependencies([begun]):
+            submitted = tf.numpy_function(submit, list(tensors), [])
+            with tf.control_dependencies([submitted]):
                 failure_and_results = results.dequeue()
-            # Not stateful: TensorFlow runs stateful functions one after the other, and would not call `begin` of the
-            # next collective before this one has its results.
-            return list(tf.numpy_function(unless_failed, failure_and_results, dtypes, stateful=False))
+            # Not stateful: TensorFlow runs stateful functions one after the other. The next collective's `submit`
+            # would then wait for the results of this one.
+            return list(tf.numpy_function(raise_or_return, failure_and_results, dtypes, stateful=False))
 
 
-def _with_rows(result: Tensor, tensor: Tensor) -> Tensor:
-    """Sets what is known of a result's shape: all dimensions but the first."""
+def _set_shape_except_rows(result: Tensor, tensor: Tensor) -> Tensor:
     import tensorflow as tf
 
     result.set_shape(tf.TensorShape([None]).concatenate(tensor.shape[1:]))

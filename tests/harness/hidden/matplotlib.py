@@ -1,3 +1,3 @@
-"""Hides matplotlib from ranks: Keras imports it where it is installed, which takes a tenth of a rank's start."""
+"""Hide matplotlib from ranks: if it is installed, Keras imports it, which takes a tenth of a rank's start."""
 
 raise ImportError("matplotlib is hidden from the ranks of tests")

@@ -1,4 +1,4 @@
-"""Lets `harness.costs` measure the Python processes that tests start; does nothing without it."""
+"""Start `harness.costs` in the Python processes of tests if HARNESS_COSTS is set."""
 
 import importlib.util
 import os

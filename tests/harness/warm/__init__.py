@@ -1,19 +1,20 @@
-"""Warm ranks: forked from a process that has imported TensorFlow, Keras and hvkeras already.
+"""Warm ranks: forked from a process that has already imported TensorFlow, Keras and hvkeras.
 
-A rank of its own needs two to four seconds of a core for these imports; a warm one is there at once. The launcher
-is the real one, and so are the rank's process, environment, descriptors, folder, host, signals and end:
+A cold rank needs two to four CPU seconds for these imports; a warm one starts immediately. The launcher is the real
+one, and so are the rank's process, environment, descriptors, folder, host, signals and exit:
 
-    launcher -> stand_in.py (in Python's place) -> parent.py (which has imported everything) -> the rank, forked
+    launcher -> stand_in.py (instead of Python) -> parent.py (has imported everything) -> the rank, forked
 
-`stand_in.py` hands over what the launcher gave it, passes signals on, and ends as the rank ends. What this does not
-preserve: the rank is no child of its launcher, so tests about processes, signals, exits, start-up and
-installation take `cold=True`. What must not be shared is not:
+`stand_in.py` sends its arguments, environment and descriptors to the parent, forwards signals to the rank, and exits
+with the rank's status. One difference remains: the rank is not a child of its launcher. Therefore tests of processes,
+signals, exits, start-up and installation use `cold=True`. Ranks share no state that matters:
 
-- Variables that count at import (`AT_IMPORT`) get a parent each; a rank that asks for others is refused.
-- Ranks with even and with odd numbers have parents of their own: Python picks their hash seeds, so that sets iterate in
-  unlike orders, as in unrelated processes.
-- NumPy's generator is seeded anew, and Python's is by Python.
-- The environment shows in `/proc/PID/environ`, where the guards against leaks look for it.
+- Each set of variables that modules read at import (`AT_IMPORT`) has its own parents. A parent rejects ranks with
+  others.
+- Even and odd ranks have different parents. Python chooses their hash seeds, so that sets iterate in different orders,
+  as in unrelated processes.
+- NumPy's generator is reseeded; Python reseeds its own.
+- The environment is visible in `/proc/PID/environ`, where the guards against leaks read it.
 """
 
 from __future__ import annotations
@@ -35,17 +36,17 @@ import psutil
 from harness import costs
 from harness.warm.variables import ROOM, at_import
 
-FOLDER = "HARNESS_WARM"  # the variable that names the folder of all parents of a test session
+FOLDER = "HARNESS_WARM"  # environment variable: the folder of all parents of a test session
 switched_off = False  # by `pytest --cold`
 _HERE = Path(__file__).parent
-_PLACES = ("even", "odd")
-_LIFE = "life"  # a pipe in that folder, held open for as long as the session lives
-_READY_SECONDS = 120.0  # it takes four
+_PARITIES = ("even", "odd")
+_LIFE = "life"  # a named pipe in that folder, which is open until the session ends
+_READY_SECONDS = 120.0  # usually four
 _ROOM_BYTES = 32_768
 
 
 class Session:
-    """The parents of one test session, of all its workers; they end with it, however it ends."""
+    """Parents of one test session, for all its workers. They exit with it, even if it is killed."""
 
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="warm-"))
@@ -54,9 +55,9 @@ class Session:
         os.environ[FOLDER] = str(self._folder)
 
     def end(self) -> None:
-        """Ends all parents, and with them their ranks."""
+        """Stop all parents and their ranks."""
         found = _processes()
-        os.close(self._life)  # the parents read the pipe's end
+        os.close(self._life)  # the parents read EOF
         _, left = psutil.wait_procs(found, timeout=10)
         for process in left:
             with contextlib.suppress(psutil.Error):
@@ -66,13 +67,13 @@ class Session:
 
 
 def python(environment: Mapping[str, str]) -> list[str]:
-    """What stands in Python's place on the command line of a job with warm ranks; starts parents if need be.
+    """Return the command that replaces Python in a job with warm ranks; start parents if necessary.
 
     Args:
         environment: The job's environment.
 
     Raises:
-        AssertionError: A parent ended, or took too long.
+        AssertionError: A parent exited, or took too long to start.
     """
     if switched_off:
         return [sys.executable]
@@ -83,40 +84,40 @@ def python(environment: Mapping[str, str]) -> list[str]:
     with open(folder / "lock", "w", encoding="ascii") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "odd.pid").exists():
-            kept = {name: environment[name] for name in (costs.FOLDER, "LANG", "PATH", "PYTHONPATH", "TZ")
-                    if name in environment}
-            for index in _PLACES:
-                _start(folder, index, {**kept, **variables})
+            common = {name: environment[name] for name in (costs.FOLDER, "LANG", "PATH", "PYTHONPATH", "TZ")
+                      if name in environment}
+            for parity in _PARITIES:
+                _start(folder, parity, {**common, **variables})
     _wait(folder)
     return [sys.executable, "-I", "-S", str(_HERE / "stand_in.py"), str(folder)]
 
 
 def is_parent(process: psutil.Process) -> bool:
-    """Whether a process is a parent of warm ranks, of any worker of this session."""
+    """Return whether a process is a parent of warm ranks in this session."""
     return process.pid in {parent.pid for parent in _processes()}
 
 
-def _start(folder: Path, index: str, environment: dict[str, str]) -> None:
-    command = [sys.executable, str(_HERE / "parent.py"), str(folder / index)]
-    with open(folder / f"{index}.log", "wb") as log, open(folder.parent / _LIFE, "rb") as life:
+def _start(folder: Path, parity: str, environment: dict[str, str]) -> None:
+    command = [sys.executable, str(_HERE / "parent.py"), str(folder / parity)]
+    with open(folder / f"{parity}.log", "wb") as log, open(folder.parent / _LIFE, "rb") as life:
         process = subprocess.Popen(command, env={**environment, ROOM: "." * _ROOM_BYTES}, cwd="/", stdin=life,
                                    stdout=log, stderr=log, start_new_session=True)
-    (folder / f"{index}.pid").write_text(str(process.pid))
-    process.returncode = 0  # nobody waits for it; without this, Popen would complain
+    (folder / f"{parity}.pid").write_text(str(process.pid))
+    process.returncode = 0  # prevents Popen's ResourceWarning about a running child
 
 
 def _wait(folder: Path) -> None:
     ends = time.monotonic() + _READY_SECONDS
-    while not all((folder / index).exists() for index in _PLACES):
-        ended = len(_processes(folder)) < len(_PLACES)
+    while not all((folder / parity).exists() for parity in _PARITIES):
+        ended = len(_processes(folder)) < len(_PARITIES)
         if ended or time.monotonic() > ends:
-            said = "\n".join(log.read_text(errors="replace") for log in folder.glob("*.log"))
-            raise AssertionError(f"a parent of warm ranks {'ended' if ended else 'never was ready'}:\n{said}")
+            logs = "\n".join(log.read_text(errors="replace") for log in folder.glob("*.log"))
+            raise AssertionError(f"a parent of warm ranks {'exited' if ended else 'did not become ready'}:\n{logs}")
         time.sleep(0.02)
 
 
 def _processes(folder: Path | None = None) -> list[psutil.Process]:
-    """The living parents of a folder, or of all."""
+    """Return the running parents of a folder, or of all folders."""
     folder = Path(os.environ[FOLDER]) if folder is None else folder
     found = []
     for path in folder.rglob("*.pid"):

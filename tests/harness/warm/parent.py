@@ -1,7 +1,7 @@
-"""The process that imports TensorFlow, Keras and hvkeras once, and forks a rank whenever one is asked for.
+"""Parent process: import TensorFlow, Keras and hvkeras once, and fork a rank for each request.
 
-It runs no operation of TensorFlow's: that would start threads, which a fork does not take along. It ends, with all its
-ranks, when its standard input does.
+It runs no TensorFlow operation, because that would start threads, which do not survive a fork. At the end of its
+standard input, it kills its ranks and exits.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from harness import costs
 from harness.warm.variables import ROOM, at_import
 
 _NUMBER = struct.Struct("=q")
-_MOST_DESCRIPTORS = 6  # three streams, three namespaces
-# What ranks of tests import as a rule. Absent ones are left out: the oldest environment has neither MPI nor Horovod.
+_MAX_DESCRIPTORS = 6  # three streams, three namespaces
+# The usual imports of ranks, without MPI and Horovod, which the oldest environment does not have.
 _MODULES = ("numpy", "hvkeras", "tensorflow", "hvkeras.tensorflow", "hvkeras.keras", "hvkeras.callbacks",
             "hvkeras.training.fit_run", "hvkeras.data", "tensorflow.python.framework.function_def_to_graph",
             "harness.checks")
 
 
 def import_all() -> dict[str, str]:
-    """Imports what ranks need; returns the environment variables that this set."""
+    """Import the modules that ranks use, and return the environment variables that this has set."""
     before = dict(os.environ)
     keras = "tf_keras" if os.environ.get("TF_USE_LEGACY_KERAS") == "1" else "keras"
     for name in (*_MODULES, keras):
@@ -46,51 +46,51 @@ def import_all() -> dict[str, str]:
 
 
 class Ranks:
-    """The ranks that live, each with the connection of its stand-in."""
+    """Running ranks, each with the connection of its stand-in."""
 
     def __init__(self, waiting: selectors.BaseSelector) -> None:
         self._waiting = waiting
-        self._by_end: dict[int, tuple[int, socket.socket]] = {}  # by the descriptor that tells of a rank's end
+        self._by_pidfd: dict[int, tuple[int, socket.socket]] = {}
 
     def add(self, pid: int, connection: socket.socket) -> None:
-        """Watches a rank that was forked."""
-        ended = os.pidfd_open(pid)
-        self._by_end[ended] = pid, connection
-        self._waiting.register(ended, selectors.EVENT_READ, self._tell_end)
-        self._waiting.register(connection, selectors.EVENT_READ, self._lose)
+        """Watch a new rank."""
+        pidfd = os.pidfd_open(pid)
+        self._by_pidfd[pidfd] = pid, connection
+        self._waiting.register(pidfd, selectors.EVENT_READ, self._send_status)
+        self._waiting.register(connection, selectors.EVENT_READ, self._kill_rank_of)
 
-    def forget(self) -> None:
-        """Closes all descriptors, in a rank that was just forked."""
-        for ended, (_, connection) in self._by_end.items():
-            os.close(ended)
+    def close(self) -> None:
+        """Close all descriptors, in a newly forked rank."""
+        for pidfd, (_, connection) in self._by_pidfd.items():
+            os.close(pidfd)
             connection.close()
 
     def kill(self) -> None:
-        """Ends all ranks."""
-        for pid, _ in self._by_end.values():
+        """Kill all ranks."""
+        for pid, _ in self._by_pidfd.values():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
-    def _tell_end(self, ended: Any) -> None:
-        pid, connection = self._by_end.pop(ended)
-        for source in (ended, connection):
+    def _send_status(self, pidfd: Any) -> None:
+        pid, connection = self._by_pidfd.pop(pidfd)
+        for source in (pidfd, connection):
             with contextlib.suppress(KeyError):
                 self._waiting.unregister(source)
-        os.close(ended)
+        os.close(pidfd)
         with contextlib.suppress(OSError):
             connection.sendall(_NUMBER.pack(os.waitpid(pid, 0)[1]))
         connection.close()
 
-    def _lose(self, connection: Any) -> None:
-        """The stand-in was killed, and nobody else tells the rank."""
+    def _kill_rank_of(self, connection: Any) -> None:
+        """Kill a rank whose stand-in was killed."""
         self._waiting.unregister(connection)
-        for pid, other in self._by_end.values():
+        for pid, other in self._by_pidfd.values():
             if other is connection:
-                os.kill(pid, signal.SIGKILL)  # it is there, even if as a zombie, until _tell_end has waited for it
+                os.kill(pid, signal.SIGKILL)  # the pid is valid, maybe a zombie, until _send_status has waited for it
 
 
 def serve(address: str) -> dict[str, Any]:
-    """Forks ranks until standard input ends; returns in each rank, with what it was asked for by its stand-in."""
+    """Fork ranks until standard input ends. In each rank, return the request of its stand-in."""
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(f"{address}.unready")
     listening.listen(64)
@@ -113,19 +113,19 @@ def serve(address: str) -> dict[str, Any]:
             forked = fork(connection)
             if isinstance(forked, dict):
                 listening.close()
-                ranks.forget()
+                ranks.close()
                 return forked
             if forked is not None:
                 ranks.add(forked, connection)
 
 
 def fork(connection: socket.socket) -> int | dict[str, Any] | None:
-    """Forks one rank.
+    """Fork one rank.
 
     Returns:
-        Its process id, and in the rank itself what it was asked for; None if it was refused.
+        The process id of the rank; in the rank itself, the request; None if it was rejected.
     """
-    header, descriptors, _, _ = socket.recv_fds(connection, _NUMBER.size, _MOST_DESCRIPTORS)
+    header, descriptors, _, _ = socket.recv_fds(connection, _NUMBER.size, _MAX_DESCRIPTORS)
     if not header:
         connection.close()
         return None
@@ -157,13 +157,13 @@ def fork(connection: socket.socket) -> int | dict[str, Any] | None:
 
 
 def enter(namespace: int) -> None:
-    """Enters a namespace of the stand-in's, which runs on another host of the tests."""
+    """Enter a namespace of the stand-in, which runs on another host of the tests."""
     if ctypes.CDLL(None, use_errno=True).setns(namespace, 0):
         raise OSError(ctypes.get_errno(), "setns")
 
 
 def become(request: dict[str, Any]) -> types.CodeType:
-    """Turns this forked process into the rank that was asked for; returns the code that it is to run."""
+    """Turn this forked process into the requested rank, and return the compiled program."""
     os.setsid()
     os.umask(request["umask"])
     os.sched_setaffinity(0, request["cores"])
@@ -192,7 +192,7 @@ def become(request: dict[str, Any]) -> types.CodeType:
 
 
 def show_environment() -> None:
-    """Writes the environment to where `/proc/PID/environ` is read from, into the room that was left for it."""
+    """Write the environment to the memory of `/proc/PID/environ`, where the variable `ROOM` reserves space."""
     with open("/proc/self/stat", encoding="ascii") as stat:
         fields = stat.read().rpartition(")")[2].split()
     start, end = int(fields[47]), int(fields[48])
@@ -207,11 +207,7 @@ def show_environment() -> None:
 
 
 def run(code: types.CodeType) -> int:
-    """Runs the rank's program, as Python does.
-
-    Returns:
-        The exit code of its process.
-    """
+    """Run the rank's program like Python, and return the exit code."""
     try:
         exec(code, vars(sys.modules["__main__"]))
     except SystemExit as error:
@@ -221,9 +217,9 @@ def run(code: types.CodeType) -> int:
         return 1
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # noqa: BLE001 - as Python does it, but for this file's own frame
+    except BaseException as error:  # noqa: BLE001 - like Python, but without this file's frame
         error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
-        # What the frames hold lives on, as in Python: objects of TensorFlow's may say something when they are deleted.
+        # As in Python, this keeps the frames' objects alive: some of TensorFlow's print when they are deleted.
         sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
         sys.excepthook(type(error), error, error.__traceback__)
         return 1
@@ -231,13 +227,13 @@ def run(code: types.CodeType) -> int:
 
 
 def end(code: int) -> None:
-    """Ends the rank once Python's own exit has run: its threads and hooks, but nothing of what libraries do after it.
+    """Exit after Python's own exit steps (threads and hooks), but before those of C++ libraries.
 
-    TensorFlow's part of the exit has taken forever. MPI's is left alone, which launchers wait for.
+    Those of TensorFlow have hung. Ranks of MPI exit normally, as launchers wait for MPI's finalization.
     """
     if "mpi4py.MPI" in sys.modules or any(name.startswith(("OMPI_", "PMI")) for name in os.environ):
         sys.exit(code)
-    threading._shutdown()  # type: ignore[attr-defined]  # joins the threads that are no daemons
+    threading._shutdown()  # type: ignore[attr-defined]  # joins non-daemon threads
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):

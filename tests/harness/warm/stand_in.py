@@ -1,7 +1,7 @@
-"""What a launcher starts in Python's place: has a parent fork a rank, and stands for it until it ends.
+"""Process that a launcher starts instead of Python: request a rank from a parent, and represent it until it exits.
 
-It runs without site-packages, so that it starts in 20 ms, and calls itself `warm-stand-in`, so that nobody takes it
-for the rank.
+It runs without site-packages, so that it starts in 20 ms. Its process name is `warm-stand-in`, which distinguishes it
+from ranks.
 """
 
 from __future__ import annotations
@@ -15,36 +15,36 @@ import struct
 import sys
 from types import FrameType
 
-_RANKS = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "HVKERAS_RUN_RANK")  # the others' ranks are even
-_PASSED_ON = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGABRT, signal.SIGUSR1, signal.SIGUSR2,
+_RANKS = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "HVKERAS_RUN_RANK")  # ranks of other launchers count as even
+_FORWARDED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGABRT, signal.SIGUSR1, signal.SIGUSR2,
               signal.SIGTERM)
-_NAMESPACES = ("mnt", "net", "uts")  # what makes a host of tests (see `harness.hosts`)
-_PARENT_IS_GONE = 98
+_NAMESPACES = ("mnt", "net", "uts")  # those of a host of the tests (see `harness.hosts`)
+_NO_PARENT = 98  # exit code
 _NUMBER = struct.Struct("=q")
 
 
 def main(folder: str, arguments: list[str]) -> None:
-    """Stands for a rank."""
+    """Request a rank, forward signals to it, and exit with its status."""
     with open("/proc/self/comm", "w", encoding="ascii") as name:
         name.write("warm-stand-in")
-    index = os.path.join(folder, "odd" if _rank() % 2 else "even")
-    namespaces = _namespaces(index)
+    address = os.path.join(folder, "odd" if _rank() % 2 else "even")
+    namespaces = _namespaces(address)
     request = json.dumps({"arguments": arguments, "folder": os.getcwd(), "environment": dict(os.environ),
                           "cores": sorted(os.sched_getaffinity(0)), "umask": _umask()}).encode()
     with socket.socket(socket.AF_UNIX) as parent:
-        parent.connect(index)
+        parent.connect(address)
         socket.send_fds(parent, [_NUMBER.pack(len(request))], [0, 1, 2, *namespaces])
         parent.sendall(request)
         for descriptor in namespaces:
             os.close(descriptor)
         rank = _read(parent)
 
-        def pass_on(number: int, frame: FrameType | None) -> None:
-            with contextlib.suppress(ProcessLookupError):  # it has ended, and its status is on the way
+        def forward(number: int, frame: FrameType | None) -> None:
+            with contextlib.suppress(ProcessLookupError):  # it has exited, and its status will arrive
                 os.kill(rank, number)
 
-        for number in _PASSED_ON:
-            signal.signal(number, pass_on)
+        for number in _FORWARDED:
+            signal.signal(number, forward)
         status = _read(parent)
     if os.WIFSIGNALED(status):
         killer = os.WTERMSIG(status)
@@ -63,9 +63,9 @@ def _rank() -> int:
     return 0
 
 
-def _namespaces(index: str) -> list[int]:
-    """Opens the namespaces of this process that are not its parent's."""
-    with open(f"{index}.pid", encoding="ascii") as file:
+def _namespaces(address: str) -> list[int]:
+    """Open the namespaces of this process that differ from the parent's."""
+    with open(f"{address}.pid", encoding="ascii") as file:
         theirs = f"/proc/{file.read()}/ns"
     return [os.open(f"/proc/self/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC) for kind in _NAMESPACES
             if os.readlink(f"/proc/self/ns/{kind}") != os.readlink(f"{theirs}/{kind}")]
@@ -80,7 +80,7 @@ def _umask() -> int:
 def _read(parent: socket.socket) -> int:
     data = parent.recv(_NUMBER.size)
     if len(data) < _NUMBER.size:
-        os._exit(_PARENT_IS_GONE)  # it has said why to standard error
+        os._exit(_NO_PARENT)  # the parent has written the reason to standard error
     return int(_NUMBER.unpack(data)[0])
 
 

@@ -1,4 +1,4 @@
-"""Allreduces compressed as `COMPRESSION` says, whose sums must be those of float32, rounded twice at most."""
+"""Allreduces with the compression `COMPRESSION`; the sums must equal those of float32 with at most two roundings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import hvkeras as hvd
 
 hvd.init("native")
 compression = getattr(hvd.Compression, os.environ["COMPRESSION"])
-# Three ranks on the first host: from 2048 on, float16 has every second number, so that adding in float16 loses each 1.
+# Three ranks on the first host: above 2048, float16 only has even integers, so float16 sums would lose each 1.
 values = np.full(300_000, [2048.0, 1.0, 1.0, 2.0][hvd.rank()], np.float32)
 expected = np.full_like(values, 2052.0)
 for step in range(10):

@@ -1,4 +1,4 @@
-"""Allreduces without end, each of which must be right; says how far it has come."""
+"""Endless allreduces with checked results; print the progress."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import tensorflow as tf
 import hvkeras as hvd
 
 LENGTHS = {"small": 100, "large": 500_000}
-STEPS = int(os.environ.get("ENDLESS_STEPS", "0"))  # after which it ends
+STEPS = int(os.environ.get("ENDLESS_STEPS", "0"))  # number of steps; 0 for endless
 
 print(f"pid {os.getpid()}", flush=True)
 hvd.init("native")

@@ -1,4 +1,4 @@
-"""Does what `endless.py` does, and prints the addresses of UCX, which only the control channel carries otherwise."""
+"""Run `endless.py`, and print the addresses of UCX, which are otherwise only sent over the control channel."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ opened = Ucx.open
 
 
 def recorded(self: Ucx, group: int, settings: Mapping[str, str], hosts: int) -> bytes:
-    """Opens a link, and prints where it is."""
+    """Open a link, and print its address."""
     address = opened(self, group, settings, hosts)
     print(f"address {address.hex()}", flush=True)
     return address

@@ -1,4 +1,4 @@
-"""Tries to connect to an address of UCX by a device, as a leader of the job would, and prints what came of it."""
+"""Try to connect to an address of UCX through a device, like a leader of the job, and print the result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Collectives of ranks on two hosts, two ranks on each, against NumPy; every check returns what is wrong."""
+"""Collectives between two hosts with two ranks each, compared with NumPy; each check returns the differences."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from harness import pairwise
 from harness.checks import check, run_checks
 
 DTYPES = ("float16", "bfloat16", "float32", "float64", "int8", "uint8", "int32", "int64")
-LENGTHS = (0, 1, 7, 1001, 40_003)  # the last one takes the way of several steps, in every dtype but the smallest
+LENGTHS = (0, 1, 7, 1001, 40_003)  # the last one takes several steps, in every dtype but the smallest
 LONG = 700_001  # float32 numbers in more than five segments
 OPERATIONS: dict[str, Any] = {"Average": (hvd.Average, np.mean), "Sum": (hvd.Sum, np.sum), "Min": (hvd.Min, np.min),
                               "Max": (hvd.Max, np.max), "Product": (hvd.Product, np.prod)}
@@ -20,7 +20,7 @@ HALVES = {"one host": [0, 1], "the other": [2, 3], "across": [0, 2], "unequal": 
 
 
 def values(rank: int, length: int) -> Any:
-    """A rank's numbers, such that every dtype holds them, and what comes of four of them, exactly."""
+    """Return a rank's numbers, which every dtype represents exactly, as well as results of four ranks."""
     return (np.arange(length) * (rank + 1)) % 3 + rank % 2
 
 
@@ -34,7 +34,7 @@ def difference(name: str, found: Any, expected: Any) -> list[str]:
 
 @check
 def reductions() -> list[str]:
-    """Every operation on every dtype, and each on every length from none to several segments."""
+    """Every operation on every dtype, and each length from zero to several segments."""
     def everything() -> dict[str, Any]:
         mine = {length: values(hvd.rank(), length) for length in LENGTHS}
         return {f"{operation} {dtype} {length}": hvd.allreduce(tf.constant(mine[length], dtype),
@@ -63,7 +63,7 @@ def long_sums() -> list[str]:
 
 @check
 def gathers() -> list[str]:
-    """Rows that differ in number, from none to more than one round."""
+    """Different numbers of rows, from zero to more than one round."""
     wrong = []
     for scale in (1, 40_000):
         parts = [np.full((rank * scale, 3), rank) for rank in range(4)]
@@ -74,7 +74,7 @@ def gathers() -> list[str]:
 
 @check
 def broadcasts() -> list[str]:
-    """From each rank, as many bytes as go straight, as go in parts, and more than one round."""
+    """From each rank, with sizes for one message, for several parts, and for more than one round."""
     wrong = []
     for root in range(4):
         for length in (0, 3, 30_000, LONG):
@@ -85,7 +85,7 @@ def broadcasts() -> list[str]:
 
 @check
 def process_sets() -> list[str]:
-    """Sets of one host's ranks, and of both hosts'."""
+    """Sets of ranks of one host and of both hosts."""
     wrong = []
     for name, ranks in HALVES.items():
         chosen = hvd.add_process_set(ranks)
@@ -104,7 +104,7 @@ def process_sets() -> list[str]:
 
 @check
 def names_in_any_order() -> list[str]:
-    """Named collectives in flight at once, in an order of its own on each rank."""
+    """Named collectives at the same time, in a different order on each rank."""
     names = [f"number {number}" for number in range(30)]
     order = np.random.default_rng(hvd.rank()).permutation(30)
 
@@ -123,7 +123,7 @@ def names_in_any_order() -> list[str]:
 
 @check
 def a_mismatch() -> str:
-    """Lengths that only the running graph knows, another on the second host; the engine goes on after it."""
+    """Lengths that are only known at run time and differ on the second host; afterwards the engine continues."""
     total = tf.function(lambda ones: hvd.allreduce(ones, op=hvd.Sum, name="of unknown length"),
                         input_signature=[tf.TensorSpec([None])])
     try:

@@ -1,4 +1,4 @@
-"""Runs collectives of all kinds and sizes from two threads, without end, until another process ends a rank."""
+"""Run collectives of all kinds and sizes from two threads, until another process terminates a rank."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ hvd.init()
 import tensorflow as tf  # noqa: E402 - init() must not need it
 
 SIZES = (1, 1000, 300_001, 1_000_000)
-ends_at = float(sys.argv[1])  # seconds after which rank 1 exits by itself; 0 for never
+ends_at = float(sys.argv[1])  # seconds after which rank 1 exits; 0 for never
 
 
 @tf.function

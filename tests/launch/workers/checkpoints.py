@@ -1,4 +1,4 @@
-"""Training that is cut off and goes on, in one job: `checkpoints.py ranks` with hvkeras, `workers` under a strategy."""
+"""Interrupt and resume training in one job: `checkpoints.py ranks` with hvkeras, `workers` under a strategy."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ else:
     RANK, SIZE = STRATEGY.cluster_resolver.task_id, 2
 X = np.random.default_rng(0).normal(size=(96, 4)).astype("float32")
 Y = (X @ [[1.0], [2], [-1], [0.5]]).astype("float32")
-FOLDER = Path(f"of rank {RANK}")  # no folder is shared
+FOLDER = Path(f"of rank {RANK}")  # ranks share no folder
 
 
 class Worse(keras.callbacks.Callback):  # type: ignore[misc]
-    """Logs a value of which the second is the best."""
+    """Callback that logs a value whose second one is the best."""
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         logs["made"] = [2.0, 1.0, 3.0][epoch]
@@ -42,7 +42,7 @@ def scope() -> Any:
 
 
 def compiled() -> Any:
-    keras.utils.set_random_seed(7 + RANK if RANKS else 7)  # each rank has dropout masks of its own
+    keras.utils.set_random_seed(7 + RANK if RANKS else 7)  # ranks have different dropout masks
     with scope():
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8), keras.layers.BatchNormalization(),
                                   keras.layers.Dropout(0.3), keras.layers.Dense(1)])
@@ -57,7 +57,7 @@ def dataset() -> Any:
 
 
 def trained(*callbacks: Any, cut: int | None = None) -> Any:
-    """A model after three epochs of four steps, or after `cut` steps."""
+    """Return a model after three epochs of four steps, or after `cut` steps."""
     model, data = compiled(), dataset()
     with warnings.catch_warnings(), contextlib.suppress(CutOffError):
         warnings.simplefilter("ignore")
@@ -69,9 +69,9 @@ def trained(*callbacks: Any, cut: int | None = None) -> Any:
 
 
 def values(model: Any, save_freq: Any) -> list[Any]:
-    """All that training depends on: weights, the optimizer's variables, and the layers' seeds.
+    """Return everything that training depends on: weights, the optimizer's variables, and the layers' seeds.
 
-    The moving statistics of BatchNormalization are each worker's own, and all resume with the chief's; ranks average
+    The moving statistics of BatchNormalization differ between workers, and all resume with the chief's; ranks average
     them at the end of an epoch.
     """
     with_statistics = save_freq == "epoch" if RANKS else RANK == 0
@@ -81,7 +81,7 @@ def values(model: Any, save_freq: Any) -> list[Any]:
 
 @check
 def goes_on_exactly() -> Any:
-    """Whether each variable is the same after a cut in an epoch and one between two; and what is left on the disk."""
+    """Whether each variable is equal after interruptions in and between epochs; and the remaining files."""
     undisturbed = trained()
     found = []
     cases: Any = ((1, 6), ("epoch", 9)) if RANKS else ((1, 6),)
@@ -101,13 +101,13 @@ def goes_on_exactly() -> Any:
 
 
 def weights(model: Any) -> list[Any]:
-    """The weights, but for statistics that are averaged at an epoch's end, after the file that its last batch wrote."""
+    """Return the weights except statistics, which are averaged at an epoch's end, after the last batch's file."""
     return [np.asarray(variable) for variable in model.weights if not RANKS or "moving" not in variable.path]
 
 
 @check
 def the_best_is_kept() -> Any:
-    """What ModelCheckpoint leaves, and how far it is from the model, once opened without a strategy."""
+    """ModelCheckpoint's files, and their differences from the model after loading without a strategy."""
     model = trained(Worse(), ModelCheckpoint(FOLDER / "{epoch}-{made:.0f}.keras", "made", mode="min",
                                              save_best_only=True),
                     ModelCheckpoint(FOLDER / "last.weights.h5", save_weights_only=True, save_freq=2))
@@ -120,7 +120,7 @@ def the_best_is_kept() -> Any:
         warnings.simplefilter("ignore")
         alone = hvd.alone() if RANKS else contextlib.nullcontext()
         with alone:
-            again.fit(X, Y, verbose=0)  # with the state of the plain optimizer
+            again.fit(X, Y, verbose=0)  # with the plain optimizer's state
     again.load_weights(FOLDER / "last.weights.h5")
     return {"files": names, "optimizer": type(again.optimizer).__mro__[0].__module__,
             "apart": max(float(np.abs(one - other).max()) for one, other in
@@ -129,7 +129,7 @@ def the_best_is_kept() -> Any:
 
 @check
 def what_others_wrote_opens_here() -> Any:
-    """A model that one process saved without a strategy, opened under this one's."""
+    """Load a model under this strategy that one process saved without one."""
     path = FOLDER / "plain.keras"
     FOLDER.mkdir(exist_ok=True)
     plain = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])

@@ -1,4 +1,4 @@
-"""Trains a tiny model with `fit` for `hvkeras compare`, and says what it knows of the training itself."""
+"""Train a tiny model with `fit` for `hvkeras compare`, and print the script's own view of the training."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ hvd.init()
 numbers = np.random.default_rng(0)
 x = numbers.normal(size=(148, 4)).astype("float32")
 y = (x.sum(axis=1) > 0).astype("int64")
-x, y = x[hvd.rank() :: 4], y[hvd.rank() :: 4]  # 37 rows on each rank, on one process as well
+x, y = x[hvd.rank() :: 4], y[hvd.rank() :: 4]  # 37 rows on each rank, also on one process
 
 keras.utils.set_random_seed(hvd.rank())
 model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(2)])

@@ -1,4 +1,4 @@
-"""Trains a tiny model with a tape for `hvkeras compare`, which only sees what is printed; never calls shutdown()."""
+"""Train a tiny model with a tape for `hvkeras compare`, which only has the output; never call shutdown()."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import hvkeras as hvd
 
 
 def train() -> None:
-    """All of it, so that nothing but hvkeras holds the model when the process ends."""
+    """Train in a function, so that only hvkeras holds a reference to the model at exit."""
     hvd.init()
     x = np.random.default_rng(hvd.rank()).normal(size=(37, 4)).astype("float32")
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, kernel_initializer="ones")])

@@ -1,7 +1,7 @@
-"""Trains elastically: all ranks stumble once in epoch 1, one is killed once in epoch 2, of 4, and one fails at the end.
+"""Train elastically for 4 epochs: all ranks raise once in epoch 1, one is killed in epoch 2, and one fails at the end.
 
-Prints what each start began with, and at the end whether the weights are those of one process. Rank 1 spoils the last
-commit when it is the one that is killed.
+Print the state at each start, and at the end whether the weights equal those of one process. If rank 1 is killed, it
+corrupts the last commit first.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Stumble(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no
             raise hvd.elastic.HorovodInternalError("all ranks stumble")
         if self.elastic.epoch == 2 and batch == 2 and hvd.rank() == self.victim and not self.marker.exists():
             self.marker.touch()
-            if self.victim:  # rank 0 commits no more: it waits for this rank in the next batch
+            if self.victim:  # rank 0 does not commit again: it waits for this rank in the next batch
                 spoil(Path(os.environ["HVKERAS_ELASTIC_DIR"]) / "commit-0")
             os.kill(os.getpid(), signal.SIGKILL)
 

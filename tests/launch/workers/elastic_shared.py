@@ -1,8 +1,8 @@
-"""Trains elastically with an optimizer whose update the ranks share; all have the same data, as one process would have.
+"""Train elastically with a sharded optimizer update. All ranks have the same data, as one process would have.
 
-Arguments: the optimizer (after `fit:`, if `fit` is to train), the number of ranks to end with (0 for any), and events:
-a worker's number, what it does, and after which step: `1:kill:7`, `0:raise:9`, or `0:slots=1:12`, which writes a number
-of slots for a host discovery script.
+Arguments: the optimizer (after `fit:` to train with `fit`), the final number of ranks (0 for any), and events. An event
+is a worker's number, an action, and a step: `1:kill:7`, `0:raise:9`, or `0:slots=1:12`, which sets the number of slots
+that the host discovery script finds.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def data() -> tuple[Any, Any]:
 def happens(events: dict[int, str], step: int) -> None:
     what, _, slots = events.get(step, "").partition("=")
     mark = Path(f"done.{WORKER}.{step}")
-    if not what or mark.exists():  # not again where the step is repeated
+    if not what or mark.exists():  # not again when the step is repeated
         return
     mark.touch()
     if what == "kill":
@@ -52,7 +52,7 @@ def happens(events: dict[int, str], step: int) -> None:
 
 
 def by_fit(model: Any, events: dict[int, str]) -> None:
-    """Trains by `fit`, after which rank 0 has the whole state."""
+    """Train with `fit`, after which rank 0 has the complete state."""
     x, y = data()
     happening = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, _: (happens(events, epoch + 1),
                                                                               time.sleep(0.01)))
@@ -77,7 +77,7 @@ def by_loop(model: Any, wanted: int, events: dict[int, str]) -> None:
             if state.step % EVERY == 0:
                 state.commit()
             happens(events, state.step)
-        while wanted and hvd.size() != wanted:  # until others have joined or left
+        while wanted and hvd.size() != wanted:
             time.sleep(0.1)
             state.commit()
 

@@ -1,4 +1,4 @@
-"""Forks a process for each way in which one may end, prints how each has ended, and reduces once more."""
+"""Fork a process for each kind of exit, print how each has ended, and run one more allreduce."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ import hvkeras as hvd
 from hvkeras.backends.cpp_library import library
 
 WAYS = ("end", "exit", "raise", "collective", "operation", "init", "shutdown", "again")
-WITHIN = 30.0  # seconds for a child to end
+WITHIN = 30.0  # seconds; timeout for the exit of a child
 
 
 def end_of(pid: int) -> int | str:
-    """Returns a child's exit code."""
     deadline = time.monotonic() + WITHIN
     while time.monotonic() < deadline:
         done, status = os.waitpid(pid, os.WNOHANG)
@@ -30,7 +29,7 @@ def end_of(pid: int) -> int | str:
 
 
 def in_child(way: str) -> None:
-    """What a child does before its script ends."""
+    """Run in a child before the end of its script."""
     if way == "exit":
         sys.exit(10 + hvd.rank() + 10 * hvd.size())
     if way == "raise":
@@ -51,7 +50,7 @@ def in_child(way: str) -> None:
 
 
 def of_a_graph() -> None:
-    """Runs the engine's operation itself, as graphs do that the rank has traced."""
+    """Run the engine's operation directly, as traced graphs do."""
     if os.environ["HVKERAS_BACKEND"] == "native":
         library().operations.hvkeras_allreduce(inputs=[[1.0]], key="", group=0, reduction=0, before="1.0", after="1.0",
                                                order=[], named=[list(b"in a child")])

@@ -1,8 +1,8 @@
-"""Which GPUs ranks take, of some that TensorFlow believes in until it starts (`harness.gpus`).
+"""Choice of GPUs by ranks, with simulated GPUs (`harness.gpus`).
 
-Arguments: how many a rank sees, and what the script does about them: `pins` rank 1 to GPU 1 and rank 0 to GPU 0 in the
-other order, `hides` them, `limits` memory, `starts` TensorFlow first, `horovod` (its lines after init()), `apart` (each
-rank on a host of its own), and `fewer` (rank 1 sees none). With `crosses`, ranks run collectives in unlike orders.
+Arguments: the number of GPUs per rank, and what the script does: `pins` rank 1 to GPU 1 and rank 0 to GPU 0 in the
+other order, `hides` GPUs, `limits` memory, `starts` TensorFlow first, `horovod` (its lines after init()), `apart` (each
+rank on a separate host), and `fewer` (rank 1 has none). With `crosses`, ranks run collectives in different orders.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RANK = announced_rank(os.environ) or 0
 
 @check
 def place() -> dict[str, Any]:
-    """What the rank computes on, and what carries its tensors."""
+    """Return the rank's devices, and the transport of its tensors."""
     gpus = tf.config.list_physical_devices("GPU")
     return {"visible": [gpu.name[-1] for gpu in tf.config.get_visible_devices("GPU")],
             "growth": [tf.config.experimental.get_memory_growth(gpu) for gpu in gpus],
@@ -37,7 +37,7 @@ def place() -> dict[str, Any]:
 
 @check
 def collective() -> float:
-    """A sum; where NCCL would carry it, on the CPU instead."""
+    """Return a sum; on the CPU if NCCL would run it."""
     if current_session().backend.transport == "NCCL":
         current_session().backend._cluster.device = "/CPU:0"
     return float(hvd.allreduce(tf.constant(RANK + 1.0), op=hvd.Sum))
@@ -45,10 +45,10 @@ def collective() -> float:
 
 @check
 def crossed() -> dict[str, list[str]]:
-    """What collectives say that NCCL, which combines whatever comes next, combines with others; in a graph at last."""
+    """Errors of collectives that NCCL would combine by their order; the last one is from a graph."""
     current_session().backend._cluster.device = "/CPU:0"
     numbers = itertools.count(1)
-    tfdist._instance = lambda key, tensor: next(numbers)  # the order alone says what belongs together
+    tfdist._instance = lambda key, tensor: next(numbers)  # as with NCCL, the order determines which collectives match
     return said_when_crossed(RANK)
 
 

@@ -1,4 +1,4 @@
-"""A script for Horovod that trains in a session, with tf_keras and without eager execution."""
+"""A Horovod script that trains in a session, with tf_keras and without eager execution."""
 
 import json
 

@@ -1,6 +1,6 @@
-"""Runs graphs that were traced before the ranks of an elastic job change, and checks what they compute.
+"""Run graphs that were traced before a change of the ranks of an elastic job, and check their results.
 
-Arguments: the numbers of ranks that the job shall have one after the other; worker 0 asks for each of them.
+Arguments: the successive sizes of the job; worker 0 requests each of them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ hvd.init()
 SIZES = [int(size) for size in sys.argv[1:]]
 COMPILES = os.environ["HVKERAS_BACKEND"] == "native"
 
-own = tf.Variable(0.0)  # this rank's number and one
+own = tf.Variable(0.0)  # rank + 1
 weights = tf.Variable(tf.zeros([3]))
 rows = tf.Variable(tf.zeros([8, 2]))
 kept = tf.Variable(tf.zeros([2]))
@@ -106,7 +106,7 @@ class Steps:
 
 
 steps = Steps()
-concrete: list[Any] = []  # functions that a script keeps, one of them without the tf.function that it comes from
+concrete: list[Any] = []  # concrete functions, one of them without a reference to its tf.function
 
 
 @tf.function

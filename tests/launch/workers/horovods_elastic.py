@@ -1,10 +1,9 @@
-"""An elastic script as Horovod documents them: model, optimizer, step and state are made at module level.
+"""An elastic script from Horovod's documentation: model, optimizer, step and state are module-level objects.
 
-Arguments: `loop` or `keras`, how many epochs, and what happens within epochs: `1:slots=3` changes what the host
-discovery script prints, `2:kill` kills rank 1, and `2:raise` makes it raise. Each rank prints the epochs that it has
-completed. The weight counts what all ranks have added, so that every epoch must have been trained once, on the ranks
-that are told. Epochs last longer than what happens in them: rank 0 waits for the new workers, and for those that
-replace lost ones.
+Arguments: `loop` or `keras`, the number of epochs, and events in epochs: `1:slots=3` changes the output of the host
+discovery script, `2:kill` kills rank 1, and `2:raise` makes it raise. Each rank prints its completed epochs. The weight
+is a sum over all ranks, so that it shows whether each epoch was trained once, on the printed numbers of ranks. An epoch
+lasts longer than its event: rank 0 waits for new workers, and for replacements of lost ones.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ keras: Any = tf.keras
 KIND, EPOCHS = sys.argv[1], int(sys.argv[2])
 EVENTS = {int(epoch): what for epoch, what in (each.split(":") for each in sys.argv[3:])}
 STEPS = 6
-LOOKS_WITHIN = 2.0  # seconds until the launcher has looked for hosts, and knows that a worker is ready
+LOOKS_WITHIN = 2.0  # seconds until the launcher has run the discovery script, and has registered a ready worker
 
 slots, workers = 2, 2
-WORKERS = {}  # how many must have been started by the end of an epoch
+WORKERS = {}  # number of workers that must have been started by the end of an epoch
 for epoch, what in sorted(EVENTS.items()):
     wanted = int(what.partition("=")[2] or slots)
     workers += 1 if wanted == slots else max(0, wanted - slots)
@@ -44,7 +43,7 @@ dataset = tf.data.Dataset.from_tensor_slices((features, labels)).repeat().batch(
 
 
 def loss(labels: Any, outputs: Any) -> Any:
-    """Its gradient is the label, which is the rank's number and one at the time of the step."""
+    """Return a loss whose gradient is the label: the rank + 1 at the time of the step."""
     return -tf.reduce_mean(outputs * tf.reshape(tf.cast(hvd.rank() + 1, tf.float32) + 0.0 * labels, tf.shape(outputs)))
 
 
@@ -109,7 +108,7 @@ model.set_weights([np.zeros((1, 1))])
 
 def on_state_reset() -> None:
     optimizer.lr.assign(1.0)
-    if KIND == "keras":  # "to join with possible new ranks", as Horovod's example has it
+    if KIND == "keras":  # "to join with possible new ranks", from Horovod's example
         weights = model.get_weights()
         model.fit(dataset, steps_per_epoch=1, epochs=1, verbose=0)
         model.set_weights(weights)

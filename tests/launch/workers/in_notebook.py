@@ -1,6 +1,6 @@
-"""Runs cells in an IPython kernel, and prints what each leaves in a notebook: JSON, a list of outputs for each cell.
+"""Run cells in an IPython kernel, and print their outputs: JSON, a list of outputs per cell.
 
-Arguments: a file with the cells, a list of texts as JSON.
+Argument: a JSON file with a list of cells.
 """
 
 from __future__ import annotations
@@ -12,18 +12,17 @@ from typing import Any
 
 from jupyter_client.manager import KernelManager
 
-DEADLINE = 300.0  # seconds for a cell
+DEADLINE = 300.0  # seconds per cell
 
 
 class Cell:
-    """A cell's outputs, as a notebook keeps them."""
+    """A cell's outputs, as in a notebook file."""
 
     def __init__(self) -> None:
         self.outputs: list[dict[str, Any]] = []
-        self.changes = 0  # of outputs that were there
+        self.changes = 0  # of existing outputs
 
     def take(self, message: dict[str, Any]) -> None:
-        """Takes a message of the kernel's."""
         kind, content = message["msg_type"], message["content"]
         name = content.get("transient", {}).get("display_id")
         if kind == "update_display_data":

@@ -1,4 +1,4 @@
-"""Loads UCX, joins its job three times on the engine native, and reports what that has changed in the process."""
+"""Load UCX, join the job three times with the engine native, and report the side effects on the process."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from hvkeras.backends.native.ucx import Ucx
 
 
 def signals() -> str:
-    """The signals that the process handles, as a set of bits."""
+    """Return the mask of the signals that the process handles."""
     return re.findall(r"^SigCgt:\s*(\w+)", Path("/proc/self/status").read_text(), re.MULTILINE)[0]
 
 
 def descriptors() -> dict[str, int]:
-    """How many open descriptors there are of each kind."""
+    """Return the number of open descriptors by kind."""
     kinds: Counter[str] = Counter()
     for name in os.listdir("/proc/self/fd"):
         try:
@@ -33,7 +33,7 @@ def descriptors() -> dict[str, int]:
 
 
 def threads() -> list[str]:
-    """The names of all threads, but TensorFlow's own: it starts some of them late."""
+    """Return the names of all threads except TensorFlow's, of which it starts some late."""
     names = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
     return sorted(name for name in names if not name.startswith("tf_"))
 
@@ -42,7 +42,7 @@ before = signals()
 Ucx(library(), ucx_folder())
 loaded = {"signals": [before, signals()], "environment": sorted(name for name in os.environ if "UCX" in name)}
 print("LOADED " + json.dumps(loaded), flush=True)
-for _ in range(3):  # TensorFlow may start threads without names in the second one
+for _ in range(3):  # TensorFlow may start unnamed threads in the second one
     hvd.init("native")
     inside = {"threads": threads(), "descriptors": descriptors()}
     total = float(hvd.allreduce(tf.ones([300_000]), op=hvd.Sum)[-1])

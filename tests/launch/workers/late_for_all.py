@@ -1,4 +1,4 @@
-"""Rank 1 comes late to what all ranks must call, so that rank 0 seems to be alone in it."""
+"""Rank 1 is late for calls that all ranks must make, so that rank 0 seems to make them alone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Evaluate(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships n
 
 
 def late() -> None:
-    hvd.barrier()  # so that rank 0 is not the one that is late, on a busy machine
+    hvd.barrier()  # so that rank 0 is not late on a busy machine
     if hvd.rank() == 1:
         time.sleep(LATE)
 

@@ -1,4 +1,4 @@
-"""Joins its job, adds up the ranks, and says where it is."""
+"""Join the job, sum the ranks, and print rank and size."""
 
 from __future__ import annotations
 

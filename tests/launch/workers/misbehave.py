@@ -1,4 +1,4 @@
-"""Trains until rank 1 does what the first argument says; `-` is a job that ends well."""
+"""Train until rank 1 misbehaves as the first argument says; `-` for a job that succeeds."""
 
 from __future__ import annotations
 

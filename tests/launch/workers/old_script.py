@@ -1,4 +1,4 @@
-"""A script as Horovod's users have them: `fit`, loops of their own, elastic training; it knows nothing of hvkeras."""
+"""A Horovod script without any reference to hvkeras: `fit`, custom loops, elastic training."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from horovod.common.exceptions import HorovodInternalError
 from horovod.common.util import env
 from horovod.tensorflow import mpi_ops
 from horovod.tensorflow.compression import Compression
-from tensorflow.keras.optimizers import legacy as optimizers  # as newer ones do
+from tensorflow.keras.optimizers import legacy as optimizers  # as newer scripts do
 
 announced = [int(os.environ[f"HOROVOD_{name}"]) for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK",
                                                              "CROSS_SIZE")]
@@ -33,7 +33,7 @@ def make_model():
 
 
 def trained_by_a_generator():
-    """A model that sees the batches of a generator, with arguments that select how Keras 2 works inside."""
+    """A model trained on a generator, with arguments that select internals of Keras 2."""
     model = tf.keras.Sequential([tf.keras.layers.Input((4,)), tf.keras.layers.BatchNormalization(fused=True),
                                  tf.keras.layers.Dense(2, activation="softmax")])
     model.compile(loss=loss, optimizer=hvd_keras.DistributedOptimizer(tf.optimizers.SGD(0.1)))
@@ -47,7 +47,7 @@ def trained_by_a_generator():
 
 
 def stepped():
-    """A variable after two steps of an optimizer that computes gradients itself, the second doubled."""
+    """A variable after two steps of an optimizer that computes gradients itself; the second gradient is doubled."""
     variable, optimizer = tf.Variable(0.0), hvd_keras.DistributedOptimizer(tf.optimizers.SGD(1.0))
     optimizer.minimize(lambda: variable * (hvd.rank() + 1.0), [variable])
     with tf.GradientTape() as tape:
@@ -165,7 +165,7 @@ variables = models[0].variables
 names = {variable.ref(): place for place, variable in enumerate(variables)}
 found["places"] = [names[variable.ref()] for variable in variables]
 found["same"] = [one.ref().deref() is one for one in variables]
-if on_keras_3:  # of Keras 2, tf_keras has these no longer, or for legacy optimizers only
+if on_keras_3:  # tf_keras no longer has these members of Keras 2, or only for legacy optimizers
     found["lr="] = float(tf.optimizers.SGD(lr=0.5, jit_compile=False).lr)
     found["stepped"] = stepped()
 found["apart"] = variables[0].ref() in {variable.ref() for variable in models[1].variables}

@@ -1,4 +1,4 @@
-"""Reduces once; then a rank's process outlives its script: the arguments say how, and which rank's."""
+"""Run one allreduce. Then the process of a rank outlives its script; the arguments are the way and the rank."""
 
 from __future__ import annotations
 
@@ -34,6 +34,6 @@ if hvd.rank() == culprit:
         lingering = Lingering()
     if how == "engine":
         setattr(type(current_session().backend), "stop", lambda backend: linger())  # noqa: B010 - mypy wants it so
-    if how == "work":  # by itself, for longer than the others' processes could outlive their scripts
+    if how == "work":  # for longer than the timeout for processes after their scripts
         time.sleep(6)
         print("worked", flush=True)

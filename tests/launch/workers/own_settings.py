@@ -1,4 +1,4 @@
-"""Sets settings before `init()`, differently on each rank; then rank 1 never comes to a collective."""
+"""Set settings before `init()`, differently on each rank. Then rank 1 never calls a collective."""
 
 from __future__ import annotations
 

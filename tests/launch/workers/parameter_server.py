@@ -1,4 +1,4 @@
-"""Trains with parameter servers, for epochs enough to be interfered with; the second argument is a folder to use."""
+"""Train with parameter servers, long enough for failures; the second argument is a folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A script that knows nothing of hvkeras, as a tutorial has it; with an argument, worker 1 fails."""
+"""A tutorial's script without any reference to hvkeras; with an argument, worker 1 fails."""
 
 from __future__ import annotations
 

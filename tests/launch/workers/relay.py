@@ -1,8 +1,7 @@
-"""Trains with backups, each time with other workers: `relay.py <how> <folder> <epoch> <step> [rank]`.
+"""Train with backups, each time with other workers: `relay.py <how> <folder> <epoch> <step> [rank]`.
 
-`how` is "ranks", "workers", "devices" (two of one process) or "plain"; the process is killed before that step, or
-that rank alone is. Without an epoch it trains to the end, and writes down how far the weights are from those of an
-undisturbed run.
+`how` is "ranks", "workers", "devices" (two in one process) or "plain". The process, or only that rank, is killed before
+this step. Without an epoch, it trains to the end, and prints the difference of the weights from an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ def trained(callbacks: Any) -> Any:
 @check
 def how_far_apart() -> Any:
     keras.models.Sequential([keras.Input((4,)), keras.layers.Dense(8), keras.layers.Dense(1)]).load_weights(
-        BACKUP / "latest.weights.h5")  # a killed run leaves what Keras reads
+        BACKUP / "latest.weights.h5")  # Keras can read the file of a killed run
     begun = trained([BackupAndRestore(BACKUP, save_freq=1), Kill()])
     return max(float(np.abs(one - other).max()) for one, other in zip(begun, trained(None), strict=True))
 

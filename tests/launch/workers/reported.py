@@ -1,6 +1,6 @@
-"""Two ranks train for a report: rank 1 has slow data in `fit`, then rank 0 computes slowly in a loop of its own.
+"""Two ranks train for a report: rank 1 has slow data in `fit`, then rank 0 computes slowly in a custom loop.
 
-Arguments: how many steps an execution of `fit` has; or `killed`, where rank 1 dies in the middle.
+Arguments: steps per execution of `fit`; or `killed`: rank 1 is killed during training.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ killed = sys.argv[1] == "killed"
 
 
 def late(rank: int, values: Any, until: int | None = None) -> Any:
-    """Hands a tensor on, on one rank later; there, at one batch, the process dies."""
+    """Return a tensor, with a delay on one rank; at batch `until`, that process is killed."""
     def hand_on(batch: Any, number: int = 0) -> Any:
         late.calls += 1
         if hvd.rank() == rank and until is not None and late.calls > until:
@@ -52,7 +52,7 @@ def model() -> Any:
 
 
 def slow_input(until: int | None = None) -> None:
-    """Rank 1's data come late."""
+    """Delay rank 1's data."""
     network = model()
     options = {} if killed else {"steps_per_execution": int(sys.argv[1])}
     network.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)), "mse", jit_compile=False, **options)
@@ -61,7 +61,7 @@ def slow_input(until: int | None = None) -> None:
 
 
 def slow_computing() -> None:
-    """Rank 0's forward pass takes long."""
+    """Delay rank 0's forward pass."""
     network, optimizer = model(), keras.optimizers.SGD(0.01)
 
     @tf.function
@@ -85,7 +85,7 @@ def main() -> None:
         rank = hvd.rank()
         slow_input()
         hvd.shutdown()
-        # The record of the next job takes the place of this one's.
+        # The record of the next job replaces this one.
         os.makedirs("input/records", exist_ok=True)
         shutil.copy(f"report/records/rank.{rank}.npz", "input/records")
         hvd.init()

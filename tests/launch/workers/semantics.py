@@ -1,6 +1,6 @@
-"""What collectives of Horovod give, and their gradients, and which members its objects have.
+"""Results and gradients of Horovod's collectives, and the members of its objects.
 
-It is written for Horovod, and knows nothing of hvkeras.
+The script uses Horovod's API, without any reference to hvkeras.
 """
 
 import importlib
@@ -26,7 +26,7 @@ variable = tf.Variable(2.0)
 
 
 def outside():
-    """The gradient of a tape whose ranks are others."""
+    """Return the gradient of a tape of a process set without this rank."""
     with tf.GradientTape() as tape:
         loss = (rank + 1.0) * variable**2
     return hvd.DistributedGradientTape(tape, process_set=foreign).gradient(loss, variable)
@@ -178,7 +178,7 @@ CLASSES = {
 
 
 def parameters_of(function):
-    """The parameters of a function and their defaults; None for what is no function."""
+    """Return the parameters of a function with their defaults; None for other objects."""
     if not inspect.isfunction(function) and not inspect.ismethod(function):
         return None
     return {name: repr(one.default) if isinstance(one.default, (int, float, str, type(None))) else
@@ -187,7 +187,7 @@ def parameters_of(function):
 
 
 def members_of(thing):
-    """The public members, those of them that neither TensorFlow, Keras nor Python defines, and methods' parameters."""
+    """Return the public members; those not from TensorFlow, Keras or Python; and the parameters of methods."""
     cls = thing if inspect.isclass(thing) else type(thing)
     own = {name for base in cls.__mro__ if base.__module__.startswith("horovod.") for name in vars(base)}
     own |= {*vars(thing)} if thing is not cls else set()

@@ -1,6 +1,6 @@
-"""An elastic script with a session of TensorFlow 1, whose graph cannot be traced again: its program restarts.
+"""An elastic script with a TensorFlow 1 session: as its graph cannot be retraced, the program restarts.
 
-Arguments: the numbers of ranks that the job shall have one after the other; rank 0 asks for each of them.
+Arguments: the successive sizes of the job; rank 0 requests each of them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Trains under the strategy that `hvd.strategy` builds; with an argument, rank 1 then misbehaves."""
+"""Train under the strategy that `hvd.strategy` builds; with an argument, rank 1 then misbehaves."""
 
 from __future__ import annotations
 

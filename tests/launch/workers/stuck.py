@@ -1,4 +1,4 @@
-"""Trains; all ranks stand still for a while in a callback, then in validation, and then for ever in their data."""
+"""Train; all ranks hang for a while in a callback, then in validation, and then forever in their data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import tensorflow as tf
 import hvkeras as hvd
 
 hvd.init()
-PAUSE = 2.5  # seconds, after which the ranks have been told to stand still, and before the job ends for it
+PAUSE = 2.5  # seconds; longer than the stall warning, shorter than the stall shutdown
 passes, validations = itertools.count(), itertools.count()
 BATCH = np.ones((4, 2), "float32"), np.ones((4, 1), "float32")
 

@@ -1,10 +1,10 @@
-"""Trains elastically on generations of ranks; the model's weights count how often each sample was trained on.
+"""Train elastically with changing ranks; the model's weights count how often each sample was used.
 
-Arguments: the kind of data, and events: a worker's number, what it does to itself, and after how many of its steps, as
-in `1:kill:7 2:raise:9`. `0:hosts=4:7` writes another number of slots for a host discovery script, and 1 once the job
-has so many ranks; `0:shrink=2:7` writes it and waits until the launcher knows, and `2:drop=2:7` writes it and kills the
-worker. Training lasts for three epochs at least, and until the job has had other ranks and has as many as
-wanted again; of the kind `soak`, until there is a file `finish`.
+Arguments: the kind of data, and events: a worker's number, an action on itself, and the number of its steps, as in
+`1:kill:7 2:raise:9`. `0:hosts=4:7` sets the number of slots of a host discovery script, and 1 when the job has that
+many ranks; `0:shrink=2:7` sets it and waits for the launcher, and `2:drop=2:7` sets it and kills the worker. Training
+lasts for at least three epochs, and until the ranks have changed and the job has the requested number again. With the
+kind `soak`, it lasts until the file `finish` exists.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ import hvkeras as hvd
 from harness.gpus import pretend
 
 keras: Any = tf.keras
-SAMPLES, EPOCHS, MOST = 503, 3, 60  # a prime: no number of ranks divides it
-EVEN = SAMPLES - SAMPLES % 12  # of a dataset, some samples may be left out, but not where all ranks can have as many
+SAMPLES, EPOCHS, MOST = 503, 3, 60  # a prime, which no number of ranks divides
+EVEN = SAMPLES - SAMPLES % 12  # datasets may drop samples, but not if all ranks can have equally many
 PAUSE = float(os.environ.get("PAUSE", "0.005"))  # seconds after each step
 WORKER = int(os.environ["HVKERAS_RUN_WORKER"])
 
@@ -60,7 +60,7 @@ class Events(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no 
         what, _, slots = self.events.get(self.steps, "").partition("=")
         if what == "" and WORKER == 0 and hvd.size() == self.back_at:
             what, slots = "hosts", "1"
-        if not what or Path(f"done.{WORKER}.{self.steps}").exists():  # not after a restart of all ranks again
+        if not what or Path(f"done.{WORKER}.{self.steps}").exists():  # not again after a restart of all ranks
             return
         Path(f"done.{WORKER}.{self.steps}").touch()
         if what == "raise":
@@ -75,7 +75,7 @@ class Events(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no 
 
 
 class Batches(keras.utils.PyDataset):  # type: ignore[misc]
-    """Batches of 8 samples, in an order that each end of an epoch changes."""
+    """Batches of 8 samples, in an order that changes at each end of an epoch."""
 
     def __init__(self) -> None:
         super().__init__(workers=2)
@@ -93,7 +93,7 @@ class Batches(keras.utils.PyDataset):  # type: ignore[misc]
 
 
 class Training:
-    """The parts of a training run."""
+    """Parts of a training run."""
 
     def __init__(self, kind: str, events: list[list[str]]) -> None:
         numbers, nothing = np.arange(SAMPLES, dtype=np.int32), np.zeros(SAMPLES, np.float32)
@@ -102,7 +102,7 @@ class Training:
         self.model(numbers[:1])
         self.model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), op=hvd.Sum),
                            lambda _, of: -tf.reduce_sum(of), jit_compile=False)
-        if kind == "arrays":  # builds the optimizer, as Horovod's elastic scripts do
+        if kind == "arrays":  # builds the optimizer, as in Horovod's elastic scripts
             self.model.fit(numbers[:8], nothing[:8], verbose=0)
             self.model.counts.assign(tf.zeros_like(self.model.counts))
             self.model.waves.assign(1.0)
@@ -115,7 +115,8 @@ class Training:
             samples = tf.data.Dataset.from_tensor_slices((numbers[:EVEN], nothing[:EVEN]))
             self.data = {"x": hvd.shard(samples, shuffle=100).batch(8).prefetch(1), "shuffle": False}
         self.state: Any = hvd.elastic.TensorFlowKerasState(self.model, epoch=0, batch=0, wanted=hvd.size())
-        self.changes = int(any(Path().glob("done.*")))  # of the ranks: a process that starts after an event is one
+        # changes of the ranks; a start of this process after an event is one
+        self.changes = int(any(Path().glob("done.*")))
         self.goes_to_1 = any("hosts" in what for _, what, _ in events)
         self.state.register_reset_callbacks([self.count_change])
 
@@ -123,13 +124,13 @@ class Training:
         self.changes += 1
 
     def goes_on(self) -> bool:
-        if self.kind == "soak":  # until the file is there, for whichever rank looks first
+        if self.kind == "soak":  # until any rank finds the file
             over = hvd.allreduce(tf.constant(int(Path("finish").exists())), op=hvd.Max)
             return self.state.batch > 0 or not int(over)
         epoch, changes = self.state.epoch, int(hvd.allreduce(tf.constant(self.changes), op=hvd.Max))
         wanted = 1 if self.goes_to_1 else self.state.wanted
         is_over = epoch >= MOST or (epoch >= EPOCHS and bool(changes) and hvd.size() == wanted)
-        return self.state.batch > 0 or not is_over  # an epoch that has begun is completed
+        return self.state.batch > 0 or not is_over  # a started epoch is completed
 
     def by_callback(self) -> None:
         self.state.epoch = 6

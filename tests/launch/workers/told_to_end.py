@@ -1,7 +1,7 @@
-"""Trains for three epochs, in which SIGTERM comes once; started again, it compares the weights with undisturbed ones.
+"""Train for three epochs with one SIGTERM; after the restart, compare the weights with an uninterrupted run.
 
-Arguments: how the state is kept (`backup`, `commits`), and who gets SIGTERM after seven steps: a rank, or the first
-process above it whose command line contains a word.
+Arguments: the kind of saved state (`backup`, `commits`), and the receiver of SIGTERM after seven steps: a rank, or the
+first ancestor process whose command line contains a word.
 """
 
 from __future__ import annotations
@@ -58,6 +58,6 @@ model = trained(*([] if is_second else [Told()]), keeps)
 if is_second:
     same = all(np.array_equal(one, other) for one, other in zip(
         model.get_weights(), trained().get_weights(), strict=True))
-    print(f"same: {same}\n", end="", flush=True)  # in one write: lines of ranks must not mix
+    print(f"same: {same}\n", end="", flush=True)  # in one write, so that lines of ranks do not mix
 else:
     print("not ended", flush=True)

@@ -1,6 +1,6 @@
-"""A script that uses mpi4py as well: the arguments say when it imports it, and what it does with it."""
+"""A script that also uses mpi4py; the arguments say when it imports it, and how it uses it."""
 
-# ruff: noqa: E402 - the order is what this is about
+# ruff: noqa: E402 - the order of imports is tested
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layers that learn from data, on two ranks: what they learn together, what the root gives to all, and the guard."""
+"""Layers with `adapt()` on two ranks: learning from all ranks' data, broadcast from the root, divergence check."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LONG = RANDOM.gamma(2.0, size=5000).astype("float32")
 
 
 def mine(data: Any) -> Any:
-    """Uneven parts: the last rank has an eighth."""
+    """Return this rank's part; the last rank has only an eighth."""
     cut = len(data) * 7 // 8
     return data[:cut] if hvd.rank() == 0 else data[cut:]
 
@@ -41,7 +41,7 @@ def nothing_on_rank_0(data: Any) -> Any:
 
 
 def knows(layer: Any) -> Any:
-    """What a layer has learned, as numbers and texts."""
+    """Return a layer's learned state, as numbers and strings."""
     if hasattr(layer, "get_vocabulary"):
         lookup = getattr(layer, "_lookup_layer", layer)
         words = [str(word) for word in layer.get_vocabulary()]
@@ -52,7 +52,7 @@ def knows(layer: Any) -> Any:
 
 
 def cases() -> dict[str, tuple[Callable[[], Any], Any, Callable[[Any], Any]]]:
-    """A layer, all data, and how a rank gives its part of them."""
+    """Return by name: a constructor of a layer, all data, and a function that selects a rank's part."""
     text, words = layers.TextVectorization, [[word] for row in WORDS for word in row.split()]
     numbers = np.array([[3], [3], [9], [7], [-2], [7], [5], [9], [1]], np.int64)
     found = {
@@ -74,14 +74,14 @@ def cases() -> dict[str, tuple[Callable[[], Any], Any, Callable[[Any], Any]]]:
         "bins": (lambda: layers.Discretization(num_bins=4), LONG[:90], mine),
         "bins, none on rank 0": (lambda: layers.Discretization(num_bins=4), LONG[:90], nothing_on_rank_0),
     }
-    if not KERAS_3:  # batches of 32 rows there, and a text of one row is no batch of them
+    if not KERAS_3:  # tf_keras uses batches of 32 rows, and one row of text is not a batch
         found.pop("documents of lookups")
     return found
 
 
 @check
 def together() -> dict[str, Any]:
-    """What layers have learned from all ranks' data, and what one process learns from the whole."""
+    """Learned state from all ranks' data, and from the whole data on one process."""
     found = {}
     for name, (make, data, give) in cases().items():
         layer, one = make(), make()
@@ -93,7 +93,7 @@ def together() -> dict[str, Any]:
 
 @check
 def quantiles() -> dict[str, Any]:
-    """How far the shares of values below boundaries are from equal ones: of all ranks, and of one process."""
+    """Deviation of the fractions of values below boundaries from equal ones: on all ranks, and on one process."""
     layer, one = (layers.Discretization(num_bins=8) for _ in range(2))
     hvd.adapt(layer, dataset(mine(LONG), 700))
     one.adapt(LONG)
@@ -107,7 +107,7 @@ def quantiles() -> dict[str, Any]:
 
 @check
 def spaces() -> list[Any]:
-    """What the layers of a `FeatureSpace` have learned, also without data on rank 1, and by one process."""
+    """Learned state of a `FeatureSpace`'s layers, also without data on rank 1, and on one process."""
     features = {"number": "float_normalized", "word": "string_categorical", "bin": "float_discretized"}
     data = {"number": TABLE[:, 0], "word": strings(*[WORDS[row % 5] for row in range(37)]), "bin": LONG[:37]}
 
@@ -156,7 +156,7 @@ def refused() -> dict[str, str]:
 
 
 def model(seed: int = 1) -> Any:
-    """A model with one layer of each kind, one of them nested."""
+    """Return a model with one layer of each kind, one of them nested."""
     keras.utils.set_random_seed(seed)
     number, word, size = keras.Input((3,)), keras.Input((1,), dtype="string"), keras.Input((1,))
     inner = keras.Sequential([keras.Input((3,)), layers.Normalization(name="inner")])
@@ -173,10 +173,10 @@ def inputs() -> list[Any]:
 
 
 def adapted(by: int, made: Any = None) -> Any:
-    """A model whose layers have learned from data that differ with a number."""
+    """Return a model whose layers are adapted to data that depend on `by`."""
     made = made or model()
     for name in () if KERAS_3 else ("text", "word", "bins"):
-        made.get_layer(name).compile(run_eagerly=True)  # it adapts in less time than it is traced in
+        made.get_layer(name).compile(run_eagerly=True)  # faster than tracing
     inner = next(part for part in made.layers if isinstance(part, keras.Sequential))
     inner.layers[-1].adapt(TABLE[by::2])
     made.get_layer("text").adapt(tf.constant(WORDS[by::2]))
@@ -201,11 +201,11 @@ def outputs(made: Any) -> Any:
 
 @check
 def given_by_the_root() -> dict[str, Any]:
-    """Outputs of models after the broadcast, where each rank had layers of its own; and of rank 1's as it was."""
+    """Outputs after the broadcast to ranks with different layers; and of rank 1's model before it."""
     made = compiled(adapted(hvd.rank()))
     before = outputs(made)
     made.optimizer.learning_rate = 0.0
-    own = made.predict(tuple(inputs()), verbose=0).ravel().tolist()  # traced with the former tables
+    own = made.predict(tuple(inputs()), verbose=0).ravel().tolist()  # traced with the old tables
     first = fit(made, hvd.callbacks.BroadcastGlobalVariablesCallback(1))
     predicted = made.predict(tuple(inputs()), verbose=0).ravel().tolist()
     after = outputs(made)
@@ -220,7 +220,7 @@ def given_by_the_root() -> dict[str, Any]:
 
 @check
 def given_by_other_ways() -> dict[str, Any]:
-    """Outputs where a backup was restored, without an input shape, and after a loop's broadcast in tf_keras."""
+    """Outputs after restoring a backup, without an input shape, and after a loop's broadcast in tf_keras."""
     found = {}
     if KERAS_3:
         made, backup = compiled(adapted(0), run_eagerly=True), hvd.callbacks.BackupAndRestore
@@ -244,7 +244,7 @@ def given_by_other_ways() -> dict[str, Any]:
 
 @check
 def kept_by_a_state() -> dict[str, Any]:
-    """Outputs after a sync from rank 0, after a restore, and of a commit that another process takes."""
+    """Outputs after a sync from rank 0, after a restore, and from a commit in another process."""
     made = compiled(adapted(hvd.rank()))
     state = hvd.elastic.TensorFlowKerasState(made, epoch=0)
     state.sync()
@@ -263,7 +263,7 @@ def kept_by_a_state() -> dict[str, Any]:
 
 @check
 def guarded() -> dict[str, Any]:
-    """How `fit` begins with a layer that differs; and with one that differs by what rounding makes of it."""
+    """Result of `fit` with a layer that differs between ranks, and with one that differs by rounding."""
     found, made = {}, compiled(adapted(0), run_eagerly=True)
     others = {layer.name: layer for layer in adapted(hvd.rank())._flatten_layers()}
     mine = {layer.name: layer for layer in made._flatten_layers()}

@@ -1,7 +1,7 @@
-"""The collectives on any number of ranks: each check returns results, and NumPy's where they need inputs.
+"""The collectives on any number of ranks: each check returns results, and NumPy's if they depend on inputs.
 
-Arguments: `quick` for fewer dtypes, shorter races, and second gradients of fewer collectives; `few` for no gradients
-either, which are the same on every engine; `gpu` for tfdist to do as it does on GPUs, where TensorFlow then uses CPUs.
+Arguments: `quick` for fewer dtypes, shorter races, and second gradients of fewer collectives; `few` also without
+gradients, which are the same on every engine; `gpu` lets tfdist run as on GPUs, on TensorFlow's CPU devices.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from hvkeras.job.session import current_session
 
 QUICK = "quick" in sys.argv
 FEW = QUICK or "few" in sys.argv
-EAGER = ("float32",) if FEW else ("bfloat16", "float32", "int64")  # eager collectives run one by one, so take a few
+EAGER = ("float32",) if FEW else ("bfloat16", "float32", "int64")  # fewer, because eager collectives run one by one
 DTYPES = ("float16", "bfloat16", "float32", "float64", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64")
 SOME_DTYPES = ("bfloat16", "float32", "uint8", "int64")
 OF_NATIVE = ("uint64", "complex64") if FEW else ("uint64", "complex64", "complex128")
@@ -38,12 +38,12 @@ OPERATIONS = {"Average": hvd.Average, "Sum": hvd.Sum, "Min": hvd.Min, "Max": hvd
 
 
 def all_dtypes() -> tuple[str, ...]:
-    """What this backend takes, besides bool."""
+    """Return the dtypes of this backend, except bool."""
     return (SOME_DTYPES if FEW else DTYPES) + (OF_NATIVE if os.environ["HVKERAS_BACKEND"] == "native" else ())
 
 
 def value(rank: int, size: int) -> Any:
-    """The tensor of a rank, in numbers that every dtype holds exactly, sums and products as well."""
+    """Return the tensor of a rank. Every dtype represents its values exactly, also sums and products."""
     return (np.arange(size) * 3 + rank) % 4
 
 
@@ -63,7 +63,7 @@ def numbers(tensor: Any) -> Any:
 
 
 def differing(found: dict[tuple[Any, ...], Any], truth_of: Any, mode: str) -> list[str]:
-    """What differs from the truth, in dtype, in shape, or by more than the average of a half precision is rounded."""
+    """Return differences in dtype or shape, or by more than the rounding of averages in half precision."""
     wrong = []
     for case, result in found.items():
         expected = np.asarray(truth_of(*case))
@@ -74,7 +74,7 @@ def differing(found: dict[tuple[Any, ...], Any], truth_of: Any, mode: str) -> li
 
 
 def cases_of(dtypes: tuple[str, ...], operations: tuple[str, ...], graph: bool) -> list[tuple[Any, ...]]:
-    """Every dtype in an odd size by every operation, and in the other sizes by the first; a large one of a few."""
+    """Return every dtype with an odd size and every operation; other sizes with the first; a large one for a few."""
     cases = [(dtype, 7, operation) for dtype in dtypes for operation in operations
              if not ("complex" in dtype and operation in ("Min", "Max"))]
     cases += [(dtype, size, operations[0]) for dtype in dtypes for size in (0, 1)]
@@ -82,7 +82,7 @@ def cases_of(dtypes: tuple[str, ...], operations: tuple[str, ...], graph: bool) 
 
 
 def every(function: Any, truth_of: Any, operations: tuple[str, ...] = ("none",)) -> list[str]:
-    """Runs `function(tensor, operation)` for every case in a graph, and for some eagerly."""
+    """Run `function(tensor, operation)` for every case in a graph, and for some eagerly."""
     wrong: list[str] = []
     for graph, dtypes in ((False, EAGER), (True, all_dtypes())):
         cases = cases_of(dtypes, operations, graph)
@@ -97,14 +97,14 @@ def every(function: Any, truth_of: Any, operations: tuple[str, ...] = ("none",))
 
 @check
 def reductions() -> list[str]:
-    """Every operation on every dtype and size; returns what differs from NumPy."""
+    """Every operation on every dtype and size; return differences from NumPy."""
     return every(lambda tensor, operation: hvd.allreduce(tensor, op=OPERATIONS[operation]),
                  lambda dtype, size, operation: truth(operation, dtype, size), tuple(OPERATIONS))
 
 
 @check
 def scatters() -> list[str]:
-    """Sums and averages of which each rank gets rows; returns what differs from NumPy."""
+    """Reducescatter of sums and averages; return differences from NumPy."""
     def rows(dtype: str, size: int, operation: str) -> Any:
         starts = np.cumsum([0] + [size // hvd.size() + (rank < size % hvd.size()) for rank in range(hvd.size())])
         return truth(operation, dtype, size)[starts[hvd.rank()] : starts[hvd.rank() + 1]]
@@ -114,7 +114,7 @@ def scatters() -> list[str]:
 
 
 def splits(rank: int, rows: int) -> list[int]:
-    """How many of its rows a rank sends to each: all to the next one but the half, and none to some."""
+    """Return how many rows a rank sends to each: half to itself, half to the next one, and none to the others."""
     counts = [0] * hvd.size()
     counts[(rank + 1) % hvd.size()] = rows - rows // 2
     counts[rank] += rows // 2
@@ -123,7 +123,7 @@ def splits(rank: int, rows: int) -> list[int]:
 
 @check
 def exchanges() -> list[str]:
-    """Rows sent to each rank, equally many and in uneven splits; returns what differs from NumPy."""
+    """Alltoall with equal and uneven splits; return differences from NumPy."""
     size = hvd.size()
 
     def received(dtype: str, rows: int, operation: str) -> Any:
@@ -137,7 +137,7 @@ def exchanges() -> list[str]:
     table = hvd.alltoall(tf.range(2 * size) + 100 * hvd.rank())
     if table.numpy().tolist() != [100 * rank + 2 * hvd.rank() + more for rank in range(size) for more in (0, 1)]:
         wrong.append(f"equal splits: {table.numpy().tolist()}")
-    sent = tf.constant([2 * hvd.rank() + index for index in range(size)], tf.int64)  # not what is received
+    sent = tf.constant([2 * hvd.rank() + index for index in range(size)], tf.int64)  # differs from the received splits
     rows, counts = hvd.alltoall(tf.fill([int(tf.reduce_sum(sent)), 2], hvd.rank()), sent)
     expected = [2 * rank + hvd.rank() for rank in range(size)]
     if counts.dtype != tf.int64 or counts.numpy().tolist() != expected:
@@ -149,7 +149,7 @@ def exchanges() -> list[str]:
 
 @check
 def shapes_of_any_rank() -> dict[str, Any]:
-    """Collectives in graphs that know nothing of their tensors' shapes; what is no good is refused before any rank."""
+    """Collectives in graphs with tensors of unknown shape; invalid shapes raise before any rank communicates."""
     size, rank = hvd.size(), hvd.rank()
 
     def of_any(function: Any, *tensors: Any) -> Any:
@@ -186,7 +186,7 @@ def shapes_of_any_rank() -> dict[str, Any]:
 
 @check
 def races() -> list[str]:
-    """Collectives of several graphs at once, named, and begun in another order on each rank."""
+    """Collectives of several graphs at once, named, and started in a different order on each rank."""
     size, rank, count, graphs = hvd.size(), hvd.rank(), *((5, 2) if FEW else (20, 4))
     rounds = (4 if FEW else 40) if os.environ["HVKERAS_BACKEND"] == "native" else 2
     wrong: list[str] = []
@@ -217,13 +217,13 @@ def races() -> list[str]:
                 wrong.append(f"graph {thread}, round {seed}: {found}")
 
     with ThreadPoolExecutor(graphs) as threads:
-        list(threads.map(work, range(graphs)))  # raises what a thread did
+        list(threads.map(work, range(graphs)))  # raises the threads' errors
     return wrong
 
 
 @check
 def bits() -> dict[str, Any]:
-    """Whether sums have the same bits again, in a bucket with others, where elements have other places, and if sent."""
+    """Whether sums are bit-identical on repetition and in a group, and whether a broadcast preserves all bits."""
     random = np.random.default_rng(hvd.rank())
     tensors = [tf.constant(random.standard_normal(count), dtype) for dtype in ("float32", "float16")
                for count in (7, 5000, LARGE)]
@@ -239,14 +239,13 @@ def bits() -> dict[str, Any]:
 
 @check
 def booleans() -> dict[str, Any]:
-    """Any and all of booleans."""
     mine = tf.constant([hvd.rank() == 0, True, False])
     return {"any": hvd.allreduce(mine, op=hvd.Max), "all": hvd.allreduce(mine, op=hvd.Min)}
 
 
 @check
 def scaling() -> dict[str, Any]:
-    """Sums with factors, averages by Horovod's old parameter, scalars and compression."""
+    """Sums with factors, averages with Horovod's old parameter, scalars and compression."""
     ten = tf.constant(10.0)
     return {
         "prescale": hvd.allreduce(ten, op=hvd.Sum, prescale_factor=0.5),
@@ -261,14 +260,13 @@ def scaling() -> dict[str, Any]:
 
 @check
 def functions_traced_again() -> list[Any]:
-    """A sum of ones in a function that is traced for one shape after the other."""
+    """A sum of ones in a function that is traced for several shapes."""
     total = tf.function(lambda ones: hvd.allreduce(ones, op=hvd.Sum))
     return [total(tf.ones([length])) for length in (1, 2, 3)]
 
 
 @check
 def groups() -> list[Any]:
-    """A group of three dtypes and shapes, summed."""
     rank = hvd.rank()
     tensors = [tf.fill([2], float(rank)), tf.fill([1, 2], rank), tf.constant(1.0, tf.float64), tf.constant(2.0)]
     found = hvd.grouped_allreduce(tensors, op=hvd.Sum)
@@ -280,7 +278,8 @@ def sparse() -> Any:
     """The dense form of the sum of slices."""
     slices = tf.IndexedSlices(tf.ones([2, 2]), tf.constant([hvd.rank(), 0]), tf.constant([hvd.size(), 2]))
     found = hvd.allreduce(slices, op=hvd.Sum)
-    lists = tf.IndexedSlices([[1.0, 1.0]] * 2, (hvd.rank(), 0), (hvd.size(), 2))  # which TensorFlow keeps as they are
+    # lists, which TensorFlow does not convert
+    lists = tf.IndexedSlices([[1.0, 1.0]] * 2, (hvd.rank(), 0), (hvd.size(), 2))
     of_lists = hvd.allreduce(lists, op=hvd.Sum)
     assert np.array_equal(tf.convert_to_tensor(of_lists), tf.convert_to_tensor(found))
     return [isinstance(found, tf.IndexedSlices), tf.convert_to_tensor(found)[:, 0]]
@@ -288,7 +287,7 @@ def sparse() -> Any:
 
 @check
 def halves() -> dict[str, list[Any]]:
-    """What stays within the range of float16 in the end, though not on the way; each case for 60000 and 1."""
+    """Results within float16's range whose intermediate sums exceed it; each case for 60000 and 1."""
     found: dict[str, list[Any]] = {}
     for dtype in ("float16", "bfloat16"):
         pair = tf.constant([60000.0, 1.0], dtype)
@@ -312,7 +311,7 @@ def halves() -> dict[str, list[Any]]:
 
 @check
 def mixed_group() -> list[Any]:
-    """Averages of 3 + the rank, in a group: dense integers, slices of integers, dense and sparse floats."""
+    """Averages of 3 + rank in a group: dense integers, slices of integers, dense and sparse floats."""
     dtypes = (tf.int32, tf.int32, tf.float32, tf.uint8, tf.float16)
     group: list[Any] = [tf.fill([1, 1], tf.cast(3 + hvd.rank(), dtype)) for dtype in dtypes]
     for index in (1, 3, 4):
@@ -323,7 +322,7 @@ def mixed_group() -> list[Any]:
 
 @check
 def gathers() -> list[str]:
-    """Gathers of different lengths (also none) in every dtype; returns what differs from NumPy."""
+    """Gathers of different lengths (also zero) in every dtype; return differences from NumPy."""
     def rows(rank: int, size: int) -> Any:
         return value(rank, size * rank // 2 * 2).reshape(-1, 2)
 
@@ -345,7 +344,6 @@ def gathers() -> list[str]:
 
 @check
 def broadcasts() -> list[str]:
-    """Broadcasts from the last rank in every dtype and size; returns what is not its value."""
     root = hvd.size() - 1
     wrong = every(lambda tensor, _: hvd.broadcast(tensor, root), lambda dtype, size, _: value(root, size))
     flag = hvd.broadcast(tf.constant([hvd.rank() == root, False]), root)
@@ -353,7 +351,7 @@ def broadcasts() -> list[str]:
 
 
 def moves(function: Any, mine: Any, weights: Any, directions: Any) -> Any:
-    """How the sum over all ranks of `weights * function(mine)` changes as one rank after the other moves its input."""
+    """Return the change of the sum of `weights * function(mine)` over all ranks when each in turn moves its input."""
     changes: list[Any] = []
     for rank in range(hvd.size()):
         direction = directions[rank]
@@ -364,7 +362,7 @@ def moves(function: Any, mine: Any, weights: Any, directions: Any) -> Any:
 
 
 def differentiable() -> dict[str, tuple[Any, int, int]]:
-    """Collectives, how many elements each takes on this rank, and how many it gives."""
+    """Return collectives with their numbers of input and output elements on this rank."""
     rank, size = hvd.rank(), hvd.size()
     return {
         "sum": (lambda tensor: hvd.allreduce(tensor, op=hvd.Sum, prescale_factor=2.0), 2, 2),
@@ -379,7 +377,7 @@ def differentiable() -> dict[str, tuple[Any, int, int]]:
 
 
 def gradient_of(function: Any, mine: Any, weights: Any) -> Any:
-    """The gradient of the weighted sum of what a collective gives this rank."""
+    """Return the gradient of the weighted sum of a collective's result on this rank."""
     with tf.GradientTape() as tape:
         tape.watch(mine)
         results = function(mine)
@@ -388,7 +386,7 @@ def gradient_of(function: Any, mine: Any, weights: Any) -> Any:
 
 @check
 def gradients_of_types() -> list[str]:
-    """Gradients of every type that differ from those of float64 with the same numbers, eager and in a graph."""
+    """Gradients of every dtype that differ from those of float64, eagerly and in a graph."""
     wrong = []
     dtypes = ("float16", "bfloat16", "float32") + (
         ("complex64", "complex128") if os.environ["HVKERAS_BACKEND"] == "native" else ())
@@ -397,7 +395,7 @@ def gradients_of_types() -> list[str]:
 
         def exact(dtypes: Any) -> Any:
             return {dtype: gradient_of(function, tf.ones([length], dtype), tf.constant(weights, dtype))  # noqa: B023
-                    for dtype in dtypes}  # called at once
+                    for dtype in dtypes}  # called in this iteration
 
         truth = exact(["float64"])["float64"].numpy()
         for graph in (False, True):
@@ -409,7 +407,7 @@ def gradients_of_types() -> list[str]:
 
 
 def slope_of(function: Any) -> Any:
-    """The gradient of half the sum of squares of what a collective gives; as linear as the collective."""
+    """Return the gradient of half the sum of squares of a collective's result, which is linear like the collective."""
 
     def slope(mine: Any) -> Any:
         with tf.GradientTape() as tape:
@@ -422,20 +420,20 @@ def slope_of(function: Any) -> Any:
 
 @check
 def gradients() -> dict[str, Any]:
-    """For each collective whether its gradient foretells how the result changes, eager and in a graph."""
+    """For each collective, whether its gradient predicts the change of the result, eagerly and in a graph."""
     return foretold(differentiable())
 
 
 @check
 def second_gradients() -> dict[str, Any]:
-    """The same of the gradients of the collectives."""
+    """The same for the gradients of the collectives."""
     chosen = ("average", "alltoall") if FEW else tuple(differentiable())
     return foretold({name: (slope_of(function), length, length)
                      for name, (function, length, _) in differentiable().items() if name in chosen})
 
 
 def foretold(functions: dict[str, tuple[Any, int, int]]) -> dict[str, Any]:
-    """For each function whether its gradient foretells how the result changes, eager and in a graph."""
+    """For each function, return whether its gradient predicts the change of the result, eagerly and in a graph."""
     rank, size = hvd.rank(), hvd.size()
     found = {}
     for name, (function, length, out) in functions.items():
@@ -453,7 +451,7 @@ def foretold(functions: dict[str, tuple[Any, int, int]]) -> dict[str, Any]:
 
 
 def penalised(rows: Any, wrap: Any, weights: Any, table: Any) -> Any:
-    """The gradients of a loss plus the squares of its gradients, which are gradients of gradients."""
+    """Return the gradients of a loss with a gradient penalty, which has second-order gradients."""
     with tf.GradientTape() as outer:
         with tf.GradientTape() as tape:
             looked_up = tf.gather(table, tf.cast(tf.abs(rows[:, 0]) * 2, tf.int32) % 5)
@@ -466,7 +464,7 @@ def penalised(rows: Any, wrap: Any, weights: Any, table: Any) -> Any:
 
 @check
 def gradients_of_reduced_gradients() -> dict[str, float]:
-    """How far those through distributed tapes are from those of one process on all ranks' rows."""
+    """Differences of second-order gradients through distributed tapes from those of one process on all ranks' rows."""
     everyone = np.random.default_rng(5).normal(size=(hvd.size(), 6, 3))
     weights, table = tf.Variable([0.3, -0.5, 0.8], dtype=tf.float64), tf.Variable(np.linspace(-1, 1, 5))
     whole = tf.constant(everyone.reshape(-1, 3))
@@ -504,7 +502,7 @@ def gradients_of_reduced_gradients() -> dict[str, float]:
             value = objective()
         return tf.concat([tf.convert_to_tensor(each) for each in wrap(outer).gradient(value, [weights, table])], 0)
 
-    traced_before()  # where no tape records it
+    traced_before()  # outside of any tape
     with tf.GradientTape() as outer:
         squared = tf.reduce_sum(reduced() ** 2)  # the tape is outside of the function
     with tf.GradientTape() as outer_alone:
@@ -524,7 +522,7 @@ def gradients_of_reduced_gradients() -> dict[str, float]:
 
 @check
 def no_gradient_of_max() -> str:
-    """The error when one asks for it."""
+    """The error of a gradient through Max."""
     tensor = tf.constant([1.0])
     with tf.GradientTape() as tape:
         tape.watch(tensor)
@@ -538,7 +536,7 @@ def no_gradient_of_max() -> str:
 
 @check
 def names_in_any_order() -> list[Any]:
-    """Named collectives that each rank puts into its graph in another order."""
+    """Named collectives, in a different order in each rank's graph."""
     names = ["one", "two", "three"]
     order = names[::-1] if hvd.rank() else names
 
@@ -552,7 +550,7 @@ def names_in_any_order() -> list[Any]:
 
 @check
 def where_each_likes() -> list[Any]:
-    """One rank is in eager mode, another in a function, a third in a function's loop, and in turn."""
+    """One rank in eager mode, another in a function, a third in a function's loop, in rotation."""
     def all_kinds(mine: Any, name: str) -> Any:
         return [hvd.allreduce(mine, op=hvd.Sum, name=name), hvd.allgather(mine, name=name),
                 hvd.broadcast(mine, root_rank=0, name=name), hvd.reducescatter(mine, op=hvd.Sum, name=name),
@@ -574,7 +572,7 @@ def where_each_likes() -> list[Any]:
 
 @check
 def of_any_device() -> list[Any]:
-    """Tensors of the first device and of a second one, as on a host with a GPU, in one function and eagerly."""
+    """Tensors on the first device and on a second one, as on a host with a GPU, in one function and eagerly."""
     size = hvd.size()
 
     def mixed(*devices: str) -> list[Any]:
@@ -594,7 +592,6 @@ def of_any_device() -> list[Any]:
 
 @check
 def objects() -> dict[str, Any]:
-    """Python objects of different sizes."""
     mine = {"rank": hvd.rank(), "data": "x" * hvd.rank()}
     return {"from the last": hvd.broadcast_object(mine, hvd.size() - 1), "of all": hvd.allgather_object(mine)}
 
@@ -611,7 +608,7 @@ def variables() -> list[Any]:
 
 @check
 def graph_of_a_function_that_is_gone() -> bool:
-    """Whether anything keeps it."""
+    """Whether there is still a reference to it."""
     function = tf.function(lambda tensor: hvd.allreduce(hvd.allgather(tensor)), autograph=False)
     tensor = tf.ones([3])
     graph = weakref.ref(function.get_concrete_function(tensor).graph)
@@ -623,7 +620,7 @@ def graph_of_a_function_that_is_gone() -> bool:
 
 @check
 def converted() -> list[str]:
-    """Which of our functions AutoGraph converts in a user's function that calls whatever has a place in one."""
+    """hvkeras's functions that AutoGraph converts in a user's function, which calls all public functions for graphs."""
     import keras
     from tensorflow.python.autograph.impl import api
 
@@ -650,7 +647,7 @@ def converted() -> list[str]:
                 hvd.gpu_available(), everyone.included(), everyone.rank(), everyone.size(),
                 hvd.Compression.fp16.compress(tensor)[0]]
         indices = 0
-        if hvd.rank_op() >= 0:  # a condition, so that AutoGraph has something to convert
+        if hvd.rank_op() >= 0:  # a condition for AutoGraph to convert
             indices = hvd.size_op() + hvd.local_rank_op() + hvd.local_size_op() + hvd.process_set_included_op()
         hvd.broadcast_variables([dense, rows], 0)
         with hvd.DistributedGradientTape(tf.GradientTape()) as tape:
@@ -670,7 +667,7 @@ def converted() -> list[str]:
 
 
 def removed_meanwhile() -> str:
-    """What a collective raises in a thread when its process set is removed; only the first rank has come to it."""
+    """The error of a collective in a thread when its process set is removed; only the first rank has called it."""
     first = hvd.add_process_set([0, 1])
     raised = ["nothing"]
 
@@ -683,7 +680,7 @@ def removed_meanwhile() -> str:
     thread = threading.Thread(target=late)
     if hvd.rank() == 0:
         thread.start()
-        time.sleep(0.5)  # it waits for the other rank by then; if not, it is refused all the same
+        time.sleep(0.5)  # by now it waits for the other rank; otherwise it raises all the same
     hvd.remove_process_set(first)
     if hvd.rank() == 0:
         thread.join(60)
@@ -692,7 +689,7 @@ def removed_meanwhile() -> str:
 
 @check
 def process_sets() -> dict[str, Any]:
-    """Even and odd ranks among themselves."""
+    """Collectives of even and of odd ranks."""
     if hvd.size() == 1:
         return {}
     even = hvd.add_process_set(hvd.ProcessSet([rank for rank in range(hvd.size()) if rank % 2 == 0]))
@@ -720,7 +717,6 @@ def process_sets() -> dict[str, Any]:
 
 @check
 def xla() -> str:
-    """The error inside a compiled function."""
     try:
         tf.function(lambda: hvd.allreduce(tf.constant(1.0)), jit_compile=True)()
     except hvd.UnsupportedError as error:
@@ -729,7 +725,6 @@ def xla() -> str:
 
 
 def start() -> None:
-    """Joins the job with two devices."""
     tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0],
                                                [tf.config.LogicalDeviceConfiguration()] * 2)
     if "gpu" in sys.argv:
@@ -744,5 +739,5 @@ if __name__ == "__main__":
     slow = {"gradients", "gradients_of_types", "second_gradients", "gradients_of_reduced_gradients", "converted"}
     without = slow if "few" in sys.argv else set()
     if "gpu" in sys.argv:
-        without |= {"races", "names_in_any_order"}  # over NCCL collectives have one order
+        without |= {"races", "names_in_any_order"}  # over NCCL, all ranks must use one order
     run_checks(before=start, after=hvd.shutdown, chosen=set(names_of_checks(Path(__file__))) - without)

@@ -1,4 +1,4 @@
-"""What Horovod's users find besides the plain collectives; each check returns what the test compares."""
+"""Horovod's features besides the plain collectives; each check returns a value that the test compares."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LENGTHS = (1, 5, 64)
 
 
 def vectors(rank: int, dtype: str = "float32") -> list[Any]:
-    """A rank's tensors for Adasum: some alike on all ranks, some not, one zero on rank 0."""
+    """Return a rank's tensors for Adasum: some equal on all ranks, some different, one zero on rank 0."""
     random = np.random.default_rng(17 + rank)
     alike = np.random.default_rng(3).normal(size=(4, 3))
     mixed = [random.normal(size=length) for length in LENGTHS]
@@ -33,7 +33,7 @@ def vectors(rank: int, dtype: str = "float32") -> list[Any]:
 
 
 def adasum(*each: Any) -> Any:
-    """The published rule, pairs first; in double precision."""
+    """Return Adasum by the published rule, starting with pairs, in double precision."""
     if len(each) == 1:
         return each[0]
     middle = len(each) // 2
@@ -136,7 +136,7 @@ def numbers_as_operations() -> Any:
 
 @check
 def steps_of_a_process_set() -> Any:
-    """What each rank makes of its own slope where the optimizer or tape is of the set of the check above."""
+    """Gradients on each rank if the optimizer or tape has the process set of the check above."""
     first, slope = process_set_of(hvd.size() // 4 + 1), hvd.rank() + 1.0
     weight = tf.Variable(0.0)
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), process_set=first)
@@ -216,7 +216,7 @@ def optimizer_of_tensorflow_1() -> Any:
 
 @check
 def training_of_tensorflow_1_in_eager_mode() -> Any:
-    """The weights after two steps of SGD down this rank's slope."""
+    """The weights after two SGD steps with this rank's gradient."""
     weights = tf.Variable([1.0, 2.0])
     optimizer = optimizer_of_tensorflow_1()
     for _ in range(2):
@@ -226,7 +226,7 @@ def training_of_tensorflow_1_in_eager_mode() -> Any:
 
 @check
 def training_of_tensorflow_1_in_a_session() -> Any:
-    """The same, and a table of which each rank uses one row."""
+    """The same, and an embedding table of which each rank uses one row."""
     with tf.Graph().as_default():
         weights = tf.compat.v1.get_variable("weights", initializer=tf.constant([1.0, 2.0]))
         table = tf.compat.v1.get_variable("table", initializer=tf.ones([3, 2]))
@@ -243,7 +243,7 @@ def training_of_tensorflow_1_in_a_session() -> Any:
 
 
 def steps_of_a_loop(optimizer: Any, way: str, applied: dict[str, bool]) -> Any:
-    """The gradients that a loop of TensorFlow 2.4's time sees in two steps, and the weights that it gets."""
+    """Return the gradients in two steps of a TensorFlow 2.4 custom loop, and the resulting weights."""
     weight, slope = tf.Variable(0.0), hvd.rank() + 1.0
 
     def step() -> Any:
@@ -277,14 +277,14 @@ def gradients_that_are_reduced_before_they_are_applied() -> Any:
         applied = {} if "legacy" not in kind or way == "computed" else {"experimental_aggregate_gradients": False}
         weight, steps = steps_of_a_loop(optimizer, way, applied)
         weight.assign(0.0)
-        for _ in range(passes):  # and then as ever
+        for _ in range(passes):  # then as usual
             optimizer.apply_gradients([(tf.constant(slope), weight)])
         found[f"{kind}, {way}, {passes}"] = [*steps, float(weight)]
     found["minimized"] = []
     for make in (optimizers.legacy.SGD, optimizers.SGD):
         inside, weight = hvd.DistributedOptimizer(make(1.0), op=hvd.Sum), tf.Variable(0.0)
         scaled = keras.mixed_precision.LossScaleOptimizer(inside)
-        inside.compute_gradients(lambda weight=weight: weight * slope, [weight])  # which are never applied
+        inside.compute_gradients(lambda weight=weight: weight * slope, [weight])  # never applied
         for _ in range(2):
             scaled.minimize(lambda weight=weight: weight * slope, [weight])
             found["minimized"].append([float(inside.iterations), float(weight)])
@@ -302,7 +302,7 @@ def global_variables_in_eager_mode() -> Any:
 
 @check
 def gradients_of_local_sources_apart() -> Any:
-    """What tapes and optimizers say of themselves and of the gradients that they compute; and the weights then."""
+    """Attributes of tapes and optimizers, their gradients, and the resulting weights."""
     layers = [keras.layers.Dense(1, use_bias=False, kernel_initializer="ones") for _ in range(2)]
     slope = tf.constant([[hvd.rank() + 1.0]])
     with tf.GradientTape() as plain:
@@ -329,7 +329,7 @@ def small_model() -> Any:
 
 @check
 def local_layers() -> Any:
-    """How far the weights of both layers are apart from rank 0's after a step on other data on every rank."""
+    """Differences of both layers' weights from rank 0's after a step on different data."""
     samples = np.random.default_rng(hvd.rank()).normal(size=(8, 4)).astype("float32")
 
     def spread(model: Any) -> list[float]:
@@ -362,7 +362,7 @@ def local_layers() -> Any:
 
 
 def normalized(model: Any, samples: Any) -> Any:
-    """What a model makes of samples in training, the gradients of its weights, and its moving statistics."""
+    """Return a model's outputs in training, the gradients of its weights, and its moving statistics."""
     with tf.GradientTape() as tape:
         out = model(samples, training=True)
         loss = tf.reduce_sum(tf.square(out) * tf.cast(tf.range(1, out.shape[-1] + 1), out.dtype))
@@ -384,11 +384,11 @@ def flagged() -> Any:
     return with_normalization(keras.layers.BatchNormalization(synchronized=True, dtype="float64"), (5,))
 
 
-BEFORE_INIT = None if os.environ["HVKERAS_BACKEND"] == "tfdist" else flagged()  # which must start before TensorFlow
+BEFORE_INIT = None if os.environ["HVKERAS_BACKEND"] == "tfdist" else flagged()  # must run before TensorFlow initializes
 
 
 class Normalized(keras.layers.BatchNormalization):  # type: ignore[misc]  # Keras ships no types
-    """A user's own layer, which overrides what Keras's calls."""
+    """A custom layer that overrides the method that Keras's layer calls."""
 
     def call(self, inputs: Any, training: Any = None, mask: Any = None) -> Any:
         return super().call(inputs, training=training, mask=mask)
@@ -402,7 +402,7 @@ def saved_and_loaded() -> Any:
 
 
 def compared(model: Any, truth: Any, mine: Any, everything: Any, first: int, eagerly: bool) -> dict[str, Any]:
-    """The largest differences between a model on this rank's samples, and one process on those of all ranks."""
+    """Return the largest differences of a model on this rank's samples from one process on all ranks' samples."""
     found = {}
     truth.set_weights(model.get_weights())
     for graph in (False, True) if eagerly else (True,):
@@ -421,7 +421,7 @@ def compared(model: Any, truth: Any, mine: Any, everything: Any, first: int, eag
 
 @check
 def batch_normalization_over_all_ranks() -> Any:
-    """The largest differences to one process on the whole batch; ranks have unlike numbers of samples."""
+    """The largest differences from one process on the whole batch; ranks have different numbers of samples."""
     found = {}
     plain = keras.layers.BatchNormalization
     models = {
@@ -447,7 +447,7 @@ def batch_normalization_over_all_ranks() -> Any:
 
 @check
 def batch_normalization_of_masked_samples() -> Any:
-    """The same with masks, which leave the last rank nothing."""
+    """The same with masks, which exclude all samples of the last rank."""
     steps = np.random.default_rng(4).normal(loc=3.0, size=(hvd.size(), 2, 6, 3))
     kept = np.arange(6) < np.asarray([[5, 2], *[[3, 4]] * (hvd.size() - 1)])[..., np.newaxis]
     kept[-1] = False
@@ -500,17 +500,18 @@ def batch_normalization_elsewhere() -> Any:
 
 @check
 def timeline() -> Any:
-    """What the files of both kinds hold: the ranks' own, and rank 0's alone."""
+    """The content of both kinds of timeline files: one per rank, and rank 0's only."""
     model = small_model()
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), loss="mse")
     folder = Path(os.environ["HARNESS_RESULTS"])
     samples = np.ones((12, 4), "float32")
-    model.fit(samples, samples[:, :1], batch_size=4, verbose=0)  # traced before: fit has to trace anew
+    # traced before the timeline starts, so that fit must retrace
+    model.fit(samples, samples[:, :1], batch_size=4, verbose=0)
     hvd.start_timeline(str(folder / "timeline.{rank}.json"))
     model.fit(samples, samples[:, :1], batch_size=4, verbose=0)
     hvd.allgather(tf.ones([2, 3]), name="mine")
     hvd.alltoall(tf.range(hvd.size()), name="mine")
-    time.sleep(3)  # the file is whole while the timeline is running
+    time.sleep(3)  # the file is valid while the timeline is running
     amid = json.loads((folder / f"timeline.{hvd.rank()}.json").read_text())["traceEvents"]
     hvd.stop_timeline()
     model.fit(samples, samples[:, :1], batch_size=4, verbose=0)

@@ -1,6 +1,6 @@
-"""`join()`: ranks have unlike amounts of work; each check returns what the test compares.
+"""`join()`: ranks have different amounts of work; each check returns a value that the test compares.
 
-Arguments: the checks to run; all without any.
+Arguments: the names of checks; default: all.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from harness.checks import check, run_checks
 
 
 def all_kinds() -> Any:
-    """Collectives of every kind, by name and without, in eager mode."""
+    """Collectives of every kind, with and without names, in eager mode."""
     mine = hvd.rank() + 1
     several = hvd.grouped_allreduce([tf.fill([2], float(mine)), tf.constant([mine]), tf.constant(mine, tf.float64)],
                                     op=hvd.Sum)
@@ -42,7 +42,7 @@ def eager() -> Any:
 
 @check
 def at_once() -> Any:
-    """All ranks have nothing more, and rank 0 says so last."""
+    """All ranks join at once, rank 0 last."""
     if hvd.rank() == 0:
         time.sleep(1.0)
     return [hvd_tf.join(), hvd_tf.join() in range(hvd.size())]
@@ -50,7 +50,7 @@ def at_once() -> Any:
 
 @check
 def graphs() -> Any:
-    """Steps of a custom loop, dense and sparse: an eager one, one in a function, others in a loop of a function."""
+    """Steps of a custom loop, dense and sparse: eager, in a function, and in a loop of a function."""
     variable, table = tf.Variable([1.0, 2.0]), tf.Variable(tf.ones([4, 2]))
 
     def step() -> Any:
@@ -71,7 +71,7 @@ def graphs() -> Any:
 
 @check
 def never_seen() -> Any:
-    """What the ranks that joined never did themselves, in a graph and in a process set."""
+    """Collectives that the joined ranks have never run themselves, in a graph and in a process set."""
     pair = hvd.add_process_set([0, hvd.size() - 1])
     found = None
     if hvd.rank() == hvd.size() - 1:
@@ -83,7 +83,7 @@ def never_seen() -> Any:
 
 @check
 def constants_in_a_function() -> Any:
-    """A constant of one rank may be something else on another: each step communicates."""
+    """A constant may differ between ranks, so each step communicates."""
     constant = tf.function(lambda: hvd.allreduce(tf.constant([1.0 + hvd.rank()]), op=hvd.Sum, name="c"))
     other = tf.function(lambda tensor: hvd.allreduce(tensor, op=hvd.Sum, name="c"))
     return [float((other(tf.constant([10.0 * step])) if hvd.rank() == 0 else constant())[0]) for step in range(3)]

@@ -1,4 +1,4 @@
-"""What the Keras side does on two ranks: each check returns what the tests compare with the truth."""
+"""Keras optimizers, tapes and callbacks on two ranks: each check returns values that the tests compare."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def variable(value: Any) -> Any:
 
 
 def updated(gradients: list[Any], graph: bool = False, local: int | None = None, **options: Any) -> list[Any]:
-    """What SGD with learning rate 1 subtracts from zeros for these gradients."""
+    """Return the amount that SGD with learning rate 1 subtracts from zeros for these gradients."""
     shapes = [(2,) if gradient is None else gradient.shape for gradient in gradients]
     variables = [variable(np.zeros(shape, "float32")) for shape in shapes]
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), **options)
@@ -38,13 +38,13 @@ def updated(gradients: list[Any], graph: bool = False, local: int | None = None,
 
 
 def mine(*shape: int) -> Any:
-    """A gradient that is 1 on rank 0, 2 on rank 1, ..."""
+    """Return a gradient that is 1 on rank 0, 2 on rank 1, ..."""
     return tf.ones(shape) * float(hvd.rank() + 1)
 
 
 @check
 def options() -> dict[str, Any]:
-    """The update by two gradients under each option; unreduced they are 1, 2, ... by rank."""
+    """The update by two gradients with each option; before reduction they are 1, 2, ... by rank."""
     pair = [mine(3), mine(2, 2)]
     first = variable(np.zeros(3, "float32"))
     even = hvd.add_process_set([rank for rank in range(hvd.size()) if rank % 2 == 0])
@@ -76,14 +76,14 @@ def compressed() -> dict[str, Any]:
 
 @check
 def gradients_that_are_none() -> list[Any]:
-    """The update where the second of three variables has no gradient."""
+    """The update if the second of three variables has no gradient."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return [each.flat[0] for each in updated([mine(2), None, mine(2)])]
 
 
 def embedding_gradient(sparse_as_dense: bool = False) -> tuple[Any, Any]:
-    """The gradient for a table of four rows, of which rank r looks up row r and row 3."""
+    """Return the gradient of a table of four rows, of which rank r looks up row r and row 3."""
     table = variable(np.ones((4, 2), "float32"))
     with tf.GradientTape() as tape:
         rows = tf.gather(table.value if KERAS_3 else table, [hvd.rank(), 3])
@@ -94,7 +94,7 @@ def embedding_gradient(sparse_as_dense: bool = False) -> tuple[Any, Any]:
 
 @check
 def sparse_gradients() -> dict[str, Any]:
-    """Whether embedding gradients stay sparse, what they sum to, and the table after an update by an optimizer."""
+    """Whether embedding gradients stay sparse, their sum, and the table after an optimizer's update."""
     _, sparse = embedding_gradient()
     _, dense = embedding_gradient(sparse_as_dense=True)
     table = variable(np.ones((4, 2), "float32"))
@@ -121,7 +121,7 @@ def sparse_gradients() -> dict[str, Any]:
 
 
 def of_lists(passes: int, **options: Any) -> list[Any]:
-    """What SGD subtracts from zeros for a sparse and a dense gradient of lists, which Keras takes as well."""
+    """Return the amount that SGD subtracts from zeros for sparse and dense gradients made of lists."""
     tables = [variable(np.zeros((4, 2), "float32")) for _ in range(2)]
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), backward_passes_per_step=passes, **options)
     optimizer.build(tables)
@@ -157,7 +157,7 @@ def accumulated(average: bool, graph: bool) -> list[float]:
 
 @check
 def accumulation() -> dict[str, Any]:
-    """A variable after each of four passes, where an update takes two; and the iterations."""
+    """A variable after each of four passes with an update every two passes; and the iterations."""
     return {"summed": accumulated(False, False), "averaged": accumulated(True, False),
             "in a graph": accumulated(True, True)}
 
@@ -168,7 +168,7 @@ def small_model(policy: Any = None, width: int = 3) -> Any:
 
 
 class Watch(keras.callbacks.Callback):  # type: ignore[misc]
-    """Notes the loss scale and the sum of the weights after each batch."""
+    """Record the loss scale and the sum of the weights after each batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -182,7 +182,7 @@ class Watch(keras.callbacks.Callback):  # type: ignore[misc]
 
 def overflow(wrap_first: bool, explicit: bool = False, passes: int = 1, local: bool = False,
              eager: bool = False, compiled: bool = False) -> Any:
-    """Loss scale and weights after each of four steps, in the second of which rank 1 alone overflows."""
+    """Return loss scale and weights after each of four steps; in the second one, only rank 1 overflows."""
     x, y = np.ones((8, 4), "float32") / 8, np.ones((8, 1), "float32") / 8
     if hvd.rank() == 1:
         x[2:4] = np.inf
@@ -243,7 +243,7 @@ def shard(rows: int = 12) -> tuple[Any, Any]:
 
 
 class OwnStep(keras.Model):  # type: ignore[misc]
-    """A model that trains in a step of its own."""
+    """A model with a custom train step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -280,7 +280,7 @@ def ways_to_train() -> dict[str, Any]:
 
 @check
 def partial_batch_on_one_rank() -> Any:
-    """The weights after a custom loop in which rank 1 alone traces its step again, for a shorter batch."""
+    """The weights after a custom loop in which only rank 1 retraces its step, for a shorter batch."""
     model = small_model()
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
     x, y = shard(8)
@@ -299,7 +299,7 @@ def partial_batch_on_one_rank() -> Any:
 
 @check
 def two_optimizers_in_one_step() -> list[Any]:
-    """Two variables of one shape, each with its own optimizer, updated in one graph."""
+    """Two variables of the same shape, each with its own optimizer, updated in one graph."""
     one, other = variable(np.zeros(2, "float32")), variable(np.zeros(2, "float32"))
     optimizers = [hvd.DistributedOptimizer(keras.optimizers.SGD(1.0)) for _ in range(2)]
     for optimizer, target in zip(optimizers, (one, other), strict=True):
@@ -316,7 +316,7 @@ def two_optimizers_in_one_step() -> list[Any]:
 
 
 def overwritten(optimizer: Any, graph: bool = False, passes: int = 1, local: bool = False, **options: Any) -> Any:
-    """What a variable holds whose gradient is its new value: of each pass [10, 5] on rank 0 and [20, 4] on rank 1."""
+    """Return a variable whose gradient is its new value: [10, 5] per pass on rank 0, [20, 4] on rank 1."""
     scale, weight = variable([1.0, 1.0]), variable([1.0] * 70)
     scale.overwrite_with_gradient = True
     distributed = hvd.DistributedOptimizer(optimizer, backward_passes_per_step=passes, **options)
@@ -336,7 +336,7 @@ def overwritten(optimizer: Any, graph: bool = False, passes: int = 1, local: boo
 
 @check
 def new_values() -> dict[str, Any]:
-    """Of the ranks' new values of a variable, whichever way they are applied; nothing in a Keras without them."""
+    """Result of the ranks' new values of a variable, however applied; nothing if Keras has no such variables."""
     if not hasattr(getattr(keras, "Variable", None), "overwrite_with_gradient"):
         return {}
     sgd, adam = keras.optimizers.SGD, keras.optimizers.Adam
@@ -364,7 +364,7 @@ def new_values() -> dict[str, Any]:
 
 def in_float8(optimizer: Callable[..., Any], accumulation: Any = None, tolerance: float = 0.01,
               **options: Any) -> list[str]:
-    """Variables that training in float8 leaves other than one process does on the same global batches."""
+    """Return the variables that differ from those of one process after float8 training on the same global batches."""
     random = np.random.default_rng(0)
     x = (random.normal(size=(4, hvd.size(), 4, 6)) * np.arange(1, 1 + hvd.size()).reshape(-1, 1, 1)).astype("float32")
 
@@ -435,14 +435,14 @@ def tapes() -> dict[str, Any]:
 
 
 def start_apart() -> Any:
-    """A model with BatchNormalization and another start on every rank."""
+    """Return a model with BatchNormalization and different initial weights on each rank."""
     keras.utils.set_random_seed(hvd.rank())
     return [keras.layers.Dense(3), keras.layers.BatchNormalization(), keras.layers.Dense(1)]
 
 
 @check
 def broadcast_callback() -> dict[str, Any]:
-    """Weights after training: of rank 0's start by the callback, and the same without it from equal starts."""
+    """Weights after training from rank 0's weights (by the callback), and from equal initial weights without it."""
     x, y = shard(8)
     found = {}
     for name, built in (("built", True), ("unbuilt", False)):
@@ -461,7 +461,7 @@ def broadcast_callback() -> dict[str, Any]:
 
 @check
 def broadcast_keeps_local_variables() -> list[float]:
-    """A local weight and another one after a broadcast from rank 1."""
+    """A local and a global weight after a broadcast from rank 1."""
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.0)), "mse")
     model.set_weights([np.full((2, 1), hvd.rank() + 1.0), np.full((1,), hvd.rank() + 1.0)])
@@ -472,12 +472,12 @@ def broadcast_keeps_local_variables() -> list[float]:
 
 @check
 def plain_optimizer_warning() -> list[str]:
-    """What the callback says of a model that does not average."""
+    """The callback's warning about a model that does not average gradients."""
     model = small_model()
     model.compile("sgd", "mse")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        # The same data on all ranks: with other data the weights would come apart, which ends the job.
+        # The same data on all ranks: otherwise the weights would diverge, which ends the job.
         model.fit(np.ones((2, 4)), np.ones((2, 1)), verbose=0,
                   callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
     return [str(warning.message) for warning in caught if "hvkeras" in str(warning.message)]
@@ -485,7 +485,7 @@ def plain_optimizer_warning() -> list[str]:
 
 @check
 def jit_compile_error() -> list[str]:
-    """The error's class and text when a step is compiled by XLA."""
+    """Class and text of the error when a step is compiled by XLA."""
     model = small_model()
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse", jit_compile=True)
     try:

@@ -1,6 +1,6 @@
-"""MirroredStrategy over two devices of one process, against one device.
+"""MirroredStrategy on two devices of one process, compared with one device.
 
-Arguments: the names of checks; none for all of them.
+Arguments: the names of checks; default: all.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from strategy_training import (
     with_auc,
 )
 
-import hvkeras as hvd  # it mends Keras
+import hvkeras as hvd  # it patches Keras
 from harness.checks import check, run_checks
 
 tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0],
@@ -52,7 +52,7 @@ def fit_with_adam_and_class_weight() -> Any:
 
 @check
 def clipped_gradients() -> Any:
-    """The gradients of the whole batch are clipped, not those of each replica."""
+    """Clip the gradients of the whole batch, not those of each replica."""
     return apart(optimizer=lambda: sgd(global_clipnorm=0.1))
 
 
@@ -63,7 +63,7 @@ def weight_decay_and_averaged_weights() -> Any:
 
 @check
 def steps_per_epoch() -> Any:
-    """The first batch is not lost to building the model."""
+    """Building the model does not consume the first batch."""
     return apart(data=dataset().repeat(), steps_per_epoch=3)
 
 
@@ -79,7 +79,7 @@ def several_inputs() -> Any:
 
 @check
 def a_first_batch_that_does_not_divide() -> Any:
-    """Its rows weigh by replicas in training, as Keras means it; so it is only evaluated and predicted here."""
+    """In training, Keras weights its rows by replica; so it is only evaluated and predicted here."""
     with STRATEGY.scope():
         model = keras.Sequential([keras.layers.Dense(1, kernel_initializer="ones")])
         model.compile("sgd", "mse")
@@ -116,7 +116,7 @@ def a_loop_that_clips() -> Any:
 
 @check
 def checkpoints() -> Any:
-    """Written under the strategy, read without one."""
+    """Files written under the strategy load without one."""
     def trained(scope: Any) -> Any:
         with scope:
             model = dense()

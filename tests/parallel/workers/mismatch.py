@@ -1,4 +1,4 @@
-"""Ranks that do different things; the argument says which."""
+"""Ranks with different collectives; the argument selects the case."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def train_as_right() -> None:
 
 
 def different_names_in_fit() -> None:
-    """What `compile` was given is the same, as far as `fit` compares it."""
+    """The arguments of `compile` are the same, as far as `fit` compares them."""
     (train_as_right if hvd.rank() else train_as_left)()
 
 
@@ -64,7 +64,7 @@ def a_process_set_on_one_rank() -> None:
 
 
 def a_callback_on_one_rank() -> None:
-    """The data are of unknown length, so that ranks ask each other for the next batch while they read it."""
+    """The length of the data is unknown, so ranks agree on the next batch while they read it."""
     def talk(batch: int) -> None:
         if hvd.rank() and batch == 2:
             hvd.allreduce(tf.zeros(2), name="of one")

@@ -1,8 +1,8 @@
 """Keras 3's own training under MultiWorkerMirroredStrategy: the tutorial's code, and `import hvkeras`.
 
-Each check trains on both workers, and by itself on the whole batches, and returns how far the results are apart.
+Each check trains on both workers, and on one process on the whole batches, and returns the differences.
 
-Arguments: the names of checks; none for all of them.
+Arguments: the names of checks; default: all.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def adam_with_class_weight() -> Any:
 
 @check
 def steps_per_epoch() -> Any:
-    """The first batch must not be lost to building the model."""
+    """Building the model must not consume the first batch."""
     return apart(data=dataset().repeat(), steps_per_epoch=3)
 
 
@@ -77,7 +77,7 @@ def a_model_without_input_shape() -> Any:
 
 @check
 def clipped_gradients() -> Any:
-    """The gradients of the whole batch are clipped, not those of each worker."""
+    """Clip the gradients of the whole batch, not those of each worker."""
     return apart(optimizer=lambda: sgd(global_clipnorm=0.1))
 
 
@@ -88,7 +88,7 @@ def an_infinity_on_one_worker_skips_the_step_on_all() -> Any:
 
 @check
 def bfloat16() -> Any:
-    """Of its 8 bits, the last ones depend on the order of sums."""
+    """The last of its 8 bits depend on the order of sums."""
     return under_policy("mixed_bfloat16", lambda: apart() / 1e3)
 
 

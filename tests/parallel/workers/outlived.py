@@ -1,4 +1,4 @@
-"""Collectives that do not fit together: each check returns the exception, and goes on."""
+"""Mismatched collectives: each check returns the exception, and the job continues."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import tensorflow as tf
 import hvkeras as hvd
 from harness.checks import check, run_checks
 
-TFDIST = os.environ["HVKERAS_BACKEND"] == "tfdist"  # where an error in a graph ends all collectives
+TFDIST = os.environ["HVKERAS_BACKEND"] == "tfdist"  # there, an error in a graph aborts all collectives
 
 
 def refusal(collective: Callable[[], Any]) -> Any:
-    """What a collective raises, and the sum of ones that the ranks can still make."""
+    """Return the error of a collective, and the sum of ones that the ranks compute afterwards."""
     try:
         raised = f"no exception: {collective()}"
     except tf.errors.FailedPreconditionError as error:
@@ -72,19 +72,19 @@ def order() -> Any:
 
 @check
 def operation_again() -> Any:
-    """The same plans as before, of which some ranks have only taken part in."""
+    """The same plans as before; some ranks have participated in only one of them."""
     return operation()
 
 
 @check
 def in_a_function() -> Any:
-    """As `shape`, where graphs can raise."""
+    """Like `shape`, on backends whose graphs can raise."""
     return TFDIST or refusal(lambda: tf.function(hvd.allreduce)(tf.ones([3 + hvd.rank()]), name="y"))
 
 
 @check
 def in_a_function_for_any_shape() -> Any:
-    """As `in_a_function`, where the shape is known only when the function runs; and what fits together afterwards."""
+    """Like `in_a_function`, with shapes known only at run time; and matching collectives afterwards."""
     total = tf.function(lambda tensor: hvd.allreduce(tensor, op=hvd.Sum, name="any"), input_signature=[
         tf.TensorSpec([None, 2])])
     gather = tf.function(lambda tensor: hvd.allgather(tensor, name="any"), input_signature=[tf.TensorSpec(None)])
@@ -95,7 +95,7 @@ def in_a_function_for_any_shape() -> Any:
 
 @check
 def gradients_for_any_shape() -> Any:
-    """As `in_a_function_for_any_shape`, for the gradients of a tape."""
+    """Like `in_a_function_for_any_shape`, for the gradients of a tape."""
 
     @tf.function(input_signature=[tf.TensorSpec([None, 2])])  # type: ignore[untyped-decorator]
     def gradient(tensor: Any) -> Any:
@@ -131,7 +131,7 @@ def in_a_session() -> Any:
 
 @check
 def the_same_function_afterwards() -> Any:
-    """What a function returns that was refused at first, once all ranks call it with what fits together."""
+    """The result of a function that first raised, when all ranks call it with matching arguments."""
     double = tf.function(lambda tensor: hvd.allreduce(tensor, op=hvd.Sum, name="again"))
     if TFDIST:
         return True
@@ -141,7 +141,7 @@ def the_same_function_afterwards() -> Any:
 
 @check
 def one_after_the_other_in_a_function() -> Any:
-    """A second collective waits for the first, which only some ranks make."""
+    """A second collective depends on the first, which only some ranks run."""
 
     @tf.function  # type: ignore[untyped-decorator]
     def run(both: Any) -> Any:
@@ -155,7 +155,7 @@ def one_after_the_other_in_a_function() -> Any:
 
 @check
 def what_another_rank_ran() -> Any:
-    """A graph that was refused on another rank, run as soon as this rank knows."""
+    """A graph that raised on another rank, run as soon as this rank is notified."""
     runs = [tf.function(lambda: hvd.allreduce(tf.constant(1.0), op=hvd.Sum, name="of 0")),
             tf.function(lambda: hvd.allreduce(tf.constant(1.0), op=hvd.Sum, name="of others"))]
     if TFDIST:
@@ -169,7 +169,7 @@ def what_another_rank_ran() -> Any:
 
 @check
 def in_a_circle() -> Any:
-    """Three ranks of which each waits for the next one."""
+    """Three ranks that wait for each other in a cycle."""
     pairs = [(0, 1), (1, 2), (0, 2)]
     if hvd.size() < 3:
         return None
@@ -178,7 +178,7 @@ def in_a_circle() -> Any:
 
 
 def end_at_once() -> None:
-    """The script ends as soon as it knows of the refusal, on whichever rank knows first."""
+    """The script ends on the first rank that raises."""
     if not TFDIST:
         with contextlib.suppress(tf.errors.FailedPreconditionError):
             tf.function(hvd.allreduce)(tf.ones([5 + hvd.rank()]), name="last")

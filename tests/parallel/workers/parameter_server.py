@@ -1,6 +1,6 @@
-"""Training with parameter servers: the chief trains on the cluster and by itself, and returns how far they are apart.
+"""Training with parameter servers: the chief trains on the cluster and alone, and returns the differences.
 
-With one worker nothing is asynchronous, so that all numbers must be those of Keras's own `fit` on the same batches.
+With one worker nothing is asynchronous, so all numbers must equal those of Keras's own `fit` on the same batches.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CHIEF: Any = None
 
 
 class Noted(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no types
-    """Notes where the variables are, and how often Keras was told of a batch."""
+    """Record the devices of the variables, and the number of batch callbacks."""
 
     def on_train_begin(self, logs: Any = None) -> None:
         self.batches = 0
@@ -87,7 +87,7 @@ def values(model: Any, history: Any) -> list[Any]:
 
 
 def apart(build: Any, optimizer: Any, inputs: int = 1, steps: Any = None, **options: Any) -> float:
-    """The largest difference to what Keras's own `fit` gives."""
+    """Return the largest difference from Keras's own `fit`."""
     make, data = compiled(build, optimizer, **options), batches(inputs)
     history = fit(CHIEF, plan(make, data, validation_data=data, steps_per_epoch=steps))
     model, whole = compiled(build, optimizer)(), data(tf.distribute.InputContext())
@@ -136,7 +136,7 @@ def keras_callbacks() -> Any:
 
 @check
 def going_on_from_a_checkpoint() -> Any:
-    """Two epochs and two more, against four, with an optimizer and dropout that remember."""
+    """Two epochs and two resumed ones, compared with four; the optimizer and dropout have state."""
     make = compiled(lambda: dense(keras.layers.Dropout(0.3)), lambda: keras.optimizers.Adam(0.05))
     checkpoints = Checkpoints("checkpoints", keep=2)
     for epochs in (2, 4):
@@ -151,7 +151,7 @@ def going_on_from_a_checkpoint() -> Any:
 
 @check
 def what_cannot_be() -> Any:
-    """The errors of plans that cannot work, by name."""
+    """The errors of invalid plans, by name."""
     no_number = lambda x, y, w: (tf.debugging.check_numerics(x * float("nan"), "no number"), y, w)  # noqa: E731
     sgd = compiled(dense, keras.optimizers.SGD)
     plans = {

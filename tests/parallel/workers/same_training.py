@@ -1,6 +1,6 @@
-"""Trains on shards with all ranks, and on whole batches alone; reports how far the weights are apart.
+"""Train on shards with all ranks, and on whole batches on one process; report the differences of the weights.
 
-Arguments: the names of the cases, `--eager` to run every step eagerly, and `--compiled` to have XLA compile updates.
+Arguments: the names of the cases, `--eager` to run every step eagerly, and `--compiled` to compile updates with XLA.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ CASES: dict[str, Any] = {
 }
 if KERAS_3:
     CASES["adam_accumulating"] = lambda: keras.optimizers.Adam(0.01, gradient_accumulation_steps=2)
-SPARSE = "sparse_adam_clip"  # of which gradients are tf.IndexedSlices
+SPARSE = "sparse_adam_clip"  # its gradients are tf.IndexedSlices
 CASES[SPARSE] = lambda: keras.optimizers.Adam(0.01, clipnorm=0.05)
-LOSSES = "losses_sgd"  # means over what is not masked and by weight, a sum with weights, and a regulariser
+LOSSES = "losses_sgd"  # masked and weighted means, a weighted sum, and a regularizer
 CASES[LOSSES] = lambda: keras.optimizers.SGD(0.02)
 HAS_MEAN_BY_WEIGHT = KERAS_3 and tuple(map(int, keras.__version__.split(".")[:2])) >= (3, 9)
 BY_WEIGHT = "mean_with_sample_weight" if HAS_MEAN_BY_WEIGHT else "sum_over_batch_size"
@@ -48,7 +48,7 @@ if not KERAS_3:
 
 
 def data(case: str) -> tuple[Any, ...]:
-    """The whole batches, the same on every rank; words and columns come back within a rank's part and in others'."""
+    """Return the whole batches, the same on every rank; words and columns repeat within and between ranks' parts."""
     random = np.random.default_rng(1)
     rows = STEPS * BATCH
     x, y = random.normal(size=(rows, 6)).astype("float32"), random.normal(size=(rows, 3)).astype("float32")
@@ -61,7 +61,6 @@ def data(case: str) -> tuple[Any, ...]:
 
 
 def model(case: str) -> Any:
-    """A model with the same weights on every rank."""
     keras.utils.set_random_seed(7)
     if case == LOSSES:
         words = keras.Input((4,), dtype="int32")
@@ -78,7 +77,7 @@ def model(case: str) -> Any:
 
 
 def trained(case: str, wrap: Any, rank: int, size: int, eager: bool) -> list[Any]:
-    """The weights after training on rows `rank`, `rank + size`, ... of each batch."""
+    """Return the weights after training on rows `rank`, `rank + size`, ... of each batch."""
     net = model(case)
     mean = keras.losses.MeanSquaredError
     loss = ["mse", mean(reduction="sum"), mean(reduction=BY_WEIGHT)] if case == LOSSES else "mse"
@@ -98,14 +97,14 @@ def trained(case: str, wrap: Any, rank: int, size: int, eager: bool) -> list[Any
 
 
 def apart(weights: list[Any], others: list[Any]) -> float:
-    """The largest difference, relative to the largest weight."""
+    """Return the largest difference, relative to the largest weight."""
     largest = max(float(np.max(np.abs(other))) for other in others)
     return max(float(np.max(np.abs(one - other))) for one, other in zip(weights, others, strict=True)) / largest
 
 
 @check
 def differences() -> dict[str, Any]:
-    """For each case: how far from the truth, how far from the start, and a number equal on ranks with equal weights."""
+    """For each case: differences from one process and from the initial weights, and a checksum of the weights."""
     eager = "--eager" in sys.argv
     wrap = functools.partial(hvd.DistributedOptimizer, compile_update="--compiled" in sys.argv)
     names = [name for name in sys.argv[1:] if not name.startswith("--")] or list(CASES)

@@ -1,6 +1,6 @@
-"""Training with `shard_update=True`, beside the same training without it, and on one process.
+"""Training with `shard_update=True`, compared with the unsharded update and with one process.
 
-With `--few`, only what tells most.
+With `--few`, only the most important cases.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Make = Callable[[], Any]
 
 
 def net(seed: int = 3, **of_last: Any) -> Any:
-    """A model of which one kernel is cut between ranks, and some variables are whole."""
+    """Return a model with one kernel that is split between ranks, and some variables that are not."""
     keras.utils.set_random_seed(seed)
     model = keras.Sequential([keras.layers.Dense(33, activation="relu"), keras.layers.Dense(7, activation="tanh"),
                               keras.layers.Dense(3, **of_last)])
@@ -37,7 +37,7 @@ def net(seed: int = 3, **of_last: Any) -> Any:
 
 
 def words() -> Any:
-    """A model with an embedding, whose gradients are sparse."""
+    """Return a model with an embedding, whose gradients are sparse."""
     keras.utils.set_random_seed(3)
     model = keras.Sequential([keras.layers.Embedding(500, 16), keras.layers.Reshape((80,)), keras.layers.Dense(3)])
     model.build((None, 5))
@@ -63,16 +63,16 @@ def unscaled(optimizer: Any, gradients: Sequence[Any]) -> Any:
 def trained(make: Make, build: Make = net, ranks: Sequence[int] | None = None, eager: bool = False,
             change: Callable[[int, int], float] = lambda rank, step: 1.0, frozen: int = 0,
             **options: Any) -> tuple[list[Any], Any]:
-    """Trains; returns the weights, and the optimizer.
+    """Train, and return the weights and the optimizer.
 
     Args:
-        make: Makes the optimizer.
-        build: Builds the model.
-        ranks: On one process, the ranks whose batches it trains on; else None.
+        make: Constructor of the optimizer.
+        build: Constructor of the model.
+        ranks: With one process, the ranks whose batches it trains on; otherwise None.
         eager: Whether steps run eagerly.
-        change: A factor of a rank's loss in a step.
-        frozen: The number of layers that get no gradient.
-        **options: For `DistributedOptimizer`.
+        change: Factor of a rank's loss in a step.
+        frozen: Number of layers without gradients.
+        **options: Options of `DistributedOptimizer`.
     """
     model = build()
     optimizer = make() if ranks is not None else hvd.DistributedOptimizer(make(), **options)
@@ -102,7 +102,7 @@ def distance(some: Sequence[Any], others: Sequence[Any]) -> float:
 
 
 def compared(make: Make, one: bool = True, **arguments: Any) -> list[Any]:
-    """The distances from training without sharing (weights, state), and from one process; and if ranks are equal."""
+    """Return the differences from the unsharded update (weights, state), from one process, and between ranks."""
     weights, optimizer = trained(make, shard_update=True, **arguments)
     others, plain = trained(make, shard_update=False, **arguments)
     hvd.gather_optimizer(optimizer, to=range(hvd.size()))
@@ -167,7 +167,7 @@ def loss_scale() -> Any:
 
 @check
 def corners() -> dict[str, Any]:
-    """What optimizers do beside the update of an element."""
+    """Features of optimizers besides the elementwise update."""
     few: dict[str, Callable[[], list[Any]]] = {
         "clipped by global norm": lambda: compared(lambda: of_keras.SGD(0.1, global_clipnorm=0.05)),
         "clipped by norms": lambda: compared(lambda: of_keras.SGD(0.1, clipnorm=0.02)),
@@ -211,7 +211,7 @@ def corners() -> dict[str, Any]:
 
 @check
 def process_sets() -> list[float]:
-    """Each pair of ranks shares its own update."""
+    """Each pair of ranks shards its own update."""
     if hvd.size() < 4:
         return [0.0]
     pairs = [hvd.add_process_set([0, 2]), hvd.add_process_set([1, 3])]
@@ -224,7 +224,7 @@ def process_sets() -> list[float]:
 
 @check
 def local_variables() -> list[Any]:
-    """A variable that each rank keeps for itself is not assigned."""
+    """The update of a local variable is not sharded."""
     found = []
     for shared in (True, False):
         model = net()
@@ -251,14 +251,14 @@ def fitted(shared: bool, epochs: int = 2, callbacks: Sequence[Any] = (), model: 
 
 @check
 def ways_to_fit() -> dict[str, float]:
-    """Steps as `fit` can make them."""
+    """The ways in which `fit` can run steps."""
     ways: dict[str, dict[str, Any]] = {"plain": {}, "compiled update": {"compile_update": True}}
     if not FEW:
         ways |= {"several steps": {"steps_per_execution": 3}, "eager": {"run_eagerly": True},
                  "XLA": {"jit_compile": True}}
     found = {}
     for name, options in ways.items():
-        with contextlib.suppress(hvd.UnsupportedError):  # not every engine has collectives for XLA
+        with contextlib.suppress(hvd.UnsupportedError):  # not all engines support XLA
             models = [fitted(shared, **options) for shared in (True, False)]
             found[name] = distance(*([np.array(each) for each in model.get_weights()] for model in models))
     return found
@@ -266,7 +266,7 @@ def ways_to_fit() -> dict[str, float]:
 
 @contextlib.contextmanager
 def folder() -> Iterator[Path]:
-    """A folder that all ranks see."""
+    """A folder shared by all ranks."""
     made = tempfile.TemporaryDirectory() if hvd.rank() == 0 else None
     name = hvd.broadcast_object(None if made is None else made.name)
     try:
@@ -279,7 +279,7 @@ def folder() -> Iterator[Path]:
 
 @check
 def saved() -> dict[str, Any]:
-    """What is saved is whole, and training resumes from it with and without sharing."""
+    """Saved state is complete, and training resumes from it with and without sharding."""
     found: dict[str, Any] = {}
     with folder() as path:
         plain = fitted(False)
@@ -324,7 +324,7 @@ def saved() -> dict[str, Any]:
 
 @check
 def broadcast_from_one_rank() -> float:
-    """The state that the root has loaded alone reaches all ranks."""
+    """The state that only the root has loaded reaches all ranks."""
     plain = fitted(False)
     values = [np.asarray(each.numpy()) for each in plain.optimizer.variables]
     model = net(seed=hvd.rank())
@@ -340,7 +340,7 @@ def broadcast_from_one_rank() -> float:
 
 @check
 def swapped_averages() -> dict[str, Any]:
-    """Keras 3's callback that evaluates with averages of the weights: how far losses and weights are from the plain."""
+    """Keras 3's callback that evaluates with averaged weights: differences from the unsharded run."""
     found: dict[str, Any] = {}
     for name, on_epoch, make in (("SGD", False, lambda: of_keras.SGD(0.1, use_ema=True, ema_momentum=0.9)),
                                  ("at the end of an epoch", True, lambda: of_keras.Adam(0.01, use_ema=True)),
@@ -360,7 +360,7 @@ def swapped_averages() -> dict[str, Any]:
 
 @check
 def memory() -> list[float]:
-    """The bytes of the optimizer's state on this rank, as a share of the whole."""
+    """The bytes of the optimizer's state on this rank, as a fraction of the total."""
     keras.utils.set_random_seed(1)
     model = keras.Sequential([keras.layers.Embedding(20_000, 64), *(keras.layers.Dense(64) for _ in range(4))])
     model.build((None, 4))
@@ -374,7 +374,7 @@ def memory() -> list[float]:
 
 @check
 def refused() -> list[str]:
-    """Optimizers of which nothing is known, and what would keep a part of the state alone."""
+    """Errors of unknown optimizers, and of features that would save only a part of the state."""
 
     class Own(keras.optimizers.Optimizer):  # type: ignore[misc]  # Keras ships no types
         def update_step(self, gradient: Any, variable: Any, *rate: Any) -> None: ...

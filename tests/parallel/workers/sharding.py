@@ -1,4 +1,4 @@
-"""What ranks are assigned, and what they are told when they do not hold the same data."""
+"""Data assigned to ranks, and messages if ranks have different data."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class Numbers(PyDataset):  # type: ignore[misc, valid-type]
 
 
 class Shuffling(Numbers):
-    """The same, with an `on_epoch_end` of its own."""
+    """The same, with its own `on_epoch_end`."""
 
     def on_epoch_end(self) -> None:
         self.shuffle(self.order)
 
 
 class Watched(keras.Model):  # type: ignore[misc]
-    """Notes the numbers of the rows of each training step."""
+    """Model that records the numbers of the rows of each training step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class Watched(keras.Model):  # type: ignore[misc]
 
 
 def steps_of_fit(data: Any, y: Any = None, epochs: int = 1, **options: Any) -> list[list[list[int]]]:
-    """The rows of each step of each epoch of a `fit`."""
+    """Return the rows of each step of each epoch of a `fit`."""
     model = Watched()
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.0)), "mse", run_eagerly=True)
     found = []
@@ -74,7 +74,7 @@ def steps_of_fit(data: Any, y: Any = None, epochs: int = 1, **options: Any) -> l
 
 
 def steps_of_reading(dataset: Any, epochs: int = 1) -> list[list[list[int]]]:
-    """The same without a `fit`."""
+    """Return the same without `fit`."""
     return [[batch[:, 0].numpy().astype(int).tolist() for batch, _ in dataset] for _ in range(epochs)]
 
 
@@ -98,7 +98,7 @@ def features(samples: Any) -> Any:
 
 @check
 def datasets() -> dict[str, Any]:
-    """The rows of each step: of samples that are shuffled after dealing, of a generator, and of whole batches."""
+    """The rows of each step: of samples shuffled after sharding, of a generator, and of whole batches."""
     samples = features(Dataset.range(COUNT))
     rows = Dataset.from_generator(
         lambda: ((np.array([number, number], "float32"), np.ones(1)) for number in range(COUNT)),
@@ -115,7 +115,7 @@ def datasets() -> dict[str, Any]:
 
 @check
 def sequences() -> dict[str, Any]:
-    """The rows of each step, as they are and shuffled at each epoch's end; and which batches were loaded."""
+    """The rows of each step, unshuffled and shuffled at each epoch's end; and the loaded batches."""
     plain = Numbers()
     found = {"shuffled by fit": steps_of_fit(hvd.shard(plain), epochs=2)}
     by_numpy = hvd.shard(Shuffling(shuffle=np.random.shuffle))
@@ -130,7 +130,7 @@ def sequences() -> dict[str, Any]:
 
 
 class Graphs(PyDataset):  # type: ignore[misc, valid-type]
-    """Elements that are no batches: `2 + 3 (i mod 3)` nodes, each with a label, and a number of the graph."""
+    """Elements that are not batches: graphs of `2 + 3 (i mod 3)` nodes with labels, and the graph's number."""
 
     def __init__(self, count: int) -> None:
         super().__init__()
@@ -145,14 +145,11 @@ class Graphs(PyDataset):  # type: ignore[misc, valid-type]
 
 
 class OfNodes(keras.layers.Layer):  # type: ignore[misc]
-    """Hands on the nodes."""
-
     def call(self, inputs: Any) -> Any:
         return inputs["nodes"] + 0.0 * tf.cast(tf.reduce_sum(inputs["of_graph"]), tf.float32)
 
 
 def of_nodes(optimizer: Any, reduction: str = "sum_over_batch_size") -> Any:
-    """A model with an output for each node."""
     inputs = {"nodes": keras.Input((2,), name="nodes"), "of_graph": keras.Input((), dtype="int32", name="of_graph")}
     dense = keras.layers.Dense(1, kernel_initializer="ones")
     model = keras.Model(inputs, dense(OfNodes()(inputs)))
@@ -170,9 +167,9 @@ def graphs(count: int) -> Any:
 
 @check
 def whole_elements() -> dict[str, Any]:
-    """What ranks make of elements with unlike numbers of rows, and what one process makes of those of each step."""
+    """Results of ranks on elements with different numbers of rows, and of one process on those of each step."""
     size = hvd.size()
-    count, data = 3 * size + 1, Graphs(3 * size + 1)  # in training, the last one is left out
+    count, data = 3 * size + 1, Graphs(3 * size + 1)  # training drops the last one
 
     def steps() -> Any:
         for step in range(3):
@@ -208,7 +205,7 @@ def whole_elements() -> dict[str, Any]:
 
 @check
 def unlike_numbers_of_rows() -> dict[str, Any]:
-    """The first rows and the numbers of rows of each array in each step, and what is said of batches that are torn."""
+    """The first rows and the numbers of rows of each array in each step, and the message about split batches."""
     size = hvd.size()
     labelled, unlabelled = Dataset.range(9 * size), Dataset.range(1000)
     shares = {
@@ -236,7 +233,7 @@ def error_of(function: Callable[[], Any]) -> list[str]:
 
 @check
 def errors() -> dict[str, list[str]]:
-    """What each misuse raises."""
+    """The error of each misuse."""
     x, rank, size = np.arange(24.0)[:, None], hvd.rank(), hvd.size()
     own = np.random.default_rng(rank)
     samples = Dataset.range(24)
@@ -288,7 +285,7 @@ def errors() -> dict[str, list[str]]:
 
 @check
 def what_is_random_at_every_reading() -> list[float]:
-    """Augmented features do not hinder where something else can be compared; what is all random is let through."""
+    """Random features are ignored if something else can be compared; entirely random data pass."""
     own = np.random.default_rng(hvd.rank())
     augmented = Dataset.range(24).map(lambda row: (row, tf.numpy_function(own.random, [], tf.float64)))
     noise = Dataset.range(24).map(lambda row: tf.numpy_function(own.random, [], tf.float64))
@@ -299,7 +296,7 @@ def what_is_random_at_every_reading() -> list[float]:
 
 @check
 def some_ranks_only() -> list[int] | None:
-    """The rows of the ranks 0 and 1 when only they share the data."""
+    """The rows of ranks 0 and 1 when only they share the data."""
     pair = hvd.add_process_set([0, 1]) if hvd.size() > 2 else hvd.global_process_set
     found = hvd.shard(np.arange(7), process_set=pair).tolist() if pair.included() else None
     hvd.remove_process_set(pair)
@@ -308,7 +305,7 @@ def some_ranks_only() -> list[int] | None:
 
 @check
 def forked_process() -> int | None:
-    """How a forked process ends, as those do that load a `PyDataset`: by SIGTERM, which must not end the job."""
+    """The exit code of a forked process that gets SIGTERM, like workers of a `PyDataset`; the job must continue."""
     process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
     process.start()
     process.terminate()
@@ -318,7 +315,7 @@ def forked_process() -> int | None:
 
 @check
 def forked_pool() -> dict[str, Any]:
-    """What a pool of forked processes returns, though threads of the rank hold hvkeras's locks when they are forked."""
+    """Results of a pool of forked processes; at the fork, threads of the rank hold hvkeras's locks."""
     control = current_session().control
     with control._connection._sending, control._exchange._changed:
         pool = multiprocessing.get_context("fork").Pool(2)
@@ -334,12 +331,11 @@ def forked_pool() -> dict[str, Any]:
 
 
 def where() -> list[int]:
-    """This process's rank and the number of ranks."""
     return [hvd.rank(), hvd.size()]
 
 
 def refused() -> str:
-    """What a collective says in a forked process."""
+    """Return the error of a collective in a forked process."""
     try:
         hvd.broadcast_object(1)
     except hvd.UsageError as error:
@@ -348,7 +344,7 @@ def refused() -> str:
 
 
 def small_model(fail: bool = False) -> Any:
-    """A model of two outputs with the same weights on every rank."""
+    """Return a model with two outputs and the same weights on every rank."""
     keras.utils.set_random_seed(3)
     inputs = keras.Input((2,))
     dense = keras.layers.Dense(3, activation="tanh")(inputs)
@@ -360,7 +356,7 @@ def small_model(fail: bool = False) -> Any:
 
 @check
 def predictions() -> dict[str, list[float]]:
-    """By how much predicting together differs from one process, for each output."""
+    """Differences of distributed predictions from one process, for each output."""
     model = small_model()
     x = np.random.default_rng(0).normal(size=(70, 2)).astype("float32")
     uneven = Dataset.from_generator(lambda: (x[start : start + 1 + start % 5] for start in range(0, 35, 3)),

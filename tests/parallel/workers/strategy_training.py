@@ -1,4 +1,4 @@
-"""What the workers for tf.distribute's strategies train, by Keras's `fit` and by a loop of their own."""
+"""Training for the workers of tf.distribute's strategies, with Keras's `fit` and in a custom loop."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def sgd(**more: Any) -> Any:
 
 
 def with_auc() -> list[Any]:
-    """Metrics whose states are more than a sum and a count."""
+    """Return metrics whose states are more than a sum and a count."""
     return ["accuracy", keras.metrics.AUC(from_logits=True)]
 
 
@@ -43,7 +43,7 @@ def dataset(rows: int = 96, inputs: int = 1, batch: int = BATCH) -> Any:
 
 def fitted(scope: Any, build: Any, optimizer: Any, data: Any, validation: Any, options: dict[str, Any],
            compiled: dict[str, Any]) -> list[Any]:
-    """Weights and history of a model that Keras trains; given data for it, also its evaluation and predictions."""
+    """Return weights and history of a `fit`; with validation data, also evaluation and predictions."""
     with scope:
         keras.utils.set_random_seed(1)
         model = build()
@@ -58,13 +58,13 @@ def fitted(scope: Any, build: Any, optimizer: Any, data: Any, validation: Any, o
 
 def looped(strategy: Any, tape_of: Callable[[Any], Any], data: Any, optimizer: Callable[[], Any],
            start: Callable[[Any], Any] = lambda _: None, batch: int = BATCH) -> list[Any]:
-    """The same by the tutorials' loop: weights, the loss of each step, and the accuracy.
+    """Return results of the tutorials' custom loop: weights, the loss of each step, and the accuracy.
 
     Args:
         strategy: The strategy.
-        tape_of: What becomes of the tape.
+        tape_of: Wraps the tape.
         data: The rank's data.
-        optimizer: Makes the optimizer.
+        optimizer: Constructor of the optimizer.
         start: Called with all variables before the first step.
         batch: The rows of the rank's batch.
     """
@@ -97,7 +97,7 @@ def looped(strategy: Any, tape_of: Callable[[Any], Any], data: Any, optimizer: C
 
 
 def under_policy(policy: str, train: Callable[[], float]) -> float:
-    """What `train` returns while models have another dtype policy."""
+    """Return the result of `train` under another dtype policy."""
     keras.config.set_dtype_policy(policy)
     try:
         return train()
@@ -107,11 +107,11 @@ def under_policy(policy: str, train: Callable[[], float]) -> float:
 
 def after_an_infinity(scope: Callable[[], Any], wrap: Callable[[Any], Any] = lambda optimizer: optimizer,
                       only: bool = True) -> float:
-    """0.0 if a step with infinities in the second half of its rows is skipped by all, and later ones are not.
+    """Return 0.0 if all skip a step with infinities in the second half of its rows, and run the later ones.
 
     Args:
-        scope: Makes the scope of the strategy.
-        wrap: What becomes of the optimizer.
+        scope: Returns the scope of the strategy.
+        wrap: Wraps the optimizer.
         only: Whether this process has infinities.
     """
     with scope():
@@ -130,7 +130,7 @@ def after_an_infinity(scope: Callable[[], Any], wrap: Callable[[Any], Any] = lam
 
 
 def equal_masks(strategy: Any) -> int:
-    """How many masks of a dropout layer were drawn before, by two replicas in two steps."""
+    """Return the number of repeated masks of a dropout layer on two replicas in two steps."""
     with strategy.scope():
         layer = keras.layers.Dropout(0.5, seed=3)
         layer.build((None, 64))
@@ -144,7 +144,7 @@ def equal_masks(strategy: Any) -> int:
 
 
 def difference(found: list[Any], expected: list[Any]) -> float:
-    """The largest difference; infinite where something is no number, or has another shape."""
+    """Return the largest difference; infinity for NaN or different shapes."""
     largest = 0.0
     for one, other in zip(found, expected, strict=True):
         first, second = np.asarray(one), np.asarray(other)
@@ -156,13 +156,13 @@ def difference(found: list[Any], expected: list[Any]) -> float:
 
 def apart(strategy: Any, build: Any = dense, optimizer: Any = sgd, data: Any = None, validation: Any = None,
           compiled: Any = None, **options: Any) -> float:
-    """The largest difference of training under a strategy to what one process computes on the whole batches."""
+    """Return the largest difference of training under a strategy from one process on the whole batches."""
     data = dataset() if data is None else data
     found = fitted(strategy.scope(), build, optimizer, data, validation, options, compiled or {})
     return difference(found, by_one_process(build, optimizer, data, validation, compiled, **options))
 
 
 def by_one_process(build: Any, optimizer: Any, data: Any, validation: Any, compiled: Any, **options: Any) -> list[Any]:
-    """The truth, step by step in eager mode: for few steps, tracing takes longer."""
+    """Return the expected results, computed eagerly: for few steps, tracing would take longer."""
     compiled = {**(compiled or {}), "run_eagerly": True, "steps_per_execution": 1}
     return fitted(contextlib.nullcontext(), build, optimizer, data, validation, options, compiled)

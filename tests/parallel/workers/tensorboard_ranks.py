@@ -1,6 +1,6 @@
-"""Two ranks train with TensorBoard; rank 1 comes late to every step. The test reads what they wrote.
+"""Two ranks train with TensorBoard; rank 1 is late in each step. The test reads the files.
 
-Arguments: `--few` for what depends on the backend alone.
+Arguments: `--few` for checks that depend on the backend.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def fitted(*callbacks: Any, model: Any = None, **compiled: Any) -> Any:
 
 @check
 def everyone() -> Any:
-    """How far the weights are from those of a training without the callback."""
+    """The differences of the weights from training without the callback."""
     board = hvd.callbacks.TensorBoard("everyone", profile_batch=(2, 3), profile_rank=1, update_freq=2)
     with_it, without = fitted(board, Late()), fitted()
     return max(float(abs(one - other).max()) for one, other in zip(with_it.get_weights(), without.get_weights(),
@@ -57,7 +57,7 @@ def the_chief_alone() -> None:
 
 @check
 def again() -> bool:
-    """Another fit with a new callback; whether the step was not traced again."""
+    """Another fit with a new callback; return whether the step was not retraced."""
     if FEW:
         return True
     model = fitted(hvd.callbacks.TensorBoard("again/first"))
@@ -80,7 +80,7 @@ def compiled() -> None:
 
 @check
 def order() -> Any:
-    """How many pairs of collectives in one graph wait for each other: bare, recorded, and in a timeline."""
+    """The number of ordered pairs of collectives in one graph: plain, recorded, and with a timeline."""
     def two(one: Any, other: Any) -> Any:
         return hvd.allreduce(one, name="one"), hvd.allreduce(other, name="other")
 

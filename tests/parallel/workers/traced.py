@@ -1,4 +1,4 @@
-"""Two ranks train while HVKERAS_TRACE_STEPS traces them: with `fit`, or in an endless loop of their own."""
+"""Two ranks train with HVKERAS_TRACE_STEPS: with `fit`, or in an endless custom loop."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What `fit` and `evaluate` do on several ranks: metrics, steps, stopping, and the divergence check.
+"""`fit` and `evaluate` on several ranks: metrics, steps, stopping, and the divergence check.
 
-Arguments: `--few` for fewer metrics, and the names of checks; all by default.
+Arguments: `--few` for fewer metrics, and the names of checks; default: all.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ keras: Any = tf.keras
 PyDataset = getattr(keras.utils, "PyDataset", None) or keras.utils.Sequence
 KERAS_3 = not keras.Model.__module__.startswith("tf_keras.")
 FEATURES = 6
-# Keras 3.3 has no logs, on one process either, where the batches do not fill an execution.
+# Keras 3.3 has no logs if the batches do not fill an execution, also on one process.
 EXECUTION = 1 if KERAS_3 and keras.__version__.startswith("3.3.") else 3
 
 
 def rows(count: int, seed: int) -> tuple[Any, Any]:
-    """Random rows and their labels, which the rows nearly tell."""
+    """Return random rows, and labels that mostly depend on them."""
     random = np.random.default_rng(seed)
     x = random.normal(size=(count, FEATURES)).astype("float32")
     return x, (x.sum(1, keepdims=True) + random.normal(size=(count, 1)) > 0).astype("float32")
 
 
 def share(counts: tuple[int, ...], rank: int, seed: int = 0) -> tuple[Any, Any]:
-    """A rank's rows; the numbers of rows of the ranks repeat after those given."""
+    """Return a rank's rows; `counts` repeats for further ranks."""
     return rows(counts[rank % len(counts)], 100 * seed + rank)
 
 
 def union(counts: tuple[int, ...], batch: int, steps: int | None = None, seed: int = 0) -> tuple[Any, Any]:
-    """All ranks' rows, in global batches of `steps` steps; all there are without `steps`."""
+    """Return all ranks' rows in global batches of `steps` steps, or of all steps."""
     shares = [share(counts, rank, seed) for rank in range(hvd.size())]
     if steps is None:
         return tuple(np.concatenate([one[part] for one in shares]) for part in (0, 1))  # type: ignore[return-value]
@@ -74,13 +74,13 @@ def compiled(optimizer: Any = None, seed: int = 1, metrics: Any = None, **option
 
 
 def values(logs: Any) -> list[Any]:
-    """Logs without their names, which Keras numbers; in their order."""
+    """Return the values of logs in order, without the names, which Keras numbers."""
     by_name = sorted(logs.items(), key=lambda item: item[0].rstrip("0123456789_"))
     return [np.asarray(value).tolist() for _, value in by_name]
 
 
 def by_one_process(train: Callable[[], Any]) -> Any:
-    """What one process makes of all ranks' data; rank 0 works it out for all."""
+    """Return the result of one process on all ranks' data, which rank 0 computes for all."""
     with hvd.alone():
         found = train() if hvd.rank() == 0 else None
     return hvd.broadcast_object(found, 0)
@@ -88,7 +88,7 @@ def by_one_process(train: Callable[[], Any]) -> Any:
 
 def compared(counts: tuple[int, ...], batch: int, steps: int, extra: Any = None, few: bool = False,
              **options: Any) -> dict[str, Any]:
-    """The logs of two epochs with validation and of an evaluation, by all ranks and by one process."""
+    """Return the logs of two epochs with validation and of an evaluation, on all ranks and on one process."""
     validation, some = (30, 17, 8), slice(2 if few or "--few" in sys.argv else None)
     mine = compiled(metrics=metrics()[some], **options)
     history = mine.fit(*share(counts, hvd.rank()), batch_size=batch, epochs=2, shuffle=False, verbose=0,
@@ -107,7 +107,7 @@ def compared(counts: tuple[int, ...], batch: int, steps: int, extra: Any = None,
 
 @check
 def exact_metrics() -> dict[str, Any]:
-    """Everything that Keras reports, on uneven shards."""
+    """All of Keras's logs, on uneven shards."""
     average = hvd.callbacks.MetricAverageCallback
     return {
         "60/40": compared((60, 40), 20, 2),
@@ -142,7 +142,7 @@ class Merging(Largest):
 
 @check
 def own_metrics() -> dict[str, Any]:
-    """A metric that says how to merge, one that merges, and one that does neither."""
+    """A metric with a merge rule, one with a merge method, and one with neither."""
     x, y = share((10,), hvd.rank())
     found = {}
     for kind in (Declared, Merging, Largest):
@@ -168,7 +168,7 @@ class StepCount(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 class Accumulating(keras.metrics.Mean):  # type: ignore[misc]
-    """A metric that goes on over all epochs."""
+    """A metric that accumulates over all epochs."""
 
     def __init__(self) -> None:
         super().__init__(name="accumulating")
@@ -185,20 +185,20 @@ class Accumulating(keras.metrics.Mean):  # type: ignore[misc]
 
 @check
 def metrics_that_are_not_reset() -> list[float]:
-    """How many labels a metric has seen after each of three epochs, on ranks with 8 rows each."""
+    """The number of labels in a metric after each of three epochs, on ranks with 8 rows each."""
     mine = compiled(metrics=[Accumulating()])
     return list(mine.fit(*share((8,), hvd.rank()), batch_size=4, epochs=3, verbose=0).history["accumulating"])
 
 
 class Evaluating(keras.callbacks.Callback):  # type: ignore[misc]
-    """Evaluates amid the epoch, at the ends of certain batches, and notes what it found."""
+    """Callback that evaluates within an epoch, at the ends of certain batches, and records the results."""
 
     def __init__(self, batches: tuple[int, ...], data: Any, batch_size: int) -> None:
         super().__init__()
         self.batches, self.data, self.batch_size, self.found = batches, data, batch_size, []  # type: ignore[var-annotated]
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        # Keras 3 counts the batch that it is the end of, tf_keras the next one where it runs several at once.
+        # Keras 3 passes the batch that has ended; tf_keras, with several steps per execution, the next one.
         if batch in self.batches:
             self.found.append(values(self.model.evaluate(*self.data, batch_size=self.batch_size, verbose=0,
                                                          return_dict=True)))
@@ -215,7 +215,7 @@ class EvaluatingAlone(Evaluating):
 
 @check
 def evaluation_amid_an_epoch() -> dict[str, Any]:
-    """The logs of two epochs in which callbacks evaluate: of all ranks, of one process, and with rank 0 alone."""
+    """The logs of two epochs in which callbacks evaluate: on all ranks, on one process, and only on rank 0."""
     def trained(data: Any, batch_size: int, *callbacks: Any, optimizer: Any = None) -> Any:
         mine = compiled(optimizer, metrics=["accuracy", Accumulating()], run_eagerly=True)
         return values(mine.fit(*data, batch_size=batch_size, epochs=2, shuffle=False, verbose=0,
@@ -276,7 +276,7 @@ def evaluation_without_data_on_one_rank() -> dict[str, Any]:
 
 @check
 def stopping() -> dict[str, Any]:
-    """Epochs until EarlyStopping stops, learning rates of ReduceLROnPlateau, and a stop that one rank wants."""
+    """Epochs until EarlyStopping stops, learning rates of ReduceLROnPlateau, and a stop on one rank."""
     x, y = share((16,), hvd.rank())
     patient = compiled(seed=3)
     early = keras.callbacks.EarlyStopping(monitor="val_loss", patience=1, min_delta=0.02)
@@ -287,7 +287,7 @@ def stopping() -> dict[str, Any]:
     second.fit(x, y, batch_size=4, epochs=6, verbose=0, callbacks=[plateau])
 
     class Stop(keras.callbacks.Callback):  # type: ignore[misc]
-        """Has rank 1 stop in its second execution of the second epoch."""
+        """Stop on rank 1 in its second execution of the second epoch."""
 
         executions = 0
 
@@ -312,7 +312,7 @@ def stopping() -> dict[str, Any]:
 
 
 def iterations_after(data: Callable[[], Any], **arguments: Any) -> list[Any]:
-    """Batches of each epoch that the ranks made, and a number that is equal where weights are."""
+    """Return the ranks' batches of each epoch, and a checksum of the weights."""
     mine = compiled(run_eagerly=True)
     given = data()
     count = Batches(getattr(given, "data", given))
@@ -321,7 +321,7 @@ def iterations_after(data: Callable[[], Any], **arguments: Any) -> list[Any]:
 
 
 class Batches(keras.callbacks.Callback):  # type: ignore[misc]
-    """Counts the batches of each epoch that were trained on."""
+    """Callback that counts the batches of each epoch."""
 
     def __init__(self, data: Any = None) -> None:
         super().__init__()
@@ -340,7 +340,7 @@ class Batches(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 class Changing(PyDataset):  # type: ignore[misc, valid-type]
-    """Batches of 4 rows of a rank, more or fewer in each epoch."""
+    """A rank's batches of 4 rows, of a different number in each epoch."""
 
     def __init__(self, lengths: tuple[int, ...], rank: int = 0) -> None:
         super().__init__()
@@ -358,7 +358,7 @@ class Changing(PyDataset):  # type: ignore[misc, valid-type]
 
 
 def batches(count: int, form: str) -> Any:
-    """A rank's data of `count` batches of 4 rows, told in one of several forms."""
+    """Return a rank's data of `count` batches of 4 rows, in one of several forms."""
     x, y = rows(4 * count, hvd.rank())
     data = tf.data.Dataset.from_tensor_slices((x, y)).batch(4)
     if form == "unknown":
@@ -370,7 +370,7 @@ def batches(count: int, form: str) -> Any:
 
 @check
 def uneven_data() -> dict[str, Any]:
-    """Rank 0 has one batch more than the others."""
+    """Rank 0 has one more batch than the others."""
     count = 4 if hvd.rank() == 0 else 3
     found = {
         "known": iterations_after(lambda: batches(count, "known"), epochs=2),
@@ -386,7 +386,7 @@ def uneven_data() -> dict[str, Any]:
 
 @check
 def changing_lengths() -> dict[str, Any]:
-    """Numbers of batches change between epochs: on one rank, with steps given, of data to share, and in other ways."""
+    """Numbers of batches change between epochs: on one rank, with fixed steps, of sharded data, and in other ways."""
     few, rank, size = (4, 2, 3, 4) if hvd.rank() else (4, 4, 5, 4), hvd.rank(), hvd.size()
     shared = (6 * size, 5 * size + 1, 4 * size)
     found = {
@@ -402,7 +402,7 @@ def changing_lengths() -> dict[str, Any]:
             for step in range(count // size):
                 parts = [data[step * size + part] for part in range(size)]
                 one.train_on_batch(*(np.concatenate([part[index] for part in parts]) for index in (0, 1)))
-            if count % size:  # the last batch is cut into equal parts
+            if count % size:  # the last batch is split into equal parts
                 one.train_on_batch(*(part[: 4 // size * size] for part in data[count - 1]))
         return float(sum(np.sum(np.abs(weight)) for weight in one.get_weights()))
 
@@ -413,7 +413,7 @@ def changing_lengths() -> dict[str, Any]:
 
 
 class Plus(keras.layers.Layer):  # type: ignore[misc]
-    """Adds a second input, if there is one."""
+    """Layer that adds an optional second input."""
 
     def call(self, x: Any, more: Any = None) -> Any:
         return x if more is None else x + more
@@ -421,7 +421,7 @@ class Plus(keras.layers.Layer):  # type: ignore[misc]
 
 @check
 def optional_inputs() -> dict[str, Any]:
-    """Weights after training on generators that yield None for an input; in Keras without optional inputs, none."""
+    """Weights after training on generators that yield None for an input; nothing if Keras has no optional inputs."""
     if not hasattr(keras, "ops") or "optional" not in inspect.signature(keras.Input).parameters:
         return {"found": {}, "truth": []}
 
@@ -448,7 +448,7 @@ def optional_inputs() -> dict[str, Any]:
 
 
 class ByValue(keras.Model):  # type: ignore[misc]
-    """A model that must see values, so that shapes do not build it."""
+    """A model that requires values, so that shapes do not build it."""
 
     def __init__(self, apart: bool) -> None:
         super().__init__()
@@ -459,7 +459,7 @@ class ByValue(keras.Model):  # type: ignore[misc]
 
 
 class Around(keras.Model):  # type: ignore[misc]
-    """A model that is never called: its step calls another one, which has its weights from the start."""
+    """A model that is never called: its step calls another one with initial weights."""
 
     def __init__(self, net: Any) -> None:
         super().__init__()
@@ -475,7 +475,7 @@ class Around(keras.Model):  # type: ignore[misc]
 
 
 def without_shape(apart: bool) -> Any:
-    """A model that gets its weights in its first step; ranks start apart, or as rank 0."""
+    """Return a model whose weights are created in the first step, different on each rank or equal to rank 0's."""
     keras.utils.set_random_seed(hvd.rank() if apart else 0)
     return keras.Sequential([keras.layers.Dense(4, activation="tanh"), keras.layers.BatchNormalization(momentum=0.5),
                              keras.layers.Dense(1)])
@@ -483,7 +483,7 @@ def without_shape(apart: bool) -> Any:
 
 @check
 def weights_without_a_shape() -> dict[str, Any]:
-    """The trainable weights after an epoch of models without input shape, and what one process makes of them."""
+    """The trainable weights after an epoch of models without input shape, and those of one process."""
     def trained(made: Any, data: Any, batch_size: int, *callbacks: Any, plain: bool = False, **options: Any) -> Any:
         optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
         made.compile(optimizer if plain else hvd.DistributedOptimizer(optimizer), "mse", **options)
@@ -493,7 +493,7 @@ def weights_without_a_shape() -> dict[str, Any]:
     def of_rank_0() -> Any:
         return hvd.callbacks.BroadcastGlobalVariablesCallback(0)
 
-    # The same rows on all ranks, so that batch normalisation sees what one process sees.
+    # The same rows on all ranks, so that batch normalization matches one process.
     data = rows(12, 5)
     found = trained(without_shape(True), data, 4, of_rank_0(), steps_per_execution=EXECUTION)
     not_built = trained(ByValue(True), data, 12, of_rank_0(), run_eagerly=True)
@@ -503,7 +503,7 @@ def weights_without_a_shape() -> dict[str, Any]:
 
 
 def mistake(train: Callable[[], Any]) -> str:
-    """What a mistake ends with; all ranks raise at the same place, so the job can go on."""
+    """Return the error of a mistake. All ranks raise at the same point, so the job can continue."""
     try:
         train()
     except hvd.HvkerasError as error:
@@ -519,7 +519,7 @@ class AssignOnOneRank(keras.callbacks.Callback):  # type: ignore[misc]
 
 @check
 def mistakes() -> dict[str, str]:
-    """How each classic mistake ends; in eager mode, but for the first, as most take a step or two."""
+    """The error of each classic mistake; in eager mode except the first, as most take a step or two."""
     x, y = share((12,), hvd.rank())
     options: dict[str, Any] = {"batch_size": 4, "epochs": 3, "verbose": 0}
     eagerly = functools.partial(compiled, run_eagerly=True)
@@ -537,7 +537,7 @@ def mistakes() -> dict[str, str]:
         return mine.fit(x, y, **options)
 
     def numbered() -> Any:
-        """Metrics that Keras calls auc_1, auc_2 and so on, differently on each rank."""
+        """Return metrics that Keras names auc_1, auc_2 and so on, differently on each rank."""
         made = [keras.metrics.AUC() for _ in range(hvd.rank() + 1)]
         return eagerly(metrics=made[-1:]).fit(x, y, **options)
 
@@ -574,7 +574,7 @@ def mistakes() -> dict[str, str]:
 
 
 def unreduced() -> Any:
-    """A model whose loss is a number for each sample."""
+    """Return a model with an unreduced loss (one number per sample)."""
     one = model()
     one.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), keras.losses.MeanSquaredError(reduction="none"),
                 run_eagerly=True)
@@ -589,7 +589,7 @@ def scaled(factor: float) -> Callable[[Any, Any], Any]:
 
 
 def unlike(given: tuple[dict[str, Any], dict[str, Any]]) -> Any:
-    """A model that the last rank compiles with the second of two sets of arguments."""
+    """Return a model that the last rank compiles with the second of two sets of arguments."""
     made = model()
     made.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), run_eagerly=True,
                  **given[hvd.rank() == hvd.size() - 1])
@@ -597,7 +597,7 @@ def unlike(given: tuple[dict[str, Any], dict[str, Any]]) -> Any:
 
 
 def by_itself(x: Any, y: Any, options: dict[str, Any]) -> Any:
-    """Each rank trains and evaluates a model of its own; the first one more often."""
+    """Each rank trains and evaluates its own model; the first one more often."""
     with hvd.alone():
         for _ in range(2 if hvd.rank() == 0 else 1):
             mine = compiled("sgd", seed=hvd.rank(), run_eagerly=True)
@@ -607,7 +607,7 @@ def by_itself(x: Any, y: Any, options: dict[str, Any]) -> Any:
 
 
 class Statistics(keras.callbacks.Callback):  # type: ignore[misc]
-    """Notes the moving statistics where validation begins, and at the end of the epoch."""
+    """Callback that records the moving statistics at the start of validation, and at the end of the epoch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -628,7 +628,7 @@ class Statistics(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 def normalized(layer: Any, **local: Any) -> list[Any]:
-    """The statistics seen in two epochs of two batches, and after them."""
+    """Return the statistics during two epochs of two batches, and after them."""
     made = keras.Sequential([keras.Input((FEATURES,)), layer, keras.layers.Dense(1, kernel_initializer="zeros")])
     made.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse", run_eagerly=True)
     seen = Statistics()
@@ -641,7 +641,7 @@ def normalized(layer: Any, **local: Any) -> list[Any]:
 
 
 def statistics_truth() -> Any:
-    """What the moving statistics come to after each epoch on each rank, without averages; Keras's formula."""
+    """Return the expected moving statistics after each epoch on each rank, not averaged, by Keras's formula."""
     found = []
     for rank in range(hvd.size()):
         x, _ = share((8,), rank)
@@ -656,7 +656,7 @@ def statistics_truth() -> Any:
 
 @check
 def moving_statistics() -> dict[str, Any]:
-    """Moving means and variances in fit: averaged, with a mean that each rank keeps, and synchronized."""
+    """Moving means and variances in fit: averaged, with a local mean, and synchronized."""
     return {"averaged": normalized(keras.layers.BatchNormalization(momentum=0.5)),
             "local mean": normalized(keras.layers.BatchNormalization(momentum=0.5), mean=True),
             "synchronized": normalized(hvd.SyncBatchNormalization(momentum=0.5)),
@@ -665,7 +665,7 @@ def moving_statistics() -> dict[str, Any]:
 
 
 class Center(keras.layers.Layer):  # type: ignore[misc]  # Keras ships no types
-    """A user's own layer: it subtracts the moving mean of its inputs, and counts its calls."""
+    """A custom layer that subtracts the moving mean of its inputs, and counts its calls."""
 
     def __init__(self, over_ranks: bool = False) -> None:
         super().__init__(name="center")
@@ -685,7 +685,7 @@ class Center(keras.layers.Layer):  # type: ignore[misc]  # Keras ships no types
 
 
 class Renewing(keras.callbacks.Callback):  # type: ignore[misc]
-    """Computes the moving statistics again from this rank's data, as callbacks that average weights do."""
+    """Callback that recomputes the moving statistics from this rank's data, like callbacks that average weights."""
 
     def __init__(self, alone: bool = False) -> None:
         super().__init__()
@@ -707,7 +707,7 @@ def with_layer(layer: Any, prepare: Any = None) -> Any:
 
 
 def centers(layer: Any, prepare: Any = None) -> Any:
-    """What is in the layer after each of two epochs of two batches, or the error."""
+    """Return the layer's state after each of two epochs of two batches, or the error."""
     made, seen = with_layer(layer, prepare), []
     note = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: seen.append(np.asarray(layer.mean).tolist()))
     told = mistake(lambda: made.fit(*share((8,), hvd.rank()), batch_size=4, epochs=2, shuffle=False, verbose=0,
@@ -720,7 +720,7 @@ def mean_of(made: Any) -> float:
 
 
 def renewed() -> dict[str, Any]:
-    """The moving mean after a fit that ends with one of each rank's own, in the next evaluation, and the next fit."""
+    """The moving mean after a fit that ends with different ones on the ranks, in the next evaluation, and in a fit."""
     found: dict[str, Any] = {}
     data = share((8,), hvd.rank())
     for name, alone in (("all", False), ("alone", True)):
@@ -738,7 +738,7 @@ def renewed() -> dict[str, Any]:
 
 
 def renormalized() -> Any:
-    """The moving variance after two epochs with `renorm`, and what its standard deviation makes of it."""
+    """The moving variance after two epochs with `renorm`, and the value derived from its standard deviation."""
     if "renorm" not in inspect.signature(keras.layers.BatchNormalization.__init__).parameters and KERAS_3:
         return None
     layer = keras.layers.BatchNormalization(renorm=True, momentum=0.5)
@@ -758,7 +758,7 @@ def as_in_horovod(train: Callable[[], Any]) -> Any:
 
 @check
 def kept_state() -> dict[str, Any]:
-    """State that layers keep by themselves: of a user's own layer, and of BatchNormalization."""
+    """State of a custom layer and of BatchNormalization."""
     own, registered, late = Center(), Center(), Center()
     frozen = keras.layers.Dense(FEATURES, trainable=False, kernel_initializer=keras.initializers.Constant(hvd.rank()))
     found = {
@@ -783,7 +783,7 @@ def kept_state() -> dict[str, Any]:
 
 @check
 def hooks_are_undone() -> dict[str, Any]:
-    """Whether Keras has its own methods back after shutdown(), and hooks after another init()."""
+    """Whether Keras has its original methods after shutdown(), and the hooks after another init()."""
     def hooked() -> bool:
         return all(method.__code__.co_name == "patched" for method in (keras.Model.fit, keras.Model.evaluate))
 
@@ -801,11 +801,12 @@ def hooks_are_undone() -> dict[str, Any]:
             "signature": [(one.name, one.default) for one in parameters][:len(known)] == known}
 
 
-TRACKED: list[Any] = []  # what the library that wraps `fit` was given: how many values by place, and which by name
+# arguments of the library's wrapper of `fit`: number of positional ones, and names of the others
+TRACKED: list[Any] = []
 
 
 def wrap_fit_as_libraries_do() -> None:
-    """Wraps Keras's `fit` twice, as trackers of experiments do: with its signature, and with one of their own."""
+    """Wrap Keras's `fit` twice like experiment trackers: with its signature, and with another one."""
     original = keras.Model.fit
 
     @functools.wraps(original)
@@ -825,7 +826,7 @@ def wrap_fit_as_libraries_do() -> None:
 
 @check
 def fit_that_a_library_has_wrapped() -> dict[str, Any]:
-    """What reaches the library's wrapper, and whether the ranks still train together."""
+    """The arguments of the library's wrapper, and whether the ranks still train together."""
     x, y = share((12,), hvd.rank())
     mine, batches = compiled(seed=hvd.rank(), run_eagerly=True), Batches()
     broadcast = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
@@ -846,16 +847,16 @@ def fit_that_a_library_has_wrapped() -> dict[str, Any]:
 
 @check
 def statistics_of_ones_own() -> dict[str, Any]:
-    """The same where the setting leaves each rank its own."""
+    """The same with the setting that keeps statistics local."""
     return {"own": normalized(keras.layers.BatchNormalization(momentum=0.5)), "truth": statistics_truth()}
 
 
-CHANGING = ((3, 5), (3, 2))  # numbers of batches of the even ranks and of the odd ones, by epoch
+CHANGING = ((3, 5), (3, 2))  # numbers of batches of even and of odd ranks, by epoch
 
 
 @check
 def joined() -> dict[str, Any]:
-    """Training on all batches of uneven shards, and what one process makes of them."""
+    """Training on all batches of uneven shards, and the result of one process."""
     counts = (12, 20)
     x, y = share(counts, hvd.rank())
     normalization = keras.layers.BatchNormalization

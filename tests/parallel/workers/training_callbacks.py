@@ -1,6 +1,6 @@
-"""What the callbacks do on two ranks; training is compared with a loop of one process that uses none of them.
+"""Callbacks on two ranks, compared with a loop of one process without callbacks.
 
-Arguments: `--few` for a part of the optimizers.
+Arguments: `--few` for fewer optimizers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MOMENTUM, RHO, EPSILON = 0.9, 0.9, 1e-7
 
 
 def sgd(nesterov: bool) -> Callable[..., Any]:
-    """SGD whose velocity sums gradients without the learning rate, as Goyal et al. 2017 have it in (9)."""
+    """SGD whose velocity sums gradients without the learning rate, as in equation (9) of Goyal et al. 2017."""
 
     def update(weight: Any, gradient: Any, state: dict[str, Any], rate: float) -> Any:
         state["sum"] = MOMENTUM * state.get("sum", 0.0) + gradient
@@ -42,7 +42,7 @@ def rmsprop(weight: Any, gradient: Any, state: dict[str, Any], rate: float) -> A
 
 
 def cases() -> dict[str, tuple[float, Callable[[float], Any], Callable[..., Any] | None]]:
-    """Name, learning rate, Keras's optimizer, and the update that it must amount to; None: Keras's own."""
+    """Return by name: learning rate, Keras's optimizer, and the expected update (None: Keras's own)."""
     optimizers = keras.optimizers
     found = {
         "SGD momentum": (0.1, lambda rate: optimizers.SGD(rate, MOMENTUM), sgd(False)),
@@ -71,7 +71,7 @@ def halving(epoch: float) -> float:
 
 
 def plan(rate: float, **options: Any) -> list[Any]:
-    """Two epochs of warm-up, one at a tenth, and then a function of the step, whose rates `rates` tells."""
+    """Return two epochs of warm-up, one at a tenth, and then a function of the step; `rates` has the rates."""
     return [
         hvd.callbacks.LearningRateWarmupCallback(rate, 2, **options),
         hvd.callbacks.LearningRateScheduleCallback(rate, 0.1, 2, 3, **options),
@@ -81,7 +81,6 @@ def plan(rate: float, **options: Any) -> list[Any]:
 
 
 def rates(rate: float, size: int = 2) -> list[float]:
-    """The learning rate of each step."""
     steps = 2 * STEPS
     warming = [rate / size + (rate - rate / size) * (step + 1) / steps for step in range(steps)]
     smooth = [rate * 0.5 ** (3 + step / STEPS) for step in range(STEPS)]
@@ -89,7 +88,7 @@ def rates(rate: float, size: int = 2) -> list[float]:
 
 
 def data() -> tuple[Any, Any]:
-    """The whole batches of an epoch, the same on every rank."""
+    """Return the whole batches of an epoch, the same on every rank."""
     random = np.random.default_rng(1)
     rows = STEPS * BATCH
     return random.normal(size=(rows, 4)).astype("float32"), random.normal(size=(rows, 2)).astype("float32")
@@ -107,7 +106,7 @@ def compiled(optimizer: Any, **options: Any) -> Any:
 
 
 class Watch(keras.callbacks.Callback):  # type: ignore[misc]
-    """Notes the learning rate of each execution."""
+    """Callback that records the learning rate of each execution."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -118,7 +117,7 @@ class Watch(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 def fit(model: Any, callbacks: list[Any], epochs: int = EPOCHS, **options: Any) -> list[float]:
-    """Trains on this rank's part of each batch; returns the rates."""
+    """Train on this rank's part of each batch, and return the rates."""
     watch, (x, y), size = Watch(), data(), hvd.size()
     model.fit(x[hvd.rank()::size], y[hvd.rank()::size], batch_size=BATCH // size, shuffle=False, verbose=0,
               epochs=epochs, callbacks=[*callbacks, watch], **options)
@@ -127,7 +126,7 @@ def fit(model: Any, callbacks: list[Any], epochs: int = EPOCHS, **options: Any) 
 
 @functools.cache
 def weights_of_one_process(case: str) -> list[Any]:
-    """The weights after a loop over whole batches that sets each step's rate by itself."""
+    """Return the weights after a loop over whole batches that sets the rate of each step."""
     rate, make, update = cases()[case]
     model, optimizer, (x, y) = network(), make(rate), data()
     states: list[dict[str, Any]] = [{} for _ in model.trainable_variables]
@@ -147,14 +146,14 @@ def weights_of_one_process(case: str) -> list[Any]:
 
 
 def apart(weights: list[Any], others: list[Any]) -> float:
-    """The largest difference, relative to the largest weight."""
+    """Return the largest difference, relative to the largest weight."""
     largest = max(float(np.max(np.abs(other))) for other in others)
     return max(float(np.max(np.abs(one - other))) for one, other in zip(weights, others, strict=True)) / largest
 
 
 @check
 def truth() -> dict[str, Any]:
-    """For each optimizer: how far from the truth, and how far that is from the start; the first in a graph."""
+    """For each optimizer: differences from one process, and of that from the initial weights; the first in a graph."""
     start, found = network().get_weights(), {}
     for name, (rate, make, _) in cases().items():
         model = compiled(make(rate), run_eagerly=bool(found))
@@ -166,7 +165,7 @@ def truth() -> dict[str, Any]:
 
 @check
 def uncorrected() -> dict[str, Any]:
-    """Without momentum correction, and with ranks that are told unlike steps: the rates, and how far from the truth."""
+    """Without momentum correction, and with different steps per epoch on the ranks: rates and differences."""
     rate, make, _ = cases()["SGD momentum"]
     model = compiled(make(rate), run_eagerly=True)
     seen = fit(model, plan(rate, momentum_correction=False, steps_per_epoch=STEPS + hvd.rank()))
@@ -176,12 +175,12 @@ def uncorrected() -> dict[str, Any]:
 
 @check
 def resumed() -> float:
-    """How far from the truth a run is that stopped in the warm-up, was saved, and went on."""
+    """The difference from one process of a run that was stopped in the warm-up, saved and resumed."""
     rate, make, _ = cases()["SGD momentum"]
     model, path = compiled(make(rate), run_eagerly=True), f"{hvd.rank()}.keras"
     fit(model, plan(rate), epochs=1)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # tf_keras warns of NumPy
+        warnings.simplefilter("ignore")  # tf_keras warns about NumPy
         model.save(path)
     again = hvd.load_model(path)
     again.run_eagerly = True
@@ -190,7 +189,7 @@ def resumed() -> float:
 
 
 class Measure(keras.callbacks.Callback):  # type: ignore[misc]
-    """Adds to the logs what differs between ranks."""
+    """Callback that adds a value that differs between ranks to the logs."""
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         logs |= {"mine": np.float32(hvd.rank()), "same": 0.1, "count": 7, "text": f"rank {hvd.rank()}", "none": None,
@@ -202,7 +201,7 @@ class Measure(keras.callbacks.Callback):  # type: ignore[misc]
 
 @check
 def averaged_and_best() -> dict[str, Any]:
-    """The logs after they were averaged; and what each rank, told a folder of its own, has saved there."""
+    """The averaged logs, and the files of each rank in its own folder."""
     model, folder, seen = compiled(keras.optimizers.SGD(0.1), run_eagerly=True), Path(f"best-of-{hvd.rank()}"), {}
     keep = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.update(logs))
     whole = hvd.callbacks.BestModelCheckpoint("score", mode="min", filepath=folder / "{epoch}.keras")

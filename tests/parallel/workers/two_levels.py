@@ -1,4 +1,4 @@
-"""Two devices in each of two ranks: MirroredStrategy within a rank, hvkeras between them, against one device."""
+"""Two devices in each of two ranks: MirroredStrategy within a rank, hvkeras between them, compared with one device."""
 
 from __future__ import annotations
 
@@ -33,7 +33,6 @@ SHARE = BATCH // hvd.size()
 
 
 def share(rows: int = 96) -> Any:
-    """This rank's rows of each batch."""
     mine = np.arange(rows).reshape(-1, BATCH)[:, hvd.rank() * SHARE : (hvd.rank() + 1) * SHARE].ravel()
     return tf.data.Dataset.from_tensor_slices((X[mine], Y[mine])).batch(SHARE)
 
@@ -47,7 +46,7 @@ def apart(optimizer: Any = sgd, build: Any = dense, compiled: Any = None, valida
                   {"callbacks": callbacks}, compiled or {})
     with hvd.alone():
         one = by_one_process(build, optimizer, dataset(), dataset() if validated else None, compiled)
-    kept = slice(-1) if validated else slice(None)  # but for the predictions, which are of this rank's rows
+    kept = slice(-1) if validated else slice(None)  # without the predictions, which are of this rank's rows
     return difference(both[kept], one[kept])
 
 
@@ -63,7 +62,7 @@ def fit_with_adam() -> Any:
 
 @check
 def synchronized_normalization() -> Any:
-    """Over the devices of all ranks, in one reduction over the ranks for all devices of a rank."""
+    """Statistics over the devices of all ranks, with one reduction between ranks for all devices of a rank."""
     return apart(build=lambda: dense(keras.layers.BatchNormalization(synchronized=True, momentum=0.5)))
 
 
@@ -95,14 +94,14 @@ def ranks_start_from_the_same_variables() -> Any:
 
 @check
 def an_infinity_on_one_rank_skips_the_step_on_all() -> Any:
-    """Of the second rank's rows, the second replica's."""
+    """The infinity is in the rows of the second rank's second replica."""
     return under_policy("mixed_float16", lambda: after_an_infinity(
         STRATEGY.scope, hvd.DistributedOptimizer, only=hvd.rank() == 1))
 
 
 @check
 def unlike_numbers_of_batches() -> Any:
-    """The ranks trim their data to the fewest batches."""
+    """Ranks trim their data to the smallest number of batches."""
     with STRATEGY.scope():
         model = dense()
         model.compile(hvd.DistributedOptimizer(sgd()), "mse")

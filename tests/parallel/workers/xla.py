@@ -1,6 +1,6 @@
-"""Collectives and training inside functions that XLA compiles; each check returns what the tests compare.
+"""Collectives and training in functions compiled by XLA; each check returns values that the tests compare.
 
-Arguments: `--few` for training in one way only.
+Arguments: `--few` for only one way of training.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BATCH = 4
 
 
 def value(rank: int, shape: tuple[int, ...]) -> Any:
-    """The tensor of a rank, in numbers that every dtype holds exactly."""
+    """Return the tensor of a rank, whose values every dtype represents exactly."""
     return (np.arange(np.prod(shape, dtype=int)) % 5 + rank + 1).reshape(shape)
 
 
@@ -33,7 +33,7 @@ def compiled(function: Callable[[], Any]) -> Any:
 
 @check
 def reductions() -> list[str]:
-    """Every operation on every dtype, in groups of several shapes; returns what differs from NumPy."""
+    """Every operation on every dtype, in groups of several shapes; return differences from NumPy."""
     wrong = []
     reduce = {"Average": np.mean, "Sum": np.sum, "Min": np.min, "Max": np.max, "Product": np.prod}
     for name, number in OPERATIONS.items():
@@ -53,7 +53,6 @@ def reductions() -> list[str]:
 
 @check
 def many_at_once() -> list[float]:
-    """Twenty sums that do not depend on each other."""
     return compiled(lambda: [hvd.allreduce(tf.constant(float(hvd.rank() + each)), op=hvd.Sum) for each in range(20)])
 
 
@@ -100,7 +99,7 @@ def gradients() -> dict[str, list[Any]]:
 
 @check
 def control_flow() -> list[Any]:
-    """Sums in a loop, in a branch and in a nested function, with others before and after that do not need them."""
+    """Sums in a loop, in a branch and in a nested function, with independent ones before and after."""
     nested = tf.function(lambda x: hvd.allreduce(x, op=hvd.Sum))
 
     def steps() -> list[Any]:
@@ -116,7 +115,7 @@ def control_flow() -> list[Any]:
 
 @check
 def unknown_shape() -> str:
-    """The error of a function that is traced without the length of its argument."""
+    """The error of a function traced without the length of its argument."""
     spec = tf.TensorSpec([None], tf.float32)
     try:
         tf.function(hvd.allreduce, jit_compile=True, input_signature=[spec])(tf.ones([2]))
@@ -127,7 +126,7 @@ def unknown_shape() -> str:
 
 @check
 def entries() -> list[int]:
-    """How much two runs of a compiled function raise the count of what it enters, which rank 0's server looks at."""
+    """Increase of the entry count of a plan, which rank 0's server reads, by two runs of a compiled function."""
     from hvkeras.job.session import current_session
 
     def counted() -> int:
@@ -143,7 +142,6 @@ def entries() -> list[int]:
 
 
 def shard(data: Any) -> Any:
-    """The part of a rank of each global batch."""
     return data.reshape(-1, hvd.size(), BATCH, *data.shape[1:])[:, hvd.rank()].reshape(-1, *data.shape[1:])
 
 
@@ -170,7 +168,7 @@ def embedding() -> list[Any]:
 
 def trained(jit: bool, layers: Callable[[], list[Any]] = dense, data: Any = INPUTS, optimizer: str = "Adam",
             steps: int = 1, policy: str = "float32", **options: Any) -> Any:
-    """The weights after two epochs, and a metric of both; what is not compiled runs step by step in eager mode."""
+    """Return the weights after two epochs, and a metric of both; uncompiled training runs eagerly."""
     keras.utils.set_random_seed(1)
     keras.mixed_precision.set_global_policy(policy)
     model = keras.Sequential(layers())
@@ -197,7 +195,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 @check
 def training() -> dict[str, list[Any]]:
-    """Weights and logs after training that is not compiled, and compiled; the plain one also three steps at a time."""
+    """Weights and logs after uncompiled and compiled training; uncompiled also with three steps per execution."""
     cases = {"plain": {}} if "--few" in sys.argv else CASES
     found = {name: [trained(False, **case), trained(True, **case)] for name, case in cases.items()}
     found["plain"].append(trained(True, steps=3))
@@ -206,7 +204,7 @@ def training() -> dict[str, list[Any]]:
 
 @check
 def one_process() -> list[Any]:
-    """The weights that one process has after the same global batches, by a loop without collectives."""
+    """The weights of one process after the same global batches, in a loop without collectives."""
     keras.utils.set_random_seed(1)
     model = keras.Sequential(dense())
     optimizer, loss = keras.optimizers.Adam(0.02), keras.losses.MeanSquaredError()

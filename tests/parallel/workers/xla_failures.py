@@ -1,4 +1,4 @@
-"""Ranks that fail, or do different things, in functions that XLA compiles; the argument says which."""
+"""Ranks that fail or mismatch in functions compiled by XLA; the argument selects the case."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Backends that fail in the ways that `hvkeras bench` has to see: computing wrongly, not starting, dying."""
+"""Faulty backends that `hvkeras bench` must detect: wrong results, no start, crash."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from hvkeras.backends.tfdist import TfdistBackend
 
 
 class _Last(TfdistBackend):
-    """TensorFlow's collectives, on ranks that know whether they are the last one."""
+    """TensorFlow's collectives, with a flag on the last rank."""
 
     def start(self, start: Start) -> int:
-        """Starts, and knows its place."""
         self._last = start.topology.rank == start.topology.size - 1
         return super().start(start)
 
@@ -25,49 +24,45 @@ class _Last(TfdistBackend):
         self, tensors: Sequence[Any], key: str, reduction: Reduction, ranks: Sequence[int], before: float = 1.0,
         after: float = 1.0,
     ) -> list[Any]:
-        """Reduces, and misbehaves."""
         return self.misbehave(tensors, super().allreduce(tensors, key, reduction, ranks, before, after))
 
 
 class Liar(_Last):
-    """Element 7 is off by one bit or so on the last rank."""
+    """Element 7 is wrong in about the last bit on the last rank."""
 
     name = "liar"
-    least = 8  # elements that it lies about
+    least = 8  # size from which tensors are wrong
 
     def misbehave(self, _: Sequence[Any], results: list[Any]) -> list[Any]:
-        """Changes the result."""
         return [tf.tensor_scatter_nd_update(each, [[7]], [each[7] * 1.0001])
                 if self._last and each.shape.rank == 1 and (each.shape.num_elements() or 0) >= self.least else each
                 for each in results]
 
 
 class LiarAboutMuch(Liar):
-    """The same for large tensors alone."""
+    """The same, only for large tensors."""
 
     name = "liar_about_much"
     least = 1000
 
 
 class Broken(TfdistBackend):
-    """Does not start on rank 1."""
+    """Fails to start on rank 1."""
 
     name = "broken"
 
     def start(self, start: Start) -> int:
-        """Raises on one rank."""
         if start.topology.rank == 1:
             raise OSError("the cable is unplugged")
         return super().start(start)
 
 
 class Mortal(_Last):
-    """Dies on the last rank as soon as it is to reduce something large."""
+    """Crashes on the last rank at the first large tensor."""
 
     name = "mortal"
 
     def misbehave(self, tensors: Sequence[Any], results: list[Any]) -> list[Any]:
-        """Ends its process without a word."""
         if self._last and tensors[0].shape.num_elements() > 100:
             os.kill(os.getpid(), signal.SIGKILL)
         return results
