@@ -226,7 +226,7 @@ test-keras: $(NEWEST) $(VENV)/.has-horovod $(VENV)/.has-keras-suite
 import-cost: $(VENV)/.has-hvkeras
 	@$(call python,$(VENV)) tools/import_cost.py
 
-# The native engine in the source tree, for a checkout with the link hvkeras/backends.
+# The native engine in the source tree.
 native: $(VENV)/.has-build-tools
 	@PATH="$(VENV)/bin:$$PATH"; cmake -S . -B build/native -G Ninja >/dev/null && cmake --build build/native
 	@cp build/native/backends/native/libhvkeras_native*.so backends/native/
@@ -353,7 +353,7 @@ $(TRACKERS)/.has-hvkeras: $(TRACKERS)/.has-trackers $(VENV)/.has-wheel
 	@$(call install_hvkeras,$(TRACKERS),[test])
 	@touch $@
 
-# With this link, mypy finds hvkeras.backends in the checkout, and `import hvkeras` works there. Git, the wheel and the
-# source distribution exclude it.
+# With this link, mypy, pyright and import-linter find hvkeras.backends in the checkout. Git, the wheel and the source
+# distribution exclude it.
 hvkeras/backends:
 	ln -s ../backends $@

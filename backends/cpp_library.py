@@ -39,6 +39,9 @@ def objection() -> str:
     """Return why the library cannot be used, without loading it; "" if it can."""
     if find_spec("tensorflow") is None:
         return f"TensorFlow is not installed: {INSTALL_TENSORFLOW}"
+    if not PATH.is_file() and (Path(__file__).resolve().parents[1] / "CMakeLists.txt").is_file():
+        return ("its C++ library was not built in the source tree, where Python has found hvkeras; build it there by make"
+                " native, or install hvkeras and run from another folder")
     if not PATH.is_file():
         return f"its C++ library was not built: no compiler was found, or it failed; {INSTALL}"
     return ""
