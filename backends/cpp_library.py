@@ -40,8 +40,8 @@ def objection() -> str:
     if find_spec("tensorflow") is None:
         return f"TensorFlow is not installed: {INSTALL_TENSORFLOW}"
     if not PATH.is_file() and (Path(__file__).resolve().parents[1] / "CMakeLists.txt").is_file():
-        return ("its C++ library was not built in the source tree, where Python has found hvkeras; build it there by make"
-                " native, or install hvkeras and run from another folder")
+        return ("its C++ library was not built in the source tree, which Python has found first; build it there by"
+                " make native, or install hvkeras and run from another folder")
     if not PATH.is_file():
         return f"its C++ library was not built: no compiler was found, or it failed; {INSTALL}"
     return ""

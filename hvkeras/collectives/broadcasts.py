@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from hvkeras import compat
+from hvkeras.collectives.buckets import pack
 from hvkeras.collectives.dispatch import allgather_raw, broadcast_raw
 from hvkeras.collectives.operations import members, require_root
 from hvkeras.compat import graphs
@@ -153,28 +154,16 @@ def _broadcast_into(targets: Sequence[Any], variables: Sequence[Any], root_rank:
         return []
     assigned = []
     names = [compat.variable_name(variable) for variable in variables]
-    for indices in _chunks(targets, current_session().settings.bucket_size):
+    dtypes = {index: target.dtype.name for index, target in enumerate(targets)}
+    sizes = {index: int(target.shape.num_elements() or 0) * int(target.dtype.size)
+             for index, target in enumerate(targets)}
+    for indices in pack(range(len(targets)), dtypes, sizes, current_session().settings.bucket_size):
         flat = [tf.reshape(targets[index].read_value(), [-1]) for index in indices]
         fused = broadcast_raw(flat, root_rank, ranks, "variables", [names[index] for index in indices],
                               is_of_model=True)
         for index, values in zip(indices, fused, strict=True):
             assigned.append(targets[index].assign(tf.reshape(values, targets[index].shape)))
     return assigned
-
-
-def _chunks(targets: Sequence[Any], limit: int) -> list[list[int]]:
-    """Split variables into chunks of one dtype and at most `limit` bytes; larger variables get their own chunk."""
-    chunks: list[list[int]] = []
-    open_chunk: dict[Any, tuple[list[int], int]] = {}
-    for index, target in enumerate(targets):
-        size = int(target.shape.num_elements() or 0) * int(target.dtype.size)
-        chunk, used = open_chunk.get(target.dtype, ([], 0))
-        if not chunk or used + size > limit:
-            chunk, used = [], 0
-            chunks.append(chunk)
-        chunk.append(index)
-        open_chunk[target.dtype] = (chunk, used + size)
-    return chunks
 
 
 @graphs.without_autograph

@@ -15,6 +15,7 @@ import tensorflow as tf
 from hvkeras import compat
 from hvkeras.backends.interface import Backend, Reduction
 from hvkeras.collectives.adasum import adasum_raw
+from hvkeras.collectives.buckets import FIRST_BUCKET, by_dtype, pack
 from hvkeras.collectives.compression import Compression
 from hvkeras.collectives.differentiable import combined, combined_slices, gathering_gradient
 from hvkeras.collectives.mismatch import compared, raise_if_refused
@@ -41,42 +42,6 @@ from hvkeras.gradients.options import ReductionOptions
 from hvkeras.gradients.weighting import joining
 from hvkeras.job.plans import Call, Plan
 from hvkeras.job.session import current_session
-
-# The first bucket is small, so that its collective starts while the backward pass is still running.
-FIRST_BUCKET = 1024**2
-
-
-def by_dtype(indices: Sequence[int], dtypes: dict[int, str]) -> list[list[int]]:
-    """Split indices by dtype (and anything else that the tensors of a collective have in common), in order."""
-    kinds = dict.fromkeys(dtypes[index] for index in indices)
-    return [[index for index in indices if dtypes[index] == kind] for kind in kinds]
-
-
-def pack(order: Sequence[int], dtypes: dict[int, str], sizes: dict[int, int | None], limit: int) -> list[list[int]]:
-    """Fill buckets in order: each has one dtype and at most `limit` bytes, unless a single tensor is larger.
-
-    Args:
-        dtypes: Each tensor's dtype, and anything else that the tensors of a bucket must have in common.
-        sizes: Each tensor's size in bytes; a tensor of unknown size gets a separate bucket.
-        limit: The size limit of a bucket in bytes; the first bucket is smaller, see `FIRST_BUCKET`.
-
-    Returns:
-        The buckets, in the order in which they are completed.
-    """
-    done: list[list[int]] = []
-    filling: dict[str, tuple[list[int], int]] = {}
-    capacity = min(FIRST_BUCKET, limit)
-    for index in order:
-        size = sizes[index]
-        if size is None:
-            done.append([index])
-            continue
-        bucket, used = filling.pop(dtypes[index], ([], 0))
-        if bucket and used + size > capacity:
-            done.append(bucket)
-            bucket, used, capacity = [], 0, limit
-        filling[dtypes[index]] = ([*bucket, index], used + size)
-    return done + [bucket for bucket, _ in filling.values()]
 
 
 class ShardAssignment(Protocol):
@@ -299,7 +264,7 @@ class GradientReducer:
             buckets += by_dtype(chunk, kinds)
             order = [index for index in order if index not in chunk]
         sizes = {index: _bytes_of(sent[index].tensor) for index in order}
-        return buckets + pack(order, kinds, sizes, limit)
+        return buckets + pack(order, kinds, sizes, limit, FIRST_BUCKET)
 
 
 def _nan_flag(gradients: Sequence[Any]) -> Any:

@@ -16,8 +16,8 @@ from typing import Any
 import tensorflow as tf
 
 from hvkeras import compat
+from hvkeras.collectives.buckets import FIRST_BUCKET, pack
 from hvkeras.compat import graphs
-from hvkeras.gradients.reducer import pack
 
 Bounds = tuple[int, ...]  # the i-th rank of a process set has the elements [bounds[i], bounds[i + 1])
 
@@ -63,7 +63,7 @@ def by_elements(extents: Sequence[Extent], ranks: int, limit: int) -> list[Bound
     order = list(reversed(range(len(extents))))
     sizes: dict[int, int | None] = {index: extents[index].count * extents[index].itemsize for index in order}
     bounds: list[Bounds] = [()] * len(extents)
-    for bucket in pack(order, {index: extents[index].dtype for index in order}, sizes, limit):
+    for bucket in pack(order, {index: extents[index].dtype for index in order}, sizes, limit, FIRST_BUCKET):
         total, start = sum(extents[index].count for index in bucket), 0
         for index in bucket:
             cuts = [_cut(extents[index], total * rank / ranks - start, total / ranks) for rank in range(1, ranks)]

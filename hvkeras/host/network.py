@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 
 from hvkeras.errors import UsageError, explain
+from hvkeras.host.program import env
 
 LOOPBACK = "127.0.0.1"
 _CREDENTIALS = struct.Struct("3i")  # process, user and group
@@ -197,21 +198,8 @@ def held_port(host: str) -> Iterator[str]:
     Yields:
         `host:port`, with brackets around an IPv6 address.
     """
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as holder, _variable(_REUSE_PORT, "true"):
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as holder, env(**{_REUSE_PORT: "true"}):
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         holder.bind((host, 0))
         port = holder.getsockname()[1]
         yield f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-@contextlib.contextmanager
-def _variable(name: str, value: str) -> Iterator[None]:
-    previous = os.environ.get(name)
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        if previous is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = previous

@@ -164,7 +164,7 @@ def test_a_model_without_a_shape_starts_from_the_root(outcome: Outcome) -> None:
         assert largest_difference(found["found"], found["truth"]) < TOLERANCE
         assert found["found"] == results[0]["found"]
         assert found["not built"] == results[0]["not built"], "broadcast after the first step"
-    assert "weights in the first execution" in outcome.stderr(0)
+    assert "weights in the first step" in outcome.stderr(0)
     assert "could not be built from its data's shapes (on rank 0, " in outcome.stderr(0)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hvkeras.gradients.reducer import FIRST_BUCKET, by_dtype, pack
+from hvkeras.collectives.buckets import FIRST_BUCKET, by_dtype, pack
 
 MIB = 1024**2
 
@@ -12,7 +12,7 @@ MIB = 1024**2
 def packed(sizes: list[int | None], limit: int = 25 * MIB, dtypes: list[str] | None = None) -> list[list[int]]:
     indices = list(range(len(sizes)))
     kinds = dict(enumerate(dtypes or ["float32"] * len(sizes)))
-    return pack(indices, kinds, dict(enumerate(sizes)), limit)
+    return pack(indices, kinds, dict(enumerate(sizes)), limit, FIRST_BUCKET)
 
 
 def test_the_first_bucket_is_small_and_later_ones_are_full() -> None:
