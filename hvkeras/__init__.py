@@ -1,4 +1,4 @@
-"""hvkeras: trains Keras models on many workers, with Horovod's engine, TensorFlow's collectives or a native engine.
+"""Train Keras models on many workers, with Horovod's engine, TensorFlow's collectives or a native engine.
 
 Example:
     import hvkeras as hvd

@@ -1,1 +1,9 @@
-"""Profiling of a rank: the store of spans, and its readers: record, timeline and trace."""
+"""Diagnostics: what ranks record of their training, what is made of it, and checks of machines.
+
+- Spans: `spans` takes all times, and holds the latest in ring buffers (`ring_buffer`).
+- Readers: `recorder` keeps a rank's `record` up to date; `tracer` writes Chrome traces (`trace_events`, `trace_files`;
+  `timeline` is Horovod's functions for them); `rank_times` has the figures for TensorBoard.
+- Reports: `run_report` and `after_run`, from `run_summary`, `time_split`, `findings` and `outcome`; `page` and `charts`
+  lay them out.
+- Checks: `doctor/`, and `check_build` (which launchers work with which backends).
+"""

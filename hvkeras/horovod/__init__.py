@@ -1,4 +1,6 @@
-"""Build Horovod 0.28.1 against the installed TensorFlow: `hvkeras build-horovod`.
+"""Horovod's place in hvkeras: scripts written for it (`as_horovod`, `keras_2`), and the build of its engine.
+
+`hvkeras build-horovod` builds Horovod 0.28.1 against the installed TensorFlow.
 
 Horovod's last release includes seven headers that TensorFlow has moved since, for an XLA operation that only GPU builds
 compile. With stubs of these headers first in the include path, the release builds unpatched (`stubs`). The rest is the
