@@ -1,4 +1,4 @@
-"""The twin of `horovod.runner`: functions on several processes."""
+"""Alias module for `horovod.runner`: functions on several processes."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from hvkeras.callbacks import randomness
 from hvkeras.callbacks.backup_file import Backup, BackupFolder, Position
 from hvkeras.callbacks.base import KerasCallback, should_print
 from hvkeras.callbacks.training_group import TrainingGroup, group_of
-from hvkeras.control.relayed import as_runs
+from hvkeras.control.relayed_ranks import as_runs
 from hvkeras.errors import HvkerasError, UnsupportedError, UsageError, explain
 from hvkeras.gradients.optimizer import gather_optimizer
 from hvkeras.gradients.optimizer_classes import distributed_part, state_of

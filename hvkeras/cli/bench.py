@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from hvkeras.backends import backend_class, backend_names
-from hvkeras.bench import report
+from hvkeras.bench import tables
 from hvkeras.bench.interleaved import BLOCK, InterleavedRun, LaunchMethod
 from hvkeras.bench.jobs import BenchmarkTimeoutError
 from hvkeras.bench.launches import LAUNCHERS, Starter, objection
@@ -28,8 +28,8 @@ from hvkeras.bench.models import MODELS, OPTIMIZERS
 from hvkeras.bench.namespaces import VirtualNetwork, missing, network
 from hvkeras.bench.participant import Effort
 from hvkeras.bench.plan import AT, BenchmarkPlan, rate_of
-from hvkeras.bench.report import draw, require_matplotlib
 from hvkeras.bench.row import PEER, BenchmarkRow, with_figures
+from hvkeras.bench.tables import draw, require_matplotlib
 from hvkeras.comparison.command import exiting_on_signals
 from hvkeras.comparison.trial import end, timeout_message
 from hvkeras.errors import MachineError, UsageError, explain
@@ -292,14 +292,14 @@ def _print(flags: argparse.Namespace, rows: Sequence[BenchmarkRow], arguments: S
     if not rows:
         return
     console = Console(highlight=False, soft_wrap=True, width=WIDEST)
-    made, notes = report.table(flags.kind, rows, flags.np)
+    made, notes = tables.table(flags.kind, rows, flags.np)
     placement = "each on its own core" if flags.pin else f"on {len(usable_cores())} cores"
     hosts = f" on {flags.hosts} hosts" if flags.hosts > 1 else ""
     console.print(f"{PROG} {shlex.join(arguments)}: {flags.np} processes{hosts}, {placement}", markup=False)
     console.print()
     console.print(made)
     console.print()
-    for line in [*notes, *([""] if notes else []), *report.explanations(flags.kind, rows, flags.np)]:
+    for line in [*notes, *([""] if notes else []), *tables.explanations(flags.kind, rows, flags.np)]:
         console.print(line, markup=False)
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
     for row in rows:

@@ -37,10 +37,11 @@ def prepare(arguments: Sequence[str]) -> str:
     command = given[1:] if given[:1] == [FLAG] else []
     is_module = command[:1] == ["-m"]
     if not command[is_module:]:
-        raise UsageError(explain(f"hvkeras exec needs {FLAG} and a script", USAGE, arguments=" ".join(given) or None))
+        raise UsageError(explain(f"{FLAG} and a script must follow the command", f"hvkeras exec {FLAG} train.py",
+                                 arguments=" ".join(given) or None))
     script = command[is_module]
     if not is_module and not Path(script).is_file():
-        raise UsageError(explain("The script must be a file", USAGE, script=script))
+        raise UsageError(explain("The script must be a file", f"hvkeras exec {FLAG} train.py", script=script))
     os.environ.update(as_horovod.environment(os.environ))
     with contextlib.suppress(UsageError):  # init() reports the error
         os.environ.update(launch_variables(detect_launch()))

@@ -17,7 +17,7 @@ from hvkeras.comparison.rows import Comparison
 from hvkeras.comparison.table import sentences
 from hvkeras.comparison.trial import Trial, progress_display
 from hvkeras.diagnostics.charts import missing
-from hvkeras.diagnostics.page import fragment
+from hvkeras.diagnostics.html_page import fragment
 from hvkeras.errors import UsageError, explain
 from hvkeras.launcher.functions import command_of
 from hvkeras.launcher.placement import place_ranks

@@ -19,7 +19,7 @@ from hvkeras.comparison.table import (
     sentences,
 )
 from hvkeras.diagnostics.charts import IDEAL, Chart, Line, curves, distribution, missing, scaling, stacked
-from hvkeras.diagnostics.page import Section, page, table_html
+from hvkeras.diagnostics.html_page import Section, page, table_html
 from hvkeras.host.files import write_durably
 
 NAME = "report.html"

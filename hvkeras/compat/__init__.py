@@ -22,7 +22,6 @@ from hvkeras.compat.families import (
     subclass_like,
 )
 from hvkeras.compat.fit_data import batches_base, count_batches, loading_options, overrides
-from hvkeras.compat.kept import UntrainedVariable, derive_statistics, kept_variables
 from hvkeras.compat.learned import (
     MOMENTS,
     OTHER,
@@ -93,6 +92,7 @@ from hvkeras.compat.training import (
     steps_per_execution,
     with_arguments,
 )
+from hvkeras.compat.untrained_variables import UntrainedVariable, derive_statistics, kept_variables
 from hvkeras.compat.variables import (
     aggregation_of,
     as_array,

@@ -63,13 +63,13 @@ class _Renewable(concrete_function.ConcreteFunction):  # type: ignore[misc]  # T
         return self.renew()(*args, **kwargs) if self.traces.outdates(self) else super().__call__(*args, **kwargs)
 
 
-def renew_traces(anew: bool) -> None:
+def renew_traces(membership_changed: bool) -> None:
     """Have TensorFlow retrace functions on their next call after a membership change.
 
     Args:
-        anew: Whether the membership has just changed, so that all existing traces are outdated.
+        membership_changed: Whether the membership has just changed, so that all existing traces are outdated.
     """
     traces: Traces = patches.behaviour_of(patches.TRACES) or Traces()
-    if anew:
+    if membership_changed:
         traces.outdate()
     patches.install(patches.TRACES, traces)

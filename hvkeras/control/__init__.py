@@ -10,9 +10,9 @@ ranks are connected, the server stops listening, so nobody else can join.
   which passes messages to a `handler`).
 - The server of a job: `server` (its handler: connected, lost and failed ranks) and `ranks`.
 - Agreement between ranks: `coordinator`, with `stalls`, `join`, `stop_agreement` and `deadlocks` (mismatched
-  collectives, late ranks). `meetings` and `circles` compute which ranks wait for which.
-- Jobs on many hosts: `relay` (a process per host between its ranks and the server) and `relayed` (the server's view of
-  the ranks behind a relay).
+  collectives, late ranks). `sync_points` and `wait_graph` compute which ranks wait for which.
+- Jobs on many hosts: `relay` (a process per host between its ranks and the server) and `relayed_ranks` (the
+  server's view of the ranks behind it).
 - A rank: `client`, with `heartbeat`, `exchange` (all-gather of values), `clock` and `process_exit`.
 - Connection setup: `rendezvous` and `announcements`. `cause` describes why a job ends.
 - Progress: `activity` (phase, step and callback of this process), `location` (its position in the user's code).

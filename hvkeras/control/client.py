@@ -52,7 +52,7 @@ from hvkeras.control.messages import (
     ValueWanted,
 )
 from hvkeras.control.process_exit import ExitWatch
-from hvkeras.control.relayed import as_runs, from_runs
+from hvkeras.control.relayed_ranks import as_runs, from_runs
 from hvkeras.control.stop_agreement import Stop
 from hvkeras.host.console import say, summary
 from hvkeras.host.network import host_identity, local_peer

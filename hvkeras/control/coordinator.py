@@ -30,7 +30,7 @@ from hvkeras.control.messages import (
     ValueDigest,
 )
 from hvkeras.control.ranks import Ranks, RankState
-from hvkeras.control.relayed import from_runs
+from hvkeras.control.relayed_ranks import from_runs
 from hvkeras.control.stalls import Stalls
 from hvkeras.control.stop_agreement import Stops
 

@@ -10,8 +10,8 @@ that waits in an exchange over this channel.
   the waiting rank has its own timeout.
 
 The cost of a heartbeat is proportional to the counts that have changed. The cost of a check is proportional to the
-plans in which ranks wait; only long waits also cost time per rank. `meetings` hold the state of plans and exchanges,
-`circles` finds the cycles.
+plans in which ranks wait; only long waits also cost time per rank. `sync_points` hold the state of plans and exchanges,
+`wait_graph` finds the cycles.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from hvkeras.control.cause import CauseKind
-from hvkeras.control.circles import Graph, Group, Wait
-from hvkeras.control.meetings import ExchangeMeeting, Meeting, Moment, PlanMeeting
 from hvkeras.control.messages import PlanDescription
+from hvkeras.control.sync_points import CheckTime, ExchangeSyncPoint, PlanSyncPoint, SyncPoint
+from hvkeras.control.wait_graph import Graph, Group, Wait
 from hvkeras.host.console import format_numbers, format_ranks, some_of
 
 MAX_PLANS = 256  # number of plans that are stored even if no rank enters them
@@ -65,13 +65,13 @@ class Waits:
     def __init__(self, size: int, mismatch_after: float, warn_after: float, stall_after: float) -> None:
         self._ranks = range(size)
         self.limits = (mismatch_after, warn_after, stall_after)
-        self._plans: dict[str, PlanMeeting] = {}
-        self._unequal: dict[str, PlanMeeting] = {}  # plans in which ranks wait
+        self._plans: dict[str, PlanSyncPoint] = {}
+        self._unequal: dict[str, PlanSyncPoint] = {}  # plans in which ranks wait
         self._reported: set[str] = set()  # plans with reports that are not applied yet
         self._described = 0
-        self._exchanges: dict[str, ExchangeMeeting] = {}
+        self._exchanges: dict[str, ExchangeSyncPoint] = {}
         self._left: set[int] = set()
-        self._next = Moment()  # the next check
+        self._next = CheckTime()  # the next check
 
     def describe(self, key: str, plan: PlanDescription) -> None:
         """Record a plan's description."""
@@ -79,7 +79,7 @@ class Waits:
             self._plans[key].plan = plan
         else:
             self._described += 1
-            self._plans[key] = PlanMeeting(self._described, plan, self._next)
+            self._plans[key] = PlanSyncPoint(self._described, plan, self._next)
 
     def has_plan(self, key: str) -> bool:
         """Return whether a plan has been described."""
@@ -112,7 +112,7 @@ class Waits:
     def enter_exchange(self, rank: int, exchange: str) -> None:
         """Record that a rank has entered an exchange."""
         if exchange not in self._exchanges:
-            self._exchanges[exchange] = ExchangeMeeting(exchange, self._ranks, self._next)
+            self._exchanges[exchange] = ExchangeSyncPoint(exchange, self._ranks, self._next)
         self._exchanges[exchange].missing.discard(rank)
 
     def set_waiting(self, ranks: Collection[int], names: Collection[str]) -> None:
@@ -132,14 +132,14 @@ class Waits:
         """Return a plan's description."""
         return self._plans[key].plan
 
-    def meeting(self, key: str) -> PlanMeeting:
+    def sync_point(self, key: str) -> PlanSyncPoint:
         """Return the state of a plan, for reading."""
         self._apply_reports()
         return self._plans[key]
 
     def counts(self, key: str) -> dict[int, int]:
         """Return the number of entries of each rank into a plan."""
-        return dict(self.meeting(key).counts)
+        return dict(self.sync_point(key).counts)
 
     def unequal(self) -> list[str]:
         """Return the keys of the plans that some ranks have entered more often than others."""
@@ -196,8 +196,8 @@ class Waits:
 
     def involved(self) -> set[int]:
         """Return the ranks that wait for others in a plan, and the ranks that they wait for."""
-        return {rank for _, meeting in self._waited_in()
-                for ranks in (meeting.missing, *meeting.waiting.values()) for rank in ranks}
+        return {rank for _, point in self._waited_in()
+                for ranks in (point.missing, *point.waiting.values()) for rank in ranks}
 
     def check(self, now: float, describe: Callable[[int], str] = lambda _: "") -> list[Problem]:
         """Find problems, the worst first.
@@ -208,15 +208,15 @@ class Waits:
         """
         self._apply_reports()
         self._next.at = now
-        self._next = Moment()
+        self._next = CheckTime()
         return [*self._mismatches(now), *self._departures(now), *self._stalls(now, describe)]
 
     def waited_for_in(self, waiter: int | None, missing: int) -> str:
         """Return the label of the plan or exchange in which one rank waits for another; "" if it is not known."""
-        return next((_label_with_site(meeting, waiter) for _, meeting in self._waited_in() if missing in meeting.missing
-                     and waiter is not None and any(waiter in ranks for ranks in meeting.waiting.values())), "")
+        return next((_label_with_site(point, waiter) for _, point in self._waited_in() if missing in point.missing
+                     and waiter is not None and any(waiter in ranks for ranks in point.waiting.values())), "")
 
-    def _waited_in(self) -> Iterator[tuple[str, Meeting]]:
+    def _waited_in(self) -> Iterator[tuple[str, SyncPoint]]:
         for key in self.unequal():
             yield key, self._plans[key]
         for name, exchange in self._exchanges.items():
@@ -226,10 +226,10 @@ class Waits:
     def _groups(self, until: float) -> list[Group]:
         """Return the ranks that have waited since `until` or longer, with the ranks that they wait for."""
         found = []
-        for key, meeting in self._waited_in():
-            if meeting.since.at <= until:
-                waiting = [ranks for since, ranks in meeting.waiting.items() if since.at <= until]
-                found += [Group(key, frozenset().union(*waiting), frozenset(meeting.missing))] if waiting else []
+        for key, point in self._waited_in():
+            if point.since.at <= until:
+                waiting = [ranks for since, ranks in point.waiting.items() if since.at <= until]
+                found += [Group(key, frozenset().union(*waiting), frozenset(point.missing))] if waiting else []
         return found
 
     def _mismatches(self, now: float) -> list[Problem]:
@@ -242,7 +242,7 @@ class Waits:
         for component in old.components:
             cycle = old.shortest_cycle(component)
             keys = component_of[cycle[0].waiter].keys
-            waiting = {rank for key in keys for ranks in self._meeting(key).waiting.values() for rank in ranks}
+            waiting = {rank for key in keys for ranks in self._sync_point(key).waiting.values() for rank in ranks}
             if keys.isdisjoint(self._exchanges) and all(waiting.issuperset(self._plans[key].counts) for key in keys):
                 return [Problem(CauseKind.MISMATCH, None, self._difference(cycle), tuple(sorted(keys)))]
             # Some rank is late: it would enter a collective that the others have left with an error.
@@ -252,8 +252,8 @@ class Waits:
         return []
 
     def _started_at(self, wait: Wait) -> float:
-        meeting = self._meeting(wait.key)
-        return max(meeting.since.at, *(since.at for since, ranks in meeting.waiting.items() if wait.waiter in ranks))
+        point = self._sync_point(wait.key)
+        return max(point.since.at, *(since.at for since, ranks in point.waiting.items() if wait.waiter in ranks))
 
     def _departures(self, now: float) -> list[Problem]:
         for group in self._groups(now - self.limits[0]) if self._left else ():
@@ -292,21 +292,21 @@ class Waits:
             findings += [Problem(None, rank, "" if rank > late[0] else text) for rank in late[:MAX_WARNINGS]]
         return findings
 
-    def _meeting(self, key: str) -> Meeting:
+    def _sync_point(self, key: str) -> SyncPoint:
         return self._plans[key] if key in self._plans else self._exchanges[key]
 
     def _difference(self, cycle: list[Wait]) -> str:
         """Describe the first difference between plans, and where the ranks entered them."""
-        meetings = [self._meeting(wait.key) for wait in cycle]
-        hints = [hint for meeting in meetings if (hint := _hint(meeting))]
+        points = [self._sync_point(wait.key) for wait in cycle]
+        hints = [hint for point in points if (hint := _hint(point))]
         if len(cycle) > 2 or any(wait.key in self._exchanges for wait in cycle):
-            labels = [_label_with_site(meeting, wait.waiter) for wait, meeting in zip(cycle, meetings, strict=True)]
+            labels = [_label_with_site(point, wait.waiter) for wait, point in zip(cycle, points, strict=True)]
             locations = some_of([f"rank {wait.waiter} in {label} for rank {wait.missing}"
                                  for wait, label in zip(cycle, labels, strict=True)])
             waiters = format_ranks([wait.waiter for wait in cycle])
             return f"{waiters} wait for each other: {locations}{''.join(hints[:1])}"
-        sites = [f"rank {wait.waiter} at {site}" for wait, meeting in zip(cycle, meetings, strict=True)
-                 if (site := meeting.site(wait.waiter))]
+        sites = [f"rank {wait.waiter} at {site}" for wait, point in zip(cycle, points, strict=True)
+                 if (site := point.site(wait.waiter))]
         end = "; " + ", ".join(sites) if sites else ""
         one, other = cycle
         return self._first_difference(one, other) + end + (hints[0] if hints else self._hint_of_models(one, other))
@@ -345,13 +345,13 @@ class Waits:
         return start + overview
 
 
-def _label_with_site(meeting: Meeting, waiter: int) -> str:
-    site = meeting.site(waiter)
-    return f"{meeting.label} ({site})" if site else meeting.label
+def _label_with_site(point: SyncPoint, waiter: int) -> str:
+    site = point.site(waiter)
+    return f"{point.label} ({site})" if site else point.label
 
 
-def _hint(meeting: Meeting) -> str:
-    return f" ({meeting.hint})" if meeting.hint else ""
+def _hint(point: SyncPoint) -> str:
+    return f" ({point.hint})" if point.hint else ""
 
 
 def _tensor(plan: PlanDescription, index: int) -> str:

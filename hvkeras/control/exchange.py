@@ -18,7 +18,7 @@ from typing import Any
 from hvkeras.control import activity, wire
 from hvkeras.control.cause import Cause
 from hvkeras.control.messages import AllValues, Message, MissingRanks, Value, ValueDigest, ValueWanted
-from hvkeras.control.relayed import as_runs, from_runs
+from hvkeras.control.relayed_ranks import as_runs, from_runs
 from hvkeras.errors import PeerError, UsageError, explain
 from hvkeras.host.console import format_ranks
 from hvkeras.host.forks import detach_in_children

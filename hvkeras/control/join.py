@@ -38,7 +38,7 @@ class Refusal:
 
     def outstanding(self, waits: Waits, rank: int) -> list[str]:
         """Return the plans in which a rank will be asked to participate on behalf of others."""
-        return [key for key, count in self.counts.items() if waits.meeting(key).counts.get(rank, count) < count]
+        return [key for key, count in self.counts.items() if waits.sync_point(key).counts.get(rank, count) < count]
 
 
 class Participation:
@@ -109,7 +109,7 @@ class Participation:
             waits: The counts of entered plans.
         """
         for key in waits.unequal() if self.joined else ():
-            count = waits.meeting(key).high
+            count = waits.sync_point(key).high
             if key in self._calls and self._requested_for_joined.get(key, 0) < count:
                 self._requested_for_joined[key] = count
                 for rank in self.joined:
@@ -122,15 +122,15 @@ class Participation:
             return
         if refusal.unconfirmed is None:
             refusal.unconfirmed = set()
-            refusal.counts = {key: waits.meeting(key).high for key in refusal.keys}
+            refusal.counts = {key: waits.sync_point(key).high for key in refusal.keys}
             for key in sorted(refusal.keys):
-                counts, low = waits.counts(key), waits.meeting(key).low
+                counts, low = waits.counts(key), waits.sync_point(key).low
                 for rank in (rank for rank, count in counts.items() if count > low):
                     refusal.unconfirmed.add((rank, key))
                     yield rank, PlanRefused(key, refusal.text, refusal.outstanding(waits, rank))
         if refusal.unconfirmed:
             return
-        if all(waits.meeting(key).low >= count for key, count in refusal.counts.items()):
+        if all(waits.sync_point(key).low >= count for key, count in refusal.counts.items()):
             self._refusals.remove(refusal)
         elif not refusal.has_asked:
             refusal.has_asked = True
@@ -140,7 +140,7 @@ class Participation:
 
     def _participation(self, waits: Waits, rank: int, key: str, count: int, refused: bool) -> Iterator[Request]:
         asked = self._asked.setdefault(key, {})
-        times = count - max(waits.meeting(key).counts.get(rank, count), asked.get(rank, 0))
+        times = count - max(waits.sync_point(key).counts.get(rank, count), asked.get(rank, 0))
         if times > 0 and key in self._calls:
             asked[rank] = count
             yield rank, Participate(key, waits.plan(key), self._calls[key], times, refused)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hvkeras.control.cause import Cause, CauseKind
 from hvkeras.control.handler import Member, Members
 from hvkeras.control.messages import JobEnded, MayExit, Message, encode
-from hvkeras.control.relayed import Relay, send_to_all
+from hvkeras.control.relayed_ranks import Relay, send_to_all
 
 
 @dataclass(eq=False)

@@ -42,7 +42,7 @@ from hvkeras.control.messages import (
     encode,
     name_of,
 )
-from hvkeras.control.relayed import FIRST_RELAY, Batch, from_runs
+from hvkeras.control.relayed_ranks import FIRST_RELAY, Batch, from_runs
 from hvkeras.control.wire import AuthenticationError
 from hvkeras.errors import HvkerasError
 from hvkeras.host.console import summary

@@ -37,7 +37,7 @@ from hvkeras.control.messages import (
     decode,
 )
 from hvkeras.control.ranks import Ranks, RankState
-from hvkeras.control.relayed import FIRST_RELAY, Relay, from_runs
+from hvkeras.control.relayed_ranks import FIRST_RELAY, Relay, from_runs
 from hvkeras.host.console import format_ranks, some_of, summary
 from hvkeras.host.network import host_identity
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from hvkeras.control.messages import Message, StopAfter, StopQuestion
-from hvkeras.control.relayed import as_runs
+from hvkeras.control.relayed_ranks import as_runs
 from hvkeras.errors import PeerError, explain
 
 Request = tuple[Sequence[int], Message]

@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from hvkeras.data.accounts import keeps_accounts
+from hvkeras.data.consistency import DataFacts, Hints, fingerprint, require_same_data
 from hvkeras.data.partition import Batches, Coverage, Partition
 from hvkeras.data.pipeline import (
     batch_size,
@@ -22,7 +23,6 @@ from hvkeras.data.pipeline import (
     static_rows,
     zipped_batches,
 )
-from hvkeras.data.proof import DataFacts, Hints, fingerprint, require_same_data
 from hvkeras.data.resharding import resharded_dataset, shares
 from hvkeras.data.sequences import Share
 from hvkeras.data.structure import with_rows

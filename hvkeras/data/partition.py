@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hvkeras.data.proof import DataFacts, Hints, fingerprint, require_same_data
+from hvkeras.data.consistency import DataFacts, Hints, fingerprint, require_same_data
 from hvkeras.data.structure import count_rows, leaves, map_leaves, require_arrays, take_rows, take_slice
 from hvkeras.errors import UsageError, explain
 from hvkeras.job.process_sets import ProcessSet

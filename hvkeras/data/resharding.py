@@ -12,9 +12,9 @@ import tensorflow as tf
 
 from hvkeras import compat
 from hvkeras.data.accounts import Account, accounts, rounded_marks
+from hvkeras.data.consistency import fingerprint
 from hvkeras.data.partition import Batches, Partition, split_arrays
 from hvkeras.data.pipeline import batching_to
-from hvkeras.data.proof import fingerprint
 from hvkeras.data.sequences import EpochEnd, Share, require_rows, split_sequence
 from hvkeras.data.structure import IdentityMap, concatenate, count_rows, leaves, spec_of_rows, take_rows, take_slice
 from hvkeras.errors import UsageError, explain

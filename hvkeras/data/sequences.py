@@ -12,8 +12,8 @@ import numpy as np
 from hvkeras import compat
 from hvkeras.compat import patches
 from hvkeras.data.accounts import keeps_accounts
+from hvkeras.data.consistency import DataFacts, Hints, common_randomness, fingerprint, require_same_data
 from hvkeras.data.partition import Batches, Coverage, Partition
-from hvkeras.data.proof import DataFacts, Hints, common_randomness, fingerprint, require_same_data
 from hvkeras.data.structure import concatenate, count_rows, map_leaves, take_slice, with_rows
 from hvkeras.errors import UsageError, explain
 from hvkeras.host.console import prints_at, say

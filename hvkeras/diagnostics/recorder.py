@@ -30,7 +30,7 @@ from hvkeras.compat import graphs, patches
 from hvkeras.control import stalls
 from hvkeras.control.launch_environments import hvkeras_run
 from hvkeras.diagnostics import spans
-from hvkeras.diagnostics.after_run import await_records, report_folder, report_on_run
+from hvkeras.diagnostics.final_report import await_records, report_folder, report_on_run
 from hvkeras.diagnostics.record import WELL, Array, Record, remove, write_weights
 from hvkeras.diagnostics.ring_buffer import PythonRing, Rows, Track, counts
 from hvkeras.diagnostics.spans import CALLS, STEPS, InputWaits, Steps

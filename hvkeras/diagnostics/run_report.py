@@ -20,7 +20,7 @@ from hvkeras.diagnostics.findings import (
     milliseconds,
     slowest_rank,
 )
-from hvkeras.diagnostics.page import Section, page, table_html
+from hvkeras.diagnostics.html_page import Section, page, table_html
 from hvkeras.diagnostics.record import WELL
 from hvkeras.diagnostics.run_summary import Summary
 from hvkeras.host.files import write_durably

@@ -150,8 +150,8 @@ class UpdateCompiler:
                 if update_dense is None:
                     plain.finish([by_index.get(index) for index in range(len(specs))])
                 else:
-                    update_dense([(tensor, compat.as_tf_variable(variables[index])) for index,
-                                  tensor in by_index.items()])
+                    update_dense([(tensor, compat.as_tf_variable(variables[index]))
+                                  for index, tensor in by_index.items()])
 
         of_one = _update_of_one(plain)
 

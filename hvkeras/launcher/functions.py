@@ -15,7 +15,7 @@ from hvkeras.errors import PeerError, UnsupportedError, explain
 from hvkeras.launcher.calls import pickled_call
 from hvkeras.launcher.limits import ends_with_parent, require_current_folder
 from hvkeras.launcher.placement import place_ranks
-from hvkeras.launcher.shown_process import ShownProcess
+from hvkeras.launcher.streamed_process import StreamedProcess
 
 CALL = "call.pickle"
 BOOT = "boot.py"
@@ -154,7 +154,7 @@ def result_file(folder: Path, rank: int) -> Path:
 
 
 def _run_to_completion(command: Sequence[str]) -> None:
-    process = ShownProcess(command)
+    process = StreamedProcess(command)
     try:
         process.wait()  # training may take days; the launcher ends ranks that fail or do not start
     except BaseException:

@@ -30,7 +30,7 @@ from hvkeras.launcher.limits import ends_with_parent
 from hvkeras.launcher.printer import Printer
 from hvkeras.launcher.reporting_hosts import ReportingHosts
 from hvkeras.launcher.restarts import run as run_job
-from hvkeras.launcher.shown_process import ShownProcess
+from hvkeras.launcher.streamed_process import StreamedProcess
 from hvkeras.settings import PREFIX, Settings
 
 PLAN, ADDRESS, LAUNCHER = "plan.json", "address", "launcher.py"
@@ -80,7 +80,7 @@ class ReportedJob:
         (self._folder / PLAN).write_text(json.dumps(plan))
         boot = BOOT_SOURCE.format(path=[os.path.abspath(entry) for entry in sys.path])
         (self._folder / LAUNCHER).write_text(ends_with_parent() + boot)
-        self._process = ShownProcess(
+        self._process = StreamedProcess(
             [sys.executable, str(self._folder / LAUNCHER), "hvkeras.launcher.reported_job", str(self._folder)],
             {**os.environ, **variables, f"{PREFIX}SECRET": self.secret}, output.streams)
         self.address = self._wait_for_address()

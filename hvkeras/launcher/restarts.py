@@ -10,7 +10,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from hvkeras.diagnostics.after_run import remove_run, report_folder, report_on_run, write_outcome
+from hvkeras.diagnostics.final_report import remove_run, report_folder, report_on_run, write_outcome
 from hvkeras.diagnostics.trace_files import merge, rank_files
 from hvkeras.errors import HvkerasError, MachineError, UsageError, explain
 from hvkeras.launcher.elastic_membership import ElasticMembership

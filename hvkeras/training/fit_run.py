@@ -9,8 +9,8 @@ from typing import Any
 from hvkeras import compat
 from hvkeras.collectives.broadcasts import allgather_object, gather_objects
 from hvkeras.compat import graphs
+from hvkeras.data.consistency import fingerprint
 from hvkeras.data.datasets import keeps_elements_whole
-from hvkeras.data.proof import fingerprint
 from hvkeras.data.sequences import Share
 from hvkeras.errors import UsageError, explain
 from hvkeras.gradients.optimizer import gather_optimizer

@@ -14,9 +14,9 @@ from hvkeras import compat
 from hvkeras.collectives.broadcasts import allgather_object
 from hvkeras.collectives.dispatch import allgather_raw
 from hvkeras.collectives.operations import members
+from hvkeras.data.consistency import DataFacts, Hints, exchange, require_same_data
 from hvkeras.data.datasets import leading_rows, require_same_dataset
 from hvkeras.data.partition import arrays_facts
-from hvkeras.data.proof import DataFacts, Hints, exchange, require_same_data
 from hvkeras.data.sequences import share_like
 from hvkeras.data.structure import count_rows, map_leaves, require_arrays, take_slice
 from hvkeras.errors import UnsupportedError, UsageError, explain

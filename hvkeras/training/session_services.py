@@ -46,7 +46,7 @@ def install_hooks(session: Session) -> None:
     """Install the hooks around `fit`, and make TensorFlow retrace functions after each membership change."""
     fit_hooks.install()
     if session.settings.run_membership:
-        compat.renew_traces(anew=session.number > 1)
+        compat.renew_traces(membership_changed=session.number > 1)
 
 
 def stop_services() -> None:

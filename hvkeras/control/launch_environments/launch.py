@@ -14,7 +14,7 @@ from hvkeras.errors import UsageError, explain
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Meeting point of the ranks of one launch.
+    """SyncPoint point of the ranks of one launch.
 
     Attributes:
         kind: `none` (one process), `run` (our launcher serves the control channel at `address`), `standby` (the
@@ -40,7 +40,7 @@ class Launch:
 
     Attributes:
         launcher: The launcher's name, as printed: `mpirun (Open MPI)`, `TF_CONFIG`, ...
-        rendezvous: The meeting point of the ranks.
+        rendezvous: The point where the ranks meet.
         local_rank: The announced local rank, if the launcher announces one.
         local_size: The announced local size, if the launcher announces one.
         cluster: With TF_CONFIG, `host:port` of every rank, in rank order.
@@ -135,7 +135,7 @@ def launch_from(launcher: str, environ: Mapping[str, str], names: Names, rendezv
 
     Args:
         environ: The environment, which contains rank and size.
-        rendezvous: The meeting point of the ranks.
+        rendezvous: The point where the ranks meet.
         mpi: True for an MPI launcher.
 
     Raises:

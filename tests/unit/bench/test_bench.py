@@ -15,7 +15,6 @@ from rich.console import Console
 from hvkeras.bench.allreduce import AllreduceTask, links_for
 from hvkeras.bench.participant import PeakMemory
 from hvkeras.bench.ranks import WrongResultError
-from hvkeras.bench.report import draw, duration, explanations, table
 from hvkeras.bench.row import (
     FORWARD_BACKWARD,
     ONE_PROCESS,
@@ -33,6 +32,7 @@ from hvkeras.bench.row import (
     speed_up,
     with_figures,
 )
+from hvkeras.bench.tables import draw, duration, explanations, table
 from hvkeras.cli.main import main
 from hvkeras.host.machine import machine_facts, spread
 

@@ -16,7 +16,7 @@ from hvkeras.control.client import ControlClient
 from hvkeras.control.launch_environments import Launch, Rendezvous
 from hvkeras.control.messages import Deadlines, Heartbeat
 from hvkeras.control.relay import connect_to_relay, relay_lock, relay_name, start_relay
-from hvkeras.control.relayed import Batch, as_runs, from_runs
+from hvkeras.control.relayed_ranks import Batch, as_runs, from_runs
 from hvkeras.control.rendezvous import Waiting, _connect_client
 from hvkeras.control.server import ControlServer
 from hvkeras.errors import UsageError

@@ -10,10 +10,10 @@ import pytest
 import tensorflow as tf
 
 from hvkeras import compat
+from hvkeras.data.consistency import differing, fingerprint
 from hvkeras.data.datasets import split_batches, split_samples
 from hvkeras.data.partition import Batches, Coverage, Partition, require_options, split_arrays
 from hvkeras.data.pipeline import batches_of, is_batched, is_nondeterministic, shuffle_seeds
-from hvkeras.data.proof import differing, fingerprint
 from hvkeras.data.sequences import split_sequence, split_whole
 from hvkeras.data.structure import require_arrays
 from hvkeras.errors import UsageError

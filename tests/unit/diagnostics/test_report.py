@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from hvkeras.diagnostics import charts
-from hvkeras.diagnostics.page import Section, fragment, page, table_html
+from hvkeras.diagnostics.html_page import Section, fragment, page, table_html
 
 MAKERS: dict[str, Callable[[], charts.Chart]] = {
     "stacked": lambda: charts.stacked(["native", "tf<dist>"], {"compute": [12.0, 11.0], "wait": [3.0, np.nan],

@@ -22,7 +22,7 @@ END_TIMEOUT = 30.0  # seconds after an interrupt within which the launcher must 
 LAST_LINES = 30  # last lines of standard error, for exceptions
 
 
-class ShownProcess:
+class StreamedProcess:
     """Launcher as a child process. In a terminal or a notebook, rank 0's progress bar moves.
 
     Args:

@@ -1,8 +1,8 @@
-"""Meetings: synchronization points that ranks enter and leave together, and the ranks that wait in them.
+"""Synchronization points, which ranks enter and leave together, and the ranks that wait in them.
 
-In each meeting, every rank that waits does so for every rank that is missing. With thousands of ranks there are
-millions of such pairs, so they are never enumerated. A meeting stores the two groups, and is updated for the ranks
-whose counts change.
+In each of them, every rank that waits does so for every rank that is missing. With thousands of ranks there are
+millions of such pairs, so they are never enumerated. A synchronization point stores the two groups, and is updated for
+the ranks whose counts change.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Protocol
 from hvkeras.control.messages import PlanDescription
 
 
-class Moment:
+class CheckTime:
     """The time of a check, shared by all changes since the previous check.
 
     Attributes:
@@ -27,7 +27,7 @@ class Moment:
         self.at = math.inf
 
 
-class Meeting(Protocol):
+class SyncPoint(Protocol):
     """A plan or an exchange."""
 
     @property
@@ -39,7 +39,7 @@ class Meeting(Protocol):
         """The alternative to a call that a rank may have made alone by mistake; else ""."""
 
     @property
-    def since(self) -> Moment:
+    def since(self) -> CheckTime:
         """The first check at which the present ranks were missing while others waited."""
 
     @property
@@ -51,14 +51,14 @@ class Meeting(Protocol):
         """The ranks for which others wait, if any do."""
 
     @property
-    def waiting(self) -> Mapping[Moment, Collection[int]]:
+    def waiting(self) -> Mapping[CheckTime, Collection[int]]:
         """The ranks that wait for the missing ones, by the first check that found them waiting."""
 
     def site(self, rank: int) -> str:
         """Return the user code from which a rank has entered it; "" if unknown."""
 
 
-class PlanMeeting:
+class PlanSyncPoint:
     """A plan, which ranks enter repeatedly; ranks with higher counts wait for those with lower counts.
 
     Args:
@@ -76,7 +76,7 @@ class PlanMeeting:
         warned_at: The time of the last warning about late ranks.
     """
 
-    def __init__(self, number: int, plan: PlanDescription, now: Moment) -> None:
+    def __init__(self, number: int, plan: PlanDescription, now: CheckTime) -> None:
         self.number = number
         self.plan = plan
         self.counts: dict[int, int] = dict.fromkeys(plan["ranks"], 0)
@@ -88,10 +88,10 @@ class PlanMeeting:
         self.is_being_forgotten = False
         self.answers = 0
         self.warned_at = -math.inf
-        self._seen: dict[int, Moment] = {}  # the first check with a rank's count, unless counts were equal since
+        self._seen: dict[int, CheckTime] = {}  # the first check with a rank's count, unless counts were equal since
         self._by_count: dict[int, set[int]] = {0: set(self.counts)}
         self._reported: dict[int, int] = {}
-        self._waiting: dict[Moment, list[int]] | None = None
+        self._waiting: dict[CheckTime, list[int]] | None = None
 
     def report(self, ranks: Iterable[int], count: int) -> None:
         """Store the counts of ranks since they last forgot the plan, until `apply_reports`.
@@ -105,7 +105,7 @@ class PlanMeeting:
         else:
             self._reported.update(dict.fromkeys(ranks, count))
 
-    def apply_reports(self, now: Moment) -> None:
+    def apply_reports(self, now: CheckTime) -> None:
         """Apply the ranks' reports, all at once for speed."""
         moves: dict[tuple[int, int], list[int]] = {}
         for rank, count in self._reported.items():
@@ -154,7 +154,7 @@ class PlanMeeting:
         return self._by_count[self.low]
 
     @property
-    def waiting(self) -> dict[Moment, list[int]]:
+    def waiting(self) -> dict[CheckTime, list[int]]:
         """The ranks with higher counts, by the first check that found their count: progress starts another wait."""
         if self._waiting is None:
             self._waiting = {}
@@ -174,7 +174,7 @@ class PlanMeeting:
         return all(self.before.get(rank) == high for rank in self.counts)
 
 
-class ExchangeMeeting:
+class ExchangeSyncPoint:
     """An exchange over the control channel, which all ranks must enter.
 
     Args:
@@ -186,14 +186,14 @@ class ExchangeMeeting:
         missing: The ranks that have not entered it.
     """
 
-    def __init__(self, name: str, ranks: Iterable[int], now: Moment) -> None:
+    def __init__(self, name: str, ranks: Iterable[int], now: CheckTime) -> None:
         self.label = f'the exchange "{name}"'
         self.hint = ""
         self.since = now
         self.missing = set(ranks)
-        self._waiters: dict[int, Moment] = {}  # ranks that have entered it and do nothing else
+        self._waiters: dict[int, CheckTime] = {}  # ranks that have entered it and do nothing else
 
-    def set_waiting(self, ranks: Iterable[int], do_wait: bool, now: Moment) -> None:
+    def set_waiting(self, ranks: Iterable[int], do_wait: bool, now: CheckTime) -> None:
         """Record whether ranks wait in it.
 
         Args:
@@ -211,9 +211,9 @@ class ExchangeMeeting:
         return bool(self._waiters and self.missing)
 
     @property
-    def waiting(self) -> dict[Moment, list[int]]:
+    def waiting(self) -> dict[CheckTime, list[int]]:
         """The ranks that wait, by the first check that found them waiting."""
-        found: dict[Moment, list[int]] = {}
+        found: dict[CheckTime, list[int]] = {}
         for rank, moment in self._waiters.items():
             found.setdefault(moment, []).append(rank)
         return found
