@@ -62,7 +62,8 @@ def _plugged(point: metadata.EntryPoint) -> type[Backend]:
         found: type[Backend] = point.load()
     except Exception as error:
         raise MachineError(explain(f"The backend {point.name!r} cannot be imported ({type(error).__name__}: {error})",
-                                   "install its package again, or uninstall it", entry_point=point.value)) from error
+                                   "fix the import, or install or uninstall its package",
+                                   entry_point=point.value)) from error
     if not (isinstance(found, type) and issubclass(found, Backend)) or found.name != point.name:
         raise MachineError(explain(f"The entry point {point.name!r} must be a subclass of hvkeras.backends.interface."
                                    f"Backend whose name is {point.name!r}", "correct the package's entry point, or the"

@@ -107,9 +107,9 @@ class Backend(abc.ABC):
         rounds_once: Names of the half-precision dtypes for which reductions accumulate in float32, including `before`
             and `after`, and round once. Other half-precision tensors are cast to float32 above the interface.
         compares_shapes: True if a mismatch of shapes that are known only at run time fails the collective on all ranks,
-            with an error that names both shapes and ranks.
+            with an error of TensorFlow's (`tf.errors.OpError`) that names both shapes and the ranks (`rank 1`).
         outlives_errors_in_graphs: True if collectives still work after another operation of a graph has failed on all
-            ranks while collectives of that graph were in flight. Their late results must not reach the next run.
+            ranks, after all of them had submitted that graph's collectives. Late results must not reach the next run.
         starts_after_failure: True if the engine can start again in a process where it was aborted because another rank
             failed. The surviving ranks of an elastic job then keep their processes.
         loses_collectives: True if a collective in a graph may hang forever after an abort. A rank that hangs there
@@ -185,10 +185,10 @@ class Backend(abc.ABC):
     def stop(self) -> None:
         """Stop the engine. It may be started again later in the same process.
 
-        Called in the main thread, on all ranks, when no collective is in flight, or after `abort`. It may block for
-        seconds, but must not wait for a dead rank. Join the threads and close the files of `start()`. Other ranks may
-        still be reading what this rank has sent: flush before closing, and do not treat a connection that another rank
-        closes as a failure.
+        Called in the main thread, on all ranks, when no collective is in flight on this rank, or after `abort`. Other
+        ranks may still be in collectives among themselves. It may block for seconds, but must not wait for a dead rank.
+        Join the threads and close the files of `start()`. Other ranks may still be reading what this rank has sent:
+        flush before closing, and do not treat a connection that another rank closes as a failure.
         """
 
     @abc.abstractmethod

@@ -270,5 +270,6 @@ def check_size(launch: Launch, engine: Backend, counted: int) -> None:
     if counted != launch.size:
         raise MachineError(explain(
             f"{launch.launcher} announced {launch.size} ranks, but {engine.name} ({engine.engine}) counts {counted}",
-            "the engine was built for another launcher or MPI; see hvkeras run --check-build",
+            "the engine was built for another launcher or MPI (hvkeras run --check-build), or start() returned a wrong"
+            " number",
             launcher_size=launch.size, engine_size=counted))

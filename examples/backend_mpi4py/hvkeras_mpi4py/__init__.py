@@ -178,17 +178,27 @@ class Mpi4pyBackend(Backend):
         dtypes = [tensor.dtype for tensor in tensors]
         with tf.init_scope():  # outside of the traced function, which captures the queue
             results = tf.queue.FIFOQueue(1024, [tf.string, *dtypes])
+        lock, latest = threading.Lock(), 0  # the number of the latest run
 
         def submit(*arrays: Any) -> None:
+            nonlocal latest
+            # An earlier run may have failed elsewhere, before it dequeued its results: this run must not get them.
+            with lock:
+                latest += 1
+                run = latest
+                for _ in range(int(results.size())):
+                    results.dequeue()
+
             def done(gathered: list[Arrays], failure: str) -> None:
                 computed = arrays
                 try:
                     computed = computed if failure else tuple(compute(gathered))
                 except Exception as error:  # noqa: BLE001 - raised by the second operation, not in this thread
                     failure = f"{type(error).__name__}: {error}"
-                with tf.device("CPU:0"):
-                    results.enqueue([failure, *(tf.constant(array, dtype) for array, dtype
-                                                in zip(computed, dtypes, strict=True))])
+                with lock, tf.device("CPU:0"):
+                    if run == latest:
+                        results.enqueue([failure, *(tf.constant(array, dtype) for array, dtype
+                                                    in zip(computed, dtypes, strict=True))])
 
             assert self._exchange is not None
             self._exchange.submit(key, ranks, [np.array(array) for array in arrays], done)

@@ -41,7 +41,7 @@ def test_a_plug_in_is_found_and_takes_part_in_the_choice() -> None:
 @pytest.mark.usefixtures("plugged")
 @pytest.mark.parametrize(("name", "text"), [
     ("unfit", "The backend 'unfit' cannot be imported (ModuleNotFoundError: No module named 'not_there'). Received: "),
-    ("unfit", "entry_point='unfit:Backend'. HINT: install its package again, or uninstall it."),
+    ("unfit", "entry_point='unfit:Backend'. HINT: fix the import, or install or uninstall its package."),
     ("other", "Received: entry_point='plugged:Good', name='good'."),
     ("number", "The entry point 'number' must be a subclass of hvkeras.backends.interface.Backend whose name is"),
 ])
