@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from harness import warm
-from harness.hosts import Host, Network, remote_shell
+from harness.hosts import Host, VirtualNetwork, remote_shell
 from harness.launchers import BIN, clean_environment
 from harness.processes import MARK, end_marked
 
@@ -22,7 +22,7 @@ ENDLESS = Path(__file__).parent / "workers" / "endless.py"
 DEADLINE = 120.0  # seconds; a job must end within this time
 
 
-def environment_for(network: Network, folder: Path, env: Mapping[str, str] | None = None) -> dict[str, str]:
+def environment_for(network: VirtualNetwork, folder: Path, env: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the environment of a command that starts `hvkeras run` on the first host, with a substitute for ssh."""
     folder.mkdir(exist_ok=True)
     remote_shell(network.hosts, folder)
@@ -42,7 +42,7 @@ class HostsJob:
         cold: Whether each rank is a new Python process (see `harness.warm`), for tests of processes.
     """
 
-    def __init__(self, network: Network, slots: Sequence[int], folder: Path, script: Path = ENDLESS,
+    def __init__(self, network: VirtualNetwork, slots: Sequence[int], folder: Path, script: Path = ENDLESS,
                  env: Mapping[str, str] | None = None, cold: bool = False) -> None:
         self.hosts, self.slots, self._folder = network.hosts, slots, folder
         self._mark = uuid.uuid4().hex
@@ -101,7 +101,7 @@ class HostsJob:
 
 
 @contextlib.contextmanager
-def running(network: Network, slots: Sequence[int], folder: Path, script: Path = ENDLESS,
+def running(network: VirtualNetwork, slots: Sequence[int], folder: Path, script: Path = ENDLESS,
             env: Mapping[str, str] | None = None, cold: bool = False) -> Iterator[HostsJob]:
     job = HostsJob(network, slots, folder, script, env, cold)
     try:

@@ -97,7 +97,7 @@ def finished(workers):
     return outputs
 
 
-def started(network: machines.Network, addresses: list[str], rank: int, folder: Path,
+def started(network: machines.VirtualNetwork, addresses: list[str], rank: int, folder: Path,
             **env: str) -> subprocess.Popen[str]:
     """Start a rank with TF_CONFIG, without a launcher."""
     cluster = {"worker": [f"{address}:2222" for address in addresses]}
