@@ -397,7 +397,7 @@ class Ready(Message):
 
 @dataclass(frozen=True)
 class RanksChanged(Message):
-    """How training resumes after a membership change; see `hvkeras.job.session.Change`."""
+    """Result of a membership change for a rank; see `hvkeras.job.session.Change`."""
 
     change: Mapping[str, Any]
 
