@@ -302,7 +302,9 @@ class ControlHandler(Handler):
                 self._end_with_relay(CauseKind.SILENT, relay, silent_for(liveness))
                 return
         for rank in list(self.ranks.present.values()):
-            if now - rank.member.seen > liveness and not rank.left:
+            # A relay that has stopped forwards nothing, and is to be named itself as soon as its own timeout is over.
+            relay_is_late = rank.relay is not None and now - rank.relay.member.seen > 1.5 * BEAT
+            if now - rank.member.seen > liveness and not rank.left and not relay_is_late:
                 self.ranks.end_with(CauseKind.SILENT, rank.member, silent_for(liveness))
                 return
         self._check_exits(now)

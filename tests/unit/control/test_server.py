@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 
 import pytest
 
@@ -172,6 +173,19 @@ def test_a_silent_rank_is_lost_after_the_liveness_deadline():
     job.handler.on_tick(now + 2.5)
     (cause,) = job.ends
     assert (cause.kind, cause.rank) == (CauseKind.SILENT, 1) and "no sign of life for 5 s" in cause.error
+
+
+@pytest.mark.parametrize("stopped", [True, False])
+def test_behind_a_relay_that_has_stopped_no_rank_counts_as_silent(stopped):
+    job = Job(liveness=5.0)
+    now = job.members[0].seen
+    relay = SimpleNamespace(member=SimpleNamespace(seen=now + 0.9), ranks={1}, broadcast=lambda _: None)
+    job.handler.ranks.present[1].relay = relay
+    job.members[0].seen = now + 5.0
+    if not stopped:
+        relay.member.seen = now + 4.5
+    job.handler.on_tick(now + 5.2)  # the rank's timeout is over, and that of the relay is not
+    assert [cause.rank for cause in job.ends] == ([] if stopped else [1])
 
 
 def test_all_ranks_may_exit_only_when_all_have_spoken_or_the_time_is_over():
