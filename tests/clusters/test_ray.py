@@ -188,7 +188,7 @@ def test_a_cluster_without_room_is_waited_for_and_named(executor, capfd):
     full.settings.placement_group_timeout_s = 4
     with pytest.raises(MachineError, match=r"must have resources for 5 workers with 2 CPUs each within 4 s.*2 nodes"):
         full.start()
-    assert "waiting for room in the Ray cluster for 5 workers with 2 CPUs each" in capfd.readouterr().err
+    assert "waiting for resources in the Ray cluster for 5 workers with 2 CPUs each" in capfd.readouterr().err
 
 
 def test_versions_that_differ_between_nodes_are_named():
