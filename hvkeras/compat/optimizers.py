@@ -115,7 +115,8 @@ def numbered_slots(optimizer: Any, count: int) -> Iterator[tuple[int, Any]]:
         count: The number of variables for which it was built.
     """
     for name, each in sorted(vars(optimizer).items()):
-        if name not in ("_variables", "_trainable_variables"):
+        # TensorFlow's `_self_` attributes list all that it tracks, by name.
+        if name not in ("_variables", "_trainable_variables") and not name.startswith("_self_"):
             yield from _indexed(each, count)
 
 

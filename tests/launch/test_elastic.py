@@ -119,7 +119,7 @@ def test_process_sets_of_an_elastic_job_on_horovod_must_be_asked_for(tmp_path: P
                     "\nprint('made')")
     flags = ["-np", "2", "--min-np", "2", "--reset-limit", "0", "--backend", "horovod"]
     done = run([*flags, *script], tmp_path)
-    assert "set HOROVOD_DYNAMIC_PROCESS_SETS=1, or use backend native" in done.stderr
+    assert "set HOROVOD_DYNAMIC_PROCESS_SETS=1, or use the backend native" in done.stderr
     assert "made" not in done.stdout
     done = run([*flags, *script], tmp_path, {"HOROVOD_DYNAMIC_PROCESS_SETS": "1"})
     assert (done.returncode, done.stdout.count("made")) == (0, 2), done.stderr

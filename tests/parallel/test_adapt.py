@@ -107,7 +107,7 @@ def test_fit_names_a_layer_that_differs(layer: str, outcome: Outcome) -> None:
 
 def test_as_horovod_a_layer_that_differs_is_a_warning(outcome: Outcome) -> None:
     assert [found["as Horovod"] for found in outcome.results("guarded")] == ["no error"] * 2
-    told = "hvkeras: the layer text (TextVectorization) has learned different state on ranks 0 and 1, which train"
+    told = "hvkeras: the layer text (TextVectorization) has learned different state on ranks 0 and 1, which compute"
     assert (outcome.stderr(0).count(told), outcome.stderr(1).count(told)) == (1, 0)
 
 

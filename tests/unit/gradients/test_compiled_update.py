@@ -218,7 +218,7 @@ def test_where_memory_is_short_the_first_step_compiles(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     count = count_compilations(monkeypatch)
-    monkeypatch.setattr(compiled_update, "available", lambda: 1)
+    monkeypatch.setattr(compiled_update, "available_memory", lambda: 1)
     assert_close(trained(compiled(keras.optimizers.Adam(0.01))), plain("Adam"))
     assert " is compiled: " in said(capsys)[0]
     assert count == [0]

@@ -71,6 +71,13 @@ def test_slots_are_found_in_collections_with_an_entry_for_each_variable() -> Non
     assert list(compat.numbered_slots(by_name, 3)) == [(0, one), (0, two), (1, three)]
 
 
+def test_what_tensorflow_tracks_are_no_slots() -> None:
+    for momentum, slots in ((0.0, 0), (0.9, 2)):
+        optimizer = keras.optimizers.SGD(0.1, momentum=momentum)
+        optimizer.build([tf.Variable([1.0, 2.0]), tf.Variable(0.0)])
+        assert len(list(compat.numbered_slots(optimizer, 2))) == slots
+
+
 def test_ranks_do_not_share_slots_that_nobody_finds() -> None:
     class Hiding(keras.optimizers.SGD):  # type: ignore[misc]  # Keras ships no types
         def build(self, variables: Any) -> None:

@@ -25,7 +25,7 @@ def printed(folder: Path, sanitizers: str, *arguments: str) -> str:
     for command in (["cmake", "-S", str(ROOT), "-B", str(folder), "-G", "Ninja", f"-DSANITIZER={sanitizers}"],
                     ["cmake", "--build", str(folder), "--target", "core_test"],
                     [str(folder / "backends/native/core_test"), *arguments]):
-        done = subprocess.run(command, env=os.environ | {"PATH": PATH}, capture_output=True, text=True, timeout=400)
+        done = subprocess.run(command, env=os.environ | {"PATH": PATH}, capture_output=True, text=True, timeout=800)
         assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
