@@ -79,6 +79,7 @@ from .job.queries import size as size
 from .job.queries import sycl_built as sycl_built
 from .job.session import is_initialized as is_initialized
 from .launcher.functions import run as run
+from .startup import data_parallel as data_parallel
 from .startup import init as init
 from .startup import shutdown as shutdown
 from .startup import strategy as strategy

@@ -236,6 +236,10 @@ TABLE: tuple[Setting, ...] = (
             " the end of each epoch."),
     Setting("average_statistics", _switch, True, "Whether fit averages moving statistics over the ranks, before"
             " validation and at the end of an epoch: those of BatchNormalization, and registered ones."),
+    Setting("data_parallel", _switch, False, "Whether a script for one process trains on all ranks, without edits; set"
+            " by `--data-parallel`."),
+    Setting("sync_batch_norm", _switch, True, "Whether BatchNormalization uses the mean and variance over the batches of"
+            " all ranks under `--data-parallel`, as in one process."),
     Setting("network_interfaces", _names, (), "Network interfaces that hvkeras listens on and announces, separated by"
             " commas."),
     Setting("network_costs", _network_costs, None, "Latency and bandwidth between hosts, such as 25us,10Gbit, from"
@@ -287,7 +291,8 @@ TABLE: tuple[Setting, ...] = (
 
 # Settings of the whole job: all ranks use the value of rank 0.
 SHARED = ("liveness_timeout", "stall_warning", "stall_shutdown", "mismatch_after", "exit_grace", "bucket_size",
-          "compile_update", "shard_update", "gradients", "uneven", "guard", "guard_steps", "average_statistics")
+          "compile_update", "shard_update", "gradients", "uneven", "guard", "guard_steps", "average_statistics",
+          "sync_batch_norm")
 
 _CYCLES = "there are no cycles of negotiation to tune"
 _TUNED_BY_ITSELF = "the engine tunes itself"

@@ -77,6 +77,33 @@ def init(
     _start_services(open_session(launch, settings, backend), process_sets)
 
 
+def data_parallel(backend: str | None = None) -> None:
+    """Train the rest of a script for one process on all ranks, with the result of one process.
+
+    Join the job as `init()` does. From then on, `fit`, `evaluate`, `predict`, `train_on_batch` and `test_on_batch` of
+    Keras 3 mean what they mean in one process: every rank gets the same data, `batch_size` is that of all ranks
+    together, and each row of a batch is computed on one rank. `hvkeras run --data-parallel` does the same without a
+    line in the script.
+
+    Example:
+        import hvkeras as hvd
+        hvd.data_parallel()          # the script below is one for one process
+
+    Args:
+        backend: The engine, as for `init()`.
+
+    Raises:
+        UsageError: As for `init()`.
+        UnsupportedError: Keras is tf_keras, too old, or runs on a backend other than TensorFlow.
+        MachineError: As for `init()`.
+        PeerError: As for `init()`.
+    """
+    init(backend)
+    from hvkeras.global_batch.mode import start  # noqa: PLC0415 - imports TensorFlow
+
+    start()
+
+
 def _prepare() -> Settings:
     """Prepare this process for a session, and return its settings."""
     process = this_process()
