@@ -19,6 +19,7 @@ from hvkeras.global_batch import rank_process
 from hvkeras.horovod import as_horovod
 from hvkeras.host.console import prints_at
 from hvkeras.host.files import remove_commits
+from hvkeras.host.private_folders import remove_abandoned
 from hvkeras.host.ssh import Ssh
 from hvkeras.launcher import host_reporter
 from hvkeras.launcher.horovod_flags import tuning_variables
@@ -187,7 +188,11 @@ def _run_with(flags: argparse.Namespace, hosts: Sequence[HostRanks], environment
             raise UsageError(explain(f"The folder for the ranks' output must be writable ({error.strerror})",
                                      "choose another one", output_filename=flags.output_filename)) from None
 
-    return run_job(job, printer, keeps_output=folder is not None)
+    try:
+        return run_job(job, printer, keeps_output=folder is not None)
+    finally:
+        if flags.data_parallel:
+            remove_abandoned()
 
 
 @contextlib.contextmanager

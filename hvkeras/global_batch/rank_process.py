@@ -21,11 +21,16 @@ import wrapt
 
 from hvkeras.control.launch_environments import Launch, detect_launch, hvkeras_run
 from hvkeras.errors import UnsupportedError, UsageError, explain
+from hvkeras.host import private_folders as private
+from hvkeras.host.console import prints_at, say
+from hvkeras.host.forks import at_exit
+from hvkeras.host.private_folders import PrivateFolders
 from hvkeras.settings import PREFIX, Settings
 
 FLAG, WITHOUT_FOLDERS = "--data-parallel", "--no-private-folders"
 SITE = Path(__file__).parent / "site"
-SWITCH, _PROCESS = f"{PREFIX}DATA_PARALLEL", f"{PREFIX}DATA_PARALLEL_PROCESS"
+SWITCH, _PROCESS, _FOLDERS = (PREFIX + name for name in ("DATA_PARALLEL", "DATA_PARALLEL_PROCESS",
+                                                          "DATA_PARALLEL_FOLDERS"))
 _HASH_SEED = "PYTHONHASHSEED"  # the seed of everything; Python itself reads it at its start
 _KERAS = "tensorflow"  # the only backend of Keras that is supported
 
@@ -52,6 +57,7 @@ def become(command: list[str], private_folders: bool) -> NoReturn:
     settings, launch, environ = Settings(), detect_launch(), dict(os.environ)
     if launch.size > 1:
         environ = environment(environ, seed_of(settings, launch))
+        environ.update(_private_folders(settings, launch, command) if private_folders else {})
         if launch.rank and launch.launcher != hvkeras_run.LAUNCHER:  # `hvkeras run` only shows that of rank 0
             _mute(1)
     try:
@@ -71,16 +77,48 @@ def environment(environ: Mapping[str, str], seed: int) -> dict[str, str]:
     """
     paths = [path for path in environ.get("PYTHONPATH", "").split(os.pathsep) if path and path != str(SITE)]
     chosen = environ.get(_HASH_SEED, "")
-    without = {name: value for name, value in environ.items() if name != _PROCESS}
+    without = {name: value for name, value in environ.items() if name not in (_PROCESS, _FOLDERS)}
     return {**without, "PYTHONPATH": os.pathsep.join([str(SITE), *paths]), SWITCH: "on",
             _HASH_SEED: chosen if chosen.isdecimal() else str(seed)}
 
 
 def seed_of(settings: Settings, launch: Launch) -> int:
     """Return a seed that is equal on all ranks and, where the launcher identifies the job, differs between jobs."""
+    return int(_shared_digest(settings, launch)[:8], 16)
+
+
+def _shared_digest(settings: Settings, launch: Launch) -> str:
     meeting = launch.rendezvous
     shared = "\n".join([settings.secret, meeting.address, meeting.job, *launch.cluster])
-    return int.from_bytes(hashlib.sha256(shared.encode()).digest()[:4], "big")
+    return hashlib.sha256(shared.encode()).hexdigest()
+
+
+# Settings with paths that all ranks must see.
+_COMMON_PATHS = ("elastic_dir", "record", "rendezvous_dir", "report", "run_cause", "timeline", "trace_file")
+
+
+def _private_folders(settings: Settings, launch: Launch, command: Sequence[str]) -> dict[str, str]:
+    """Make the working folder private, and that of the script, and return the variables for the command."""
+    scripts = [Path(word).absolute().parent for word in command[:3] if word.endswith(".py") and Path(word).is_file()]
+    key = _shared_digest(settings, launch)[-16:]
+    folders = private.enter(key, [Path.cwd(), *scripts], launch.rank == 0, settings.start_timeout)
+    if launch.rank == 1:
+        _explain_folders(settings, folders)
+    if folders is None:
+        return {}
+    paths = {name: getattr(settings, name) for name in _COMMON_PATHS if getattr(settings, name)}
+    return {_FOLDERS: folders.to_text(), "PWD": os.getcwd(),
+            **{PREFIX + name.upper(): str(folders.common(path)) for name, path in paths.items()}}
+
+
+def _explain_folders(settings: Settings, folders: PrivateFolders | None) -> None:
+    if folders is None or not folders.pairs:
+        level, text = "WARNING", "all ranks write to the same working folder: private ones cannot be created here"
+    else:
+        level, text = "INFO", (f"ranks other than 0 write to private folders ({folders.how}), which are removed at the"
+                               f" end: {', '.join(str(folder) for folder, _ in folders.pairs)}")
+    if prints_at(settings, level):
+        say(text)
 
 
 def install() -> None:
@@ -97,6 +135,9 @@ def install() -> None:
     after_import("tensorflow", lambda found: found.random.set_seed(seed))
     after_import("tf_keras", _refuse_tf_keras)
     after_import("keras", _start)
+    left = folders()
+    if left is not None:
+        at_exit(left.leave)
 
 
 @functools.cache  # once, even if Keras is imported again
@@ -111,6 +152,13 @@ def _start(keras: Any) -> None:
 def _refuse_tf_keras(_: Any) -> None:
     raise UnsupportedError(explain(f"{FLAG} trains models of Keras 3, not of tf_keras", "unset TF_USE_LEGACY_KERAS and"
                                    f" import keras; or call hvd.init() in the script, and run without {FLAG}"))
+
+
+@functools.cache
+def folders() -> PrivateFolders | None:
+    """Return the private folders of this process; None if all its folders are common."""
+    text = Settings().data_parallel_folders
+    return PrivateFolders.from_text(text) if text else None
 
 
 def _mute(descriptor: int) -> None:
