@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from hvkeras.global_batch import files
+
 
 def start() -> None:
     """Start the mode for the rest of this process; nothing changes in a job of one rank."""
+    files.install()

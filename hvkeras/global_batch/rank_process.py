@@ -154,6 +154,11 @@ def _refuse_tf_keras(_: Any) -> None:
                                    f" import keras; or call hvd.init() in the script, and run without {FLAG}"))
 
 
+def seed() -> int | None:
+    """Return the seed of this process; None if it was not started by `hvkeras exec --data-parallel`."""
+    return int(os.environ[_HASH_SEED]) if os.environ.get(_PROCESS) == str(os.getpid()) else None
+
+
 @functools.cache
 def folders() -> PrivateFolders | None:
     """Return the private folders of this process; None if all its folders are common."""

@@ -65,24 +65,23 @@ class PrivateFolders:
                 return common / absolute.relative_to(private)
         return absolute
 
-    def show(self, path: str | os.PathLike[str]) -> None:
-        """Replace a private file or folder by that of the common folder; remove it if there is none."""
-        private, common = Path(os.path.abspath(path)), self.common(path)
-        if private == common:
-            return
+    @staticmethod
+    def show(path: str | os.PathLike[str], common: Path) -> None:
+        """Replace a private file or folder by one that others have written; remove it if there is none."""
+        private = Path(os.path.abspath(path))
         if private.is_dir() and not private.is_symlink():
             shutil.rmtree(private)
         else:
             private.unlink(missing_ok=True)
-        with contextlib.suppress(FileNotFoundError):
-            found = next(entry for entry in os.scandir(common.parent) if entry.name == common.name)
-            private.parent.mkdir(parents=True, exist_ok=True)
-            if found.is_dir(follow_symlinks=False):
-                private.mkdir()
-                for _ in _mirrored(common, private, common, links=False):
-                    pass
-            else:
-                _mirror_file(found, str(private), str(common), links=False)
+        if not os.path.lexists(common):
+            return
+        private.parent.mkdir(parents=True, exist_ok=True)
+        if common.is_dir() and not common.is_symlink():
+            private.mkdir()
+            for _ in _mirrored(common, private, common, links=False):
+                pass
+        else:
+            _mirror_file(common, private, common, links=False)
 
     def leave(self) -> None:
         """Remove everything private, unless other processes of the job are still running."""
@@ -295,21 +294,21 @@ def _mirrored(source: Path, target: Path, common: Path, links: bool) -> Iterator
                     shutil.copymode(entry.path, new)
                     waiting.append(name)
                 else:
-                    _mirror_file(entry, new, os.path.join(common, name), links)
+                    _mirror_file(Path(entry.path), Path(new), common / name, links)
 
 
-def _mirror_file(entry: os.DirEntry[str], new: str, common: str, links: bool) -> None:
-    if entry.is_symlink():
-        os.symlink(os.path.join(os.path.dirname(common), os.readlink(entry.path)), new)
+def _mirror_file(path: Path, new: Path, common: Path, links: bool) -> None:
+    if path.is_symlink():
+        new.symlink_to(common.parent / path.readlink())
         return
     if links:
         with contextlib.suppress(OSError):  # on another file system, or of another user
-            os.link(entry.path, new, follow_symlinks=False)
+            os.link(path, new, follow_symlinks=False)
             return
-    if entry.is_file() and entry.stat().st_size <= _SMALL:
-        shutil.copy2(entry.path, new)
+    if path.is_file() and path.stat().st_size <= _SMALL:
+        shutil.copy2(path, new)
     else:
-        os.symlink(common, new)
+        new.symlink_to(common)
 
 
 def _copied(job: Path, own: Path, tops: Sequence[Path], here: Path, lock: int) -> PrivateFolders:
