@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import io
 import os
 import random
 import sys
@@ -32,7 +33,6 @@ SITE = Path(__file__).parent / "site"
 SWITCH, _PROCESS, _FOLDERS = (PREFIX + name for name in ("DATA_PARALLEL", "DATA_PARALLEL_PROCESS",
                                                           "DATA_PARALLEL_FOLDERS"))
 _HASH_SEED = "PYTHONHASHSEED"  # the seed of everything; Python itself reads it at its start
-_KERAS = "tensorflow"  # the only backend of Keras that is supported
 
 
 def wrapped(command: Sequence[str], private_folders: bool) -> list[str]:
@@ -57,7 +57,7 @@ def become(command: list[str], private_folders: bool) -> NoReturn:
     settings, launch, environ = Settings(), detect_launch(), dict(os.environ)
     if launch.size > 1:
         environ = environment(environ, seed_of(settings, launch))
-        environ.update(_private_folders(settings, launch, command) if private_folders else {})
+        environ.update(_enter_folders(settings, launch, command, private_folders))
         if launch.rank and launch.launcher != hvkeras_run.LAUNCHER:  # `hvkeras run` only shows that of rank 0
             _mute(1)
     try:
@@ -97,17 +97,19 @@ def _shared_digest(settings: Settings, launch: Launch) -> str:
 _COMMON_PATHS = ("elastic_dir", "record", "rendezvous_dir", "report", "run_cause", "timeline", "trace_file")
 
 
-def _private_folders(settings: Settings, launch: Launch, command: Sequence[str]) -> dict[str, str]:
+def _enter_folders(settings: Settings, launch: Launch, command: Sequence[str], private_ones: bool) -> dict[str, str]:
     """Make the working folder private, and that of the script, and return the variables for the command."""
     scripts = [Path(word).absolute().parent for word in command[:3] if word.endswith(".py") and Path(word).is_file()]
     key = _shared_digest(settings, launch)[-16:]
-    folders = private.enter(key, [Path.cwd(), *scripts], launch.rank == 0, settings.start_timeout)
-    if launch.rank == 1:
+    folders = private.enter(key, [Path.cwd(), *scripts] if private_ones else [], launch.rank == 0,
+                            settings.start_timeout)
+    if launch.rank == 1 and private_ones:
         _explain_folders(settings, folders)
     if folders is None:
         return {}
+    here = {"PWD": os.getcwd()} if folders.pairs else {}
     paths = {name: getattr(settings, name) for name in _COMMON_PATHS if getattr(settings, name)}
-    return {_FOLDERS: folders.to_text(), "PWD": os.getcwd(),
+    return {_FOLDERS: folders.to_text(), **here,
             **{PREFIX + name.upper(): str(folders.common(path)) for name, path in paths.items()}}
 
 
@@ -134,18 +136,41 @@ def install() -> None:
     after_import("numpy.random", lambda found: found.seed(seed))
     after_import("tensorflow", lambda found: found.random.set_seed(seed))
     after_import("tf_keras", _refuse_tf_keras)
+    after_import("keras.src.backend.config", _require_tensorflow)
     after_import("keras", _start)
-    left = folders()
-    if left is not None:
-        at_exit(left.leave)
+    entered = folders()
+    if entered is not None:
+        at_exit(entered.leave)
+    if os.path.samestat(os.fstat(0), os.stat(os.devnull)):
+        for stream in ("stdin",):
+            setattr(sys, stream, _NoInput(open(0, "rb", closefd=False)))  # noqa: SIM115 - stays open
+
+
+class _NoInput(io.TextIOWrapper):
+    """Standard input of a rank, which is empty."""
+
+    def readline(self, *_: Any) -> NoReturn:
+        """Raise the exception of `input()` at the end of the input, with an explanation."""
+        raise EOFError(explain(f"Ranks have no standard input under {FLAG}",
+                               "pass what the script asks for as an argument, or in a file"))
+
+
+def _require_tensorflow(config: Any) -> None:
+    backend = config.backend()
+    if backend != "tensorflow":
+        raise UnsupportedError(explain(f"{FLAG} trains with the backend tensorflow of Keras",
+                                       f"set KERAS_BACKEND=tensorflow, or run without {FLAG}", backend=backend))
 
 
 @functools.cache  # once, even if Keras is imported again
-def _start(keras: Any) -> None:
-    backend = keras.config.backend()
-    if backend != _KERAS:
-        raise UnsupportedError(explain(f"{FLAG} trains with Keras's backend {_KERAS}",
-                                       f"unset KERAS_BACKEND, or run without {FLAG}", backend=backend))
+def _start(_: Any) -> None:
+    entered = folders()
+    if entered is not None:
+        try:
+            (entered.own / "trains").touch(exist_ok=False)
+        except FileExistsError:
+            raise UsageError(explain(f"Only one Python process of each rank can import Keras under {FLAG}",
+                                     f"run the scripts one after the other, each with hvkeras run {FLAG}")) from None
     resolve_name("hvkeras.startup:data_parallel")()  # by name, since that package is above this one
 
 

@@ -46,13 +46,13 @@ class PrivateFolders:
     """Private folders of this process.
 
     Attributes:
-        job: Folder of the job on this host.
+        own: Folder of this process, for its own use, within that of the job.
         lock: Descriptor of the lock that this process shares with the job's other processes.
         pairs: Each private folder, and the path at which the common folder is accessible.
         how: How they are private: `overlay`, `copy`, or `common` if they are not.
     """
 
-    job: Path
+    own: Path
     lock: int
     pairs: tuple[tuple[Path, Path], ...]
     how: str
@@ -91,17 +91,17 @@ class PrivateFolders:
 
     def to_text(self) -> str:
         """Return a text for an environment variable."""
-        return json.dumps([str(self.job), self.lock, [[str(one) for one in pair] for pair in self.pairs], self.how])
+        return json.dumps([str(self.own), self.lock, [[str(one) for one in pair] for pair in self.pairs], self.how])
 
     @classmethod
     def from_text(cls, text: str) -> PrivateFolders:
         """Return the folders that `to_text` has described."""
-        job, lock, pairs, how = json.loads(text)
-        return cls(Path(job), lock, tuple((Path(private), Path(common)) for private, common in pairs), how)
+        own, lock, pairs, how = json.loads(text)
+        return cls(Path(own), lock, tuple((Path(private), Path(common)) for private, common in pairs), how)
 
 
 def enter(key: str, folders: Sequence[Path], keeps_common: bool, timeout: float) -> PrivateFolders | None:
-    """Make folders private for this process, which must have a single thread, and its future children.
+    """Make folders private for this process, which must have a single thread, and for its future children.
 
     Args:
         key: Identifier of the job: 16 hexadecimal digits.
@@ -110,27 +110,24 @@ def enter(key: str, folders: Sequence[Path], keeps_common: bool, timeout: float)
         timeout: Seconds to wait for the process that takes the snapshot.
 
     Returns:
-        The private folders; None if there is no suitable place for them.
+        The private folders; None if there is no place for them.
     """
     place = _place()
     real = {folder.resolve() for folder in folders} - {place, *place.parents}
     tops = sorted(folder for folder in real if not real.intersection(folder.parents))
-    if not tops:
-        return None
     job = place / f"hvkeras-private-{key}"
     remove_abandoned()
     lock = _join(job, tops, time.monotonic() + timeout)
     if lock is None:
         return None
     os.set_inheritable(lock, True)
-    if keeps_common:
-        return PrivateFolders(job, lock, (), "common")
-    own = Path(tempfile.mkdtemp(prefix="process-", dir=job))
-    here = Path.cwd()
+    own, here = Path(tempfile.mkdtemp(prefix="process-", dir=job)), Path.cwd()
+    if keeps_common or not tops:
+        return PrivateFolders(own, lock, (), "common")
     try:
         pairs = _overlaid(job, own, tops)
         os.chdir(here)  # that of the overlay
-        return PrivateFolders(job, lock, pairs, "overlay")
+        return PrivateFolders(own, lock, pairs, "overlay")
     except OSError:
         return _copied(job, own, tops, here, lock)
 
@@ -320,8 +317,8 @@ def _copied(job: Path, own: Path, tops: Sequence[Path], here: Path, lock: int) -
         for _ in _mirrored(job / f"seen.{number}", mine, top, links=False):
             pass
         os.chdir(mine / here.relative_to(top))
-        return PrivateFolders(job, lock, ((mine, top),), "copy")
-    return PrivateFolders(job, lock, (), "common")
+        return PrivateFolders(own, lock, ((mine, top),), "copy")
+    return PrivateFolders(own, lock, (), "common")
 
 
 # Overlays.
