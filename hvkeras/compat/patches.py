@@ -27,6 +27,7 @@ from hvkeras.compat.adapters import (
     calls,
     data,
     given,
+    in_order,
     masked,
     masked_by_tf_keras,
     moments_of_layer,
@@ -53,9 +54,9 @@ from hvkeras.compat.variables import assign_locally
 TRAINING, OPTIMIZERS, SCALED, RECORDING, TRACES, PASSES, ORDER = (
     "training", "optimizers", "scaled gradients", "recording", "elastic traces", "passes over data", "order of batches")
 STRATEGIES, STEPS, LOCAL, KERAS_2 = "strategies", "steps of strategies", "local assignment", "--as-horovod"
-FILES, SEEDS = "files of --data-parallel", "seeds of --data-parallel"
+FILES = "files of --data-parallel"
 KEYS, SERVER, PEERS_SERVER = "keys of collectives", "server of tfdist", "server of hvkeras bench"
-_OF_A_JOB = (TRAINING, OPTIMIZERS, SCALED, RECORDING, PASSES, ORDER, FILES, SEEDS)
+_OF_A_JOB = (TRAINING, OPTIMIZERS, SCALED, RECORDING, PASSES, ORDER, FILES)
 
 
 @dataclass(frozen=True)
@@ -477,9 +478,9 @@ TABLE = (
                "boston_housing", "california_housing", "cifar10", "cifar100", "fashion_mnist", "imdb", "mnist",
                "reuters"))), _KERAS, "each file must be downloaded once per host, where ranks share the folder",
           "a lock in Keras", around("download"), "downloads"),
-    Patch(SEEDS, ("numpy.random.bit_generator:randbits",), "NumPy",
-          "generators without a seed must draw the same numbers on all ranks", "a global seed of new generators",
-          given),
+    Patch(FILES, ("tensorflow:io.gfile.listdir", "tensorflow.python.lib.io.file_io:list_directory_v2"), _TENSORFLOW,
+          "ranks must list folders in the same order, which depends on the file system", "sorted lists in TensorFlow",
+          repaired(in_order)),
     Patch(STRATEGIES, (f"{_TRAINER}:reduce_per_replica",), _KERAS,
           "scalars are averaged over workers as if they were rows", "keras-team/keras#20585",
           repaired(strategies.reduce_per_replica)),

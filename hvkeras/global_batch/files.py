@@ -12,7 +12,6 @@ import glob
 import inspect
 import os
 import pickle
-import random
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -31,15 +30,10 @@ _DECISIONS = ("best", "_last_batch_seen")  # what a callback learns when it save
 
 
 def install() -> None:
-    """Make Keras write each file once, and NumPy draw the same seeds on all ranks."""
+    """Make Keras write and download each file once."""
     functions = _Functions(current_session().topology.rank)
     patches.install(patches.FILES, patches.FilesBehaviour(
         functions.write, functions.write_alone, functions.read, functions.callbacks, functions.download))
-    seed = rank_process.seed()
-    if seed is not None:
-        from numpy.random import bit_generator
-
-        patches.install(patches.SEEDS, random.Random(seed).getrandbits, {bit_generator.__name__: bit_generator})
 
 
 class _Functions(threading.local):

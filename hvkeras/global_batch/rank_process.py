@@ -52,7 +52,8 @@ def become(command: list[str], private_folders: bool) -> NoReturn:
         private_folders: As for `wrapped`.
 
     Raises:
-        UsageError: The command cannot be started, or a variable of the launcher or a setting cannot be read.
+        UsageError: A variable of the launcher or a setting cannot be read.
+        SystemExit: The command cannot be started.
     """
     settings, launch, environ = Settings(), detect_launch(), dict(os.environ)
     if launch.size > 1:
@@ -63,9 +64,10 @@ def become(command: list[str], private_folders: bool) -> NoReturn:
     try:
         os.execvpe(command[0], command, environ)
     except OSError as error:
-        raise UsageError(explain(f"The command must start on every host ({error.strerror})",
-                                 "check its spelling, the PATH and the current folder there",
-                                 command=command[0])) from None
+        text = explain(f"The command must start on every host ({error.strerror})",
+                       "check its spelling, the PATH and the current folder there", command=command[0])
+        print(f"hvkeras exec: {text}", file=sys.stderr)
+        sys.exit(126 if isinstance(error, PermissionError) else 127)  # as shells do
 
 
 def environment(environ: Mapping[str, str], seed: int) -> dict[str, str]:
@@ -124,15 +126,22 @@ def _explain_folders(settings: Settings, folders: PrivateFolders | None) -> None
 
 
 def install() -> None:
-    """Seed Python's, NumPy's and TensorFlow's random numbers, and make `import keras` join the job."""
+    """Make this process do the same as those of other ranks, and make `import keras` join the job.
+
+    Random numbers of Python, NumPy and TensorFlow have the same seeds, and folders are listed in the same order, which
+    otherwise depends on the file system.
+    """
     process, seed = os.getpid(), int(os.environ[_HASH_SEED])
     os.environ[_PROCESS] = str(process)
     random.seed(seed)
+    os.listdir, os.scandir = _sorted_listdir(os.listdir), _sorted_scandir(os.scandir) 
+    os.supports_fd.update((os.listdir, os.scandir))
 
     def after_import(module: str, function: Callable[[Any], None]) -> None:
         # Not in processes that were forked from this one.
         wrapt.register_post_import_hook(lambda found: function(found) if os.getpid() == process else None, module)
 
+    after_import("numpy.random.bit_generator", functools.partial(_seed_generators, seed))
     after_import("numpy.random", lambda found: found.seed(seed))
     after_import("tensorflow", lambda found: found.random.set_seed(seed))
     after_import("tf_keras", _refuse_tf_keras)
@@ -144,6 +153,43 @@ def install() -> None:
     if os.path.samestat(os.fstat(0), os.stat(os.devnull)):
         for stream in ("stdin",):
             setattr(sys, stream, _NoInput(open(0, "rb", closefd=False)))  # noqa: SIM115 - stays open
+
+
+def _seed_generators(seed: int, bit_generator: Any) -> None:
+    """Let generators without a seed, such as `default_rng()`, draw it from a generator with a seed."""
+    bit_generator.randbits = random.Random(seed).getrandbits
+
+
+def _sorted_listdir(listdir: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+    return functools.wraps(listdir)(lambda path=".": sorted(listdir(path)))
+
+
+def _sorted_scandir(scandir: Callable[..., Any]) -> Callable[..., Any]:
+    return functools.wraps(scandir)(lambda path=".": _SortedEntries(scandir(path)))
+
+
+class _SortedEntries:
+    """Entries of a folder, with the interface of `os.scandir`."""
+
+    def __init__(self, entries: Any) -> None:
+        with entries:
+            self._entries = iter(sorted(entries, key=lambda entry: entry.name))
+
+    def __iter__(self) -> Any:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._entries)
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Drop the remaining entries."""
+        self._entries = iter(())
 
 
 class _NoInput(io.TextIOWrapper):
@@ -177,11 +223,6 @@ def _start(_: Any) -> None:
 def _refuse_tf_keras(_: Any) -> None:
     raise UnsupportedError(explain(f"{FLAG} trains models of Keras 3, not of tf_keras", "unset TF_USE_LEGACY_KERAS and"
                                    f" import keras; or call hvd.init() in the script, and run without {FLAG}"))
-
-
-def seed() -> int | None:
-    """Return the seed of this process; None if it was not started by `hvkeras exec --data-parallel`."""
-    return int(os.environ[_HASH_SEED]) if os.environ.get(_PROCESS) == str(os.getpid()) else None
 
 
 @functools.cache
