@@ -134,7 +134,7 @@ def install() -> None:
     process, seed = os.getpid(), int(os.environ[_HASH_SEED])
     os.environ[_PROCESS] = str(process)
     random.seed(seed)
-    os.listdir, os.scandir = _sorted_listdir(os.listdir), _sorted_scandir(os.scandir) 
+    os.listdir, os.scandir = _sorted_listdir(os.listdir), _sorted_scandir(os.scandir)
     os.supports_fd.update((os.listdir, os.scandir))
 
     def after_import(module: str, function: Callable[[Any], None]) -> None:
