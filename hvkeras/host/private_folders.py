@@ -1,9 +1,9 @@
 """Private folders: a process works in a folder as it was at the start of the job, and its changes stay its own.
 
-The first process of a job on a host takes a snapshot of the folder: real folders, and hard links to files. The others
-mount it below an overlay, at the same path, in a mount namespace of their own. Where mounts are not permitted, as in
-most containers, a process copies the snapshot and changes to it; large files are then symbolic links. The original
-folder remains accessible to all at another path.
+The first process of a job on a host takes a snapshot of the folder: copies of small files, and hard links to others.
+The others mount it below an overlay, at the same path, in a mount namespace of their own. Where mounts are not
+permitted, as in most containers, a process copies the snapshot and changes to it; its links are then symbolic. The
+original folder remains accessible to all at another path.
 
 An overlay over the folder itself would not do: it would show some of the files that others create in the meantime.
 
@@ -32,9 +32,9 @@ from typing import Any
 
 from hvkeras.host.files import why_not_private
 
-ENTRIES = 10_000  # maximum size of a snapshot, in files; what exceeds it is overlaid as it is
+ENTRIES = 5_000  # maximum size of a snapshot, in files; what exceeds it is overlaid as it is
 _MOUNTS = 64  # maximum number of such larger folders
-_SMALL = 256 * 1024  # bytes up to which a file is copied where it cannot be linked
+_SMALL, _COPIES = 64 * 1024, 200  # bytes up to which a file is copied, and the maximum number of copies
 _POLL = 0.005  # seconds
 _OWNED = re.compile(r"hvkeras-private-[0-9a-f]{16}\.owner")
 _NEW_MOUNTS, _NEW_USER = 0x20000, 0x10000000  # CLONE_NEWNS, CLONE_NEWUSER
@@ -81,7 +81,7 @@ class PrivateFolders:
             for _ in _mirrored(common, private, common, links=False):
                 pass
         else:
-            _mirror_file(common, private, common, links=False)
+            _mirror_file(str(common), str(private), str(common), links=False)
 
     def leave(self) -> None:
         """Remove everything private, unless other processes of the job are still running."""
@@ -271,9 +271,9 @@ def _mirrored(source: Path, target: Path, common: Path, links: bool) -> Iterator
 
     Args:
         common: The tree that symbolic links to files point to.
-        links: Whether to create hard links where possible.
+        links: Whether to create hard links where possible, instead of symbolic ones.
     """
-    waiting = deque([""])
+    waiting, copies = deque([""]), 0
     while waiting:
         relative = waiting.popleft()
         try:
@@ -291,21 +291,25 @@ def _mirrored(source: Path, target: Path, common: Path, links: bool) -> Iterator
                     shutil.copymode(entry.path, new)
                     waiting.append(name)
                 else:
-                    _mirror_file(Path(entry.path), Path(new), common / name, links)
+                    copies += _mirror_file(entry.path, new, os.path.join(common, name), links,
+                                           copies < _COPIES)
 
 
-def _mirror_file(path: Path, new: Path, common: Path, links: bool) -> None:
-    if path.is_symlink():
-        new.symlink_to(common.parent / path.readlink())
-        return
+def _mirror_file(path: str, new: str, common: str, links: bool, may_copy: bool = True) -> bool:
+    """Mirror a file; return whether it was copied, so that no change of the original has an effect on it."""
+    kind = os.stat(path, follow_symlinks=False)
+    if stat.S_ISLNK(kind.st_mode):
+        os.symlink(os.path.join(os.path.dirname(common), os.readlink(path)), new)
+        return False
+    if may_copy and stat.S_ISREG(kind.st_mode) and kind.st_size <= _SMALL:
+        shutil.copy2(path, new)
+        return True
     if links:
         with contextlib.suppress(OSError):  # on another file system, or of another user
             os.link(path, new, follow_symlinks=False)
-            return
-    if path.is_file() and path.stat().st_size <= _SMALL:
-        shutil.copy2(path, new)
-    else:
-        new.symlink_to(common)
+            return False
+    os.symlink(common, new)
+    return False
 
 
 def _copied(job: Path, own: Path, tops: Sequence[Path], here: Path, lock: int) -> PrivateFolders:
