@@ -39,6 +39,7 @@ _POLL = 0.005  # seconds
 _OWNED = re.compile(r"hvkeras-private-[0-9a-f]{16}\.owner")
 _NEW_MOUNTS, _NEW_USER = 0x20000, 0x10000000  # CLONE_NEWNS, CLONE_NEWUSER
 _BIND, _RECURSIVE, _PRIVATE = 0x1000, 0x4000, 0x40000  # MS_BIND, MS_REC, MS_PRIVATE
+_DETACH = 2  # MNT_DETACH
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,8 @@ class PrivateFolders:
         """Remove everything private, unless other processes of the job are still running."""
         with contextlib.suppress(OSError):
             os.close(self.lock)
+        for _, common in self.pairs if self.how == "overlay" else ():
+            ctypes.CDLL(None).umount2(os.fsencode(common), _DETACH)  # only root may
         remove_abandoned()
 
     def to_text(self) -> str:
@@ -195,9 +198,9 @@ def _remove_if_abandoned(owner: Path) -> bool:
         if os.stat(owner, follow_symlinks=False).st_ino != found.st_ino:  # that of another process by now
             return False
         job = owner.with_suffix("")
-        for common in owner.parent.glob(f"{job.name}.common.*"):
-            common.rmdir()  # nothing else, since a common folder may be mounted there
         _remove(job)
+        for common in owner.parent.glob(f"{job.name}.common.*"):
+            common.rmdir()  # not its content, since a common folder may be mounted there; then, a later process does it
         owner.unlink()
     except BlockingIOError:
         return False
@@ -213,17 +216,14 @@ def _remove(folder: Path) -> None:
     if any(mount == str(folder) or mount.startswith(f"{folder}/") for mount in mounts):
         raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(folder))
 
-    def retry(function: Callable[..., Any], path: str, _: Any) -> None:
-        # Overlays leave a folder that nobody may read, and scripts may have made others read-only.
-        with contextlib.suppress(OSError):
-            os.chmod(os.path.dirname(path), 0o700)
-            if stat.S_ISDIR(os.stat(path, follow_symlinks=False).st_mode):
-                os.chmod(path, 0o700)
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                function(path)
-
-    shutil.rmtree(folder, onerror=retry)
+    # Overlays leave a folder that nobody may read, and scripts may have made others read-only.
+    for parent, names, _ in os.walk(folder):
+        for name in names:
+            path = os.path.join(parent, name)
+            if not os.path.islink(path):
+                with contextlib.suppress(OSError):
+                    os.chmod(path, 0o700)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 # Snapshots.
