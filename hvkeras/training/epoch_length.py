@@ -113,7 +113,8 @@ def decide(ranks: Sequence[int], everyone: Sequence[FitFacts], policy: str, same
     _require_batches(ranks, [facts.batches for facts in everyone])
     if same_data:
         _require_same_data(ranks, everyone)
-    warnings = () if same_data else _about_weights(ranks, everyone) + _about_data(ranks, everyone)
+        return Decision()
+    warnings = _about_weights(ranks, everyone) + _about_data(ranks, everyone)
     given = [facts.steps for facts in everyone if facts.steps is not None]
     batches = [facts.batches for facts in everyone]
     if len({(facts.steps, facts.batches) for facts in everyone}) == 1 and batches[0] is not None:
