@@ -14,7 +14,7 @@ from hvkeras.collectives.operations import Sum
 from hvkeras.compat import graphs, patches
 from hvkeras.control.location import call_site, innermost, is_library
 from hvkeras.errors import UnsupportedError, explain
-from hvkeras.global_batch import noise, step, whole_batch
+from hvkeras.global_batch import files, noise, step, whole_batch
 from hvkeras.global_batch.pipelines import iterated, rebuilt
 from hvkeras.gradients.optimizer import sum_over_ranks
 from hvkeras.gradients.options import ReductionOptions
@@ -43,6 +43,7 @@ def start() -> None:
                                        " --reset-limit restarts the script, for BackupAndRestore to resume"))
     global_batch().start()
     _install(Steps())
+    files.install()
     if session.topology.rank == 0 and prints_at(session.settings, "WARNING"):
         moments = ("; BatchNormalization uses the mean and variance of the whole batch (HVKERAS_SYNC_BATCH_NORM=off: of"
                    " a rank's rows)" if session.settings.sync_batch_norm else "")
