@@ -10,6 +10,8 @@ from typing import Any, TypeVar, cast
 
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe
+from tensorflow.python.autograph.core import ag_ctx
+from tensorflow.python.autograph.impl import api as autograph
 from tensorflow.python.eager import context as eager_context
 from tensorflow.python.framework import ops
 from tensorflow.python.ops import control_flow_util, control_flow_util_v2
@@ -24,6 +26,35 @@ def without_autograph(function: Function) -> Function:
     The function must not have control flow that depends on tensors. Conversion would add seconds to the first step.
     """
     return cast(Function, tf.autograph.experimental.do_not_convert(function))
+
+
+def inlined(function: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call the Python function of a `tf.function`, converted by AutoGraph, in the graph under construction or eagerly.
+
+    Args:
+        function: The `tf.function`.
+    """
+    python_function = function.python_function
+    if not tf.executing_eagerly() and function._autograph:
+        python_function = converted(python_function)
+    return python_function(*args, **kwargs)
+
+
+def converted(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a Python function that AutoGraph converts when it is called."""
+    enabled = ag_ctx.ControlStatusCtx(status=ag_ctx.Status.ENABLED)
+    return cast(Callable[..., Any], autograph.convert(recursive=True, user_requested=True,
+                                                      conversion_ctx=enabled)(function))
+
+
+def unconverted() -> Any:
+    """Return a context in which TensorFlow does not convert functions."""
+    return ag_ctx.ControlStatusCtx(status=ag_ctx.Status.DISABLED)
+
+
+def is_compiled(function: Any) -> bool:
+    """Return whether XLA compiles a `tf.function`."""
+    return bool(function._jit_compile)
 
 
 def compiled_by_xla() -> bool:
@@ -178,6 +209,35 @@ def run_independently(operation: Any) -> None:
 def under_tape() -> bool:
     """Return whether a gradient tape is recording in this thread."""
     return not pywrap_tfe.TFE_Py_TapeSetIsEmpty()
+
+
+def handle_in_graph(variable: Any) -> Any:
+    """Return the tensor by which the graph under construction refers to a variable of TensorFlow."""
+    return ops.get_default_graph().capture(variable.handle)
+
+
+def variables_read_by(tensor: Any) -> set[int]:
+    """Return the variables that a symbolic tensor is computed from.
+
+    Returns:
+        The ids of their handles, as of `handle_in_graph`; empty if the tensor depends on anything else but constants.
+    """
+    found: set[int] = set()
+    seen: set[int] = set()
+    pending = [tensor]
+    while pending:
+        operation = pending.pop().op
+        if operation._id in seen:
+            continue
+        seen.add(operation._id)
+        if operation.type == "ReadVariableOp":
+            found.add(id(operation.inputs[0]))
+        elif operation.type != "Const" and (not operation.inputs or any(
+                one.dtype == tf.resource for one in operation.inputs)):
+            return set()
+        else:
+            pending.extend(operation.inputs)
+    return found
 
 
 def function_graph() -> Any:
