@@ -162,11 +162,28 @@ def test_ways_to_train_exclude_each_other(work: Path, arguments: list[str], sent
     assert (done.returncode, done.stderr.startswith(f"hvkeras run: {sentence}")) == (2, True)
 
 
-def test_what_ranks_cannot_do_is_explained(work: Path) -> None:
-    asks = started(["-np", "2", sys.executable, "-c", "input()"], work)
-    assert "EOFError: Ranks have no standard input under --data-parallel." in asks.stderr
-    other = started(["-np", "2", sys.executable, "-c", "import keras"], work, KERAS_BACKEND="jax")
-    assert "--data-parallel trains with the backend tensorflow of Keras. Received: backend='jax'." in other.stderr
+def test_there_is_no_standard_input(work: Path) -> None:
+    done = started(["-np", "2", sys.executable, "-c", "input()"], work)
+    assert "EOFError: Ranks have no standard input under --data-parallel." in done.stderr
+
+
+@pytest.mark.slow
+def test_other_kinds_of_keras_are_refused(work: Path) -> None:
+    jax = started(["-np", "2", sys.executable, "-c", "import keras"], work, KERAS_BACKEND="jax")
+    assert "--data-parallel trains with the backend tensorflow of Keras. Received: backend='jax'." in jax.stderr
+    legacy = started(["-np", "2", sys.executable, "-c", "import tf_keras"], work)
+    assert "--data-parallel trains models of Keras 3, not of tf_keras." in legacy.stderr
+
+
+@pytest.mark.slow
+def test_one_python_process_of_each_rank_trains(work: Path) -> None:
+    (work / "train.py").write_text("import keras, multiprocessing, sys\n"
+                                   "print('trains', 'hvkeras.global_batch.mode' in sys.modules, flush=True)\n")
+    (work / "starts.py").write_text("import subprocess, sys; subprocess.run([sys.executable, 'train.py'], check=True)")
+    twice = f"{sys.executable} train.py && {sys.executable} starts.py && {sys.executable} train.py"
+    done = started(["-np", "2", "bash", "-c", twice], work)
+    assert (done.returncode, done.stdout) == (1, "trains True\ntrains False\n")
+    assert "Only one Python process of each rank can import Keras under --data-parallel." in done.stderr
 
 
 def test_mpirun_starts_it_by_a_command(work: Path) -> None:
