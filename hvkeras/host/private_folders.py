@@ -331,9 +331,10 @@ def _overlaid(job: Path, own: Path, tops: Sequence[Path]) -> tuple[tuple[Path, P
     """Mount overlays over folders, in a new mount namespace.
 
     Raises:
-        OSError: Mounts are not permitted. Nothing was mounted for other processes.
+        OSError: Mounts are not permitted. Nothing is mounted.
     """
     libc = ctypes.CDLL(None, use_errno=True)
+    mounted: list[Path | str] = []
 
     def checked(result: int) -> None:
         if result:
@@ -342,6 +343,7 @@ def _overlaid(job: Path, own: Path, tops: Sequence[Path]) -> tuple[tuple[Path, P
     def mount(source: Path | str, target: Path | str, kind: str, flags: int, options: str = "") -> None:
         checked(libc.mount(os.fsencode(source), os.fsencode(target), kind.encode(), ctypes.c_ulong(flags),
                            options.encode() or None))
+        mounted.append(target)
 
     def overlay(lower: Path, target: Path, name: str) -> None:
         upper, work = _made(own / f"upper.{name}"), _made(own / f"work.{name}")
@@ -352,17 +354,21 @@ def _overlaid(job: Path, own: Path, tops: Sequence[Path]) -> tuple[tuple[Path, P
 
     extra = _enter_namespace(libc, checked)
     mount("none", "/", "", _RECURSIVE | _PRIVATE)
-    pairs = []
-    for number, top in enumerate(tops):
-        common = _common(job, number)
-        mount(top, common, "", _BIND | _RECURSIVE)
-        live = json.loads((job / f"live.{number}").read_text())
-        if "" not in live:
-            overlay(job / f"seen.{number}", top, str(number))
-        for index, relative in enumerate(live):
-            overlay(common / relative, top / relative, f"{number}.{index}")
-        pairs.append((top, common))
-    return tuple(pairs)
+    mounted.clear()
+    try:
+        for number, top in enumerate(tops):
+            common = _common(job, number)
+            mount(top, common, "", _BIND | _RECURSIVE)
+            live = json.loads((job / f"live.{number}").read_text())
+            if "" not in live:
+                overlay(job / f"seen.{number}", top, str(number))
+            for index, relative in enumerate(live):
+                overlay(common / relative, top / relative, f"{number}.{index}")
+    except OSError:  # such as where the folder for temporary files is an overlay itself
+        for target in reversed(mounted):
+            libc.umount2(os.fsencode(target), _DETACH)
+        raise
+    return tuple((top, _common(job, number)) for number, top in enumerate(tops))
 
 
 def _enter_namespace(libc: Any, checked: Callable[[int], None]) -> str:

@@ -22,6 +22,8 @@ if how == "copy":
     def refuse(*_):
         raise OSError
     private_folders._enter_namespace = refuse
+elif how == "failed":
+    private_folders._escaped, how = lambda path: "none", "copy"
 private_folders.ENTRIES = int(sys.argv[3])
 found = private_folders.enter("0123456789abcdef", [Path.cwd()], is_first, 30)
 assert found.how == ("common" if is_first else how), found
@@ -74,7 +76,8 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-@pytest.mark.parametrize(("how", "entries"), [("overlay", 1000), ("overlay", 5), ("copy", 1000)])
+@pytest.mark.parametrize(("how", "entries"), [("overlay", 1000), ("overlay", 5), ("copy", 1000),
+                                              ("failed", 1000)])
 def test_each_process_sees_its_own_changes(folder: Path, how: str, entries: int) -> None:
     if how == "overlay" and not permits_overlays(folder):
         pytest.skip("overlays are not permitted here")
