@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from hvkeras import compat
 from hvkeras.collectives.operations import Sum
+from hvkeras.collectives.row_share import global_batch
 from hvkeras.compat import graphs, patches
 from hvkeras.control.location import call_site, innermost, is_library
 from hvkeras.errors import UnsupportedError, explain
@@ -21,7 +22,6 @@ from hvkeras.gradients.options import ReductionOptions
 from hvkeras.gradients.reducer import GradientReducer
 from hvkeras.gradients.tape import sources_of
 from hvkeras.host.console import prints_at, say
-from hvkeras.collectives.row_share import global_batch
 from hvkeras.job.session import current_session
 from hvkeras.training.fit_hooks import running_calls
 
