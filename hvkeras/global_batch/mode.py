@@ -15,10 +15,11 @@ from hvkeras.collectives.operations import Sum
 from hvkeras.collectives.row_share import global_batch
 from hvkeras.compat import graphs, patches
 from hvkeras.control.location import call_site, innermost, is_library
-from hvkeras.errors import UnsupportedError, explain
+from hvkeras.errors import UnsupportedError, UsageError, explain
 from hvkeras.global_batch import files, noise, step, whole_batch
 from hvkeras.global_batch.pipelines import iterated, rebuilt
 from hvkeras.global_batch.probe import Probe
+from hvkeras.global_batch.rows import CANNOT_CUT, WRITE
 from hvkeras.global_batch.states import flat_metrics
 from hvkeras.gradients.optimizer import sum_over_ranks
 from hvkeras.gradients.options import ReductionOptions
@@ -119,7 +120,7 @@ class Steps:
                     batch = next(iterator)
                     self._check(model, step_function, batch)
                     source = itertools.chain([batch], iterator)
-            logs = made[is_shared](source)
+            logs = _explained(made[is_shared], source)
             if is_shared and not isinstance(iterator, tf.data.Iterator):  # of train_on_batch and test_on_batch
                 global_batch().require_same_batches()
             return logs
@@ -239,6 +240,16 @@ def cut_early(data: Any) -> None:
         data.replace(lambda dataset: rebuilt(dataset, data.is_of_arrays))
 
 
+def _explained(function: Callable[[Any], Any], iterator: Any) -> Any:
+    """Call a training or test function; raise its assertion about batches as an error of hvkeras."""
+    try:
+        return function(iterator)
+    except tf.errors.InvalidArgumentError as error:
+        if CANNOT_CUT not in str(error):
+            raise
+        raise UsageError(explain(CANNOT_CUT, WRITE)) from None
+
+
 def _is_weight(source: Any) -> bool:
     return bool(getattr(source, "trainable", False))
 
@@ -248,3 +259,12 @@ def _require_plain(model: Any) -> None:
     if strategy is not None:
         raise UnsupportedError(explain(f"{_FLAG} trains models without a tf.distribute strategy", "leave out the"
                                        " strategy and its scope", strategy=type(strategy).__name__))
+    fixed = next((one.shape for one in tf.nest.flatten(getattr(model, "inputs", None) or []) if one.shape[0]), None)
+    if fixed is not None:
+        raise UnsupportedError(explain(f"Under {_FLAG}, a model must take any number of rows, since each rank computes"
+                                       " some of them", "leave out batch_size of Input, and batch_shape",
+                                       input_shape=tuple(fixed)))
+    stateful = next((layer.name for layer in model._flatten_layers() if getattr(layer, "stateful", False)), "")
+    if stateful:
+        raise UnsupportedError(explain(f"Under {_FLAG}, a layer must not keep states of rows from batch to batch",
+                                       "leave out stateful=True, or train on one process", layer=stateful))

@@ -93,8 +93,9 @@ def whole(batch: Any) -> Any:
     own = packed(batch)
     if own is None:
         return batch
-    return tf.nest.map_structure(
-        lambda leaf: allgather(leaf[:own.block.counted], name="the rows of a batch"), own.rows)
+    has_rows = own.block.counted > 0
+    return tf.nest.map_structure(lambda leaf: allgather(leaf[: tf.where(has_rows, tf.shape(leaf)[0], 0)],
+                                                        name="the rows of a batch"), own.rows)
 
 
 def _can_be_gathered(output: Any) -> bool:
