@@ -217,8 +217,7 @@ class Steps:
         return seed + self._probe.offset if self._probe.offset else seed
 
     def call_function(self, original: Callable[..., Any], function: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call a `tf.function`; one of the user becomes a part of the step, whose gradients and losses it may compute.
-        """
+        """Call a `tf.function`; one of the user becomes a part of the step, as it may compute its gradients."""
         in_step = global_batch().rows is not None or self._probe.running
         if not in_step or graphs.is_compiled(function) or is_library(
                 inspect.unwrap(function.python_function).__code__.co_filename):
