@@ -10,12 +10,12 @@ import numpy as np
 import tensorflow as tf
 
 from hvkeras.collectives.reductions import allgather
+from hvkeras.collectives.row_share import global_batch
 from hvkeras.compat import graphs
 from hvkeras.global_batch.marks import mark_of
 from hvkeras.global_batch.pipelines import Packed, packed
 from hvkeras.global_batch.rows import Block, block_of, cut
 from hvkeras.global_batch.states import Changes
-from hvkeras.collectives.row_share import global_batch
 from hvkeras.job.session import current_session
 
 
@@ -70,7 +70,7 @@ def predicting(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
         with global_batch().computing(own.block.share(trains=False, reduces=False)):
             outputs = step(own.rows)
         if not all(_can_be_gathered(output) for output in tf.nest.flatten(outputs)):
-            return step(_whole(batch, own))
+            return step(whole(batch))
         return tf.nest.map_structure(lambda output: _gathered(output, own.block), outputs)
 
     return cut_step
@@ -88,12 +88,14 @@ def _own(batch: Any) -> Packed | None:
     return None if block is None else Packed(cut(batch, block), block, mark_of(leaves))
 
 
-def _whole(batch: Any, own: Packed) -> Any:
+def whole(batch: Any) -> Any:
     """Return all rows of a batch."""
-    if packed(batch) is None:
+    own = packed(batch)
+    if own is None:
         return batch
-    return tf.nest.map_structure(
-        lambda leaf: allgather(leaf[:own.block.counted], name="the rows of a batch"), own.rows)
+    has_rows = own.block.counted > 0
+    return tf.nest.map_structure(lambda leaf: allgather(leaf[: tf.where(has_rows, tf.shape(leaf)[0], 0)],
+                                                        name="the rows of a batch"), own.rows)
 
 
 def _can_be_gathered(output: Any) -> bool:
