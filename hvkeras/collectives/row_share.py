@@ -54,12 +54,13 @@ class GlobalBatch:
 
     def __init__(self) -> None:
         self.started: bool = False
+        self.whole: bool = True  # whether every rank gets the whole batch; else its part
         self.rows: RowShare | None = None  # in the step that is being traced or run; None outside of steps
         self._deviation: Any = None
 
-    def start(self) -> None:
-        """Start: from now on, all ranks get the same batches."""
-        self.started = True
+    def start(self, whole: bool = True) -> None:
+        """Start: from now on, all ranks get the same batches, or each its part of a batch unless they are `whole`."""
+        self.started, self.whole = True, whole
         self._deviation = tf.Variable(0.0, trainable=False, dtype=tf.float64, name="hvkeras_deviation")
 
     def note_deviation(self, deviation: Any) -> None:

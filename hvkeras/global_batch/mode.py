@@ -14,7 +14,7 @@ from hvkeras.collectives.operations import Sum
 from hvkeras.compat import graphs, patches
 from hvkeras.control.location import call_site, innermost, is_library
 from hvkeras.errors import UnsupportedError, explain
-from hvkeras.global_batch import noise, step, whole_batch
+from hvkeras.global_batch import noise, seeds, step, whole_batch
 from hvkeras.gradients.optimizer import sum_over_ranks
 from hvkeras.gradients.options import ReductionOptions
 from hvkeras.gradients.reducer import GradientReducer
@@ -27,25 +27,31 @@ from hvkeras.training.fit_hooks import running_calls
 _FLAG = "--data-parallel"
 
 
-def start() -> None:
+def start(whole: bool = True) -> None:
     """Start the mode for the rest of this process; nothing changes in a job of one rank.
+
+    Args:
+        whole: Whether every rank gets the whole batch; False if each gets its part of it already.
 
     Raises:
         UnsupportedError: Keras is tf_keras, too old, or runs on a backend other than TensorFlow.
     """
     session = current_session()
     if session.topology.size == 1 or global_batch().started:
+        global_batch().whole = whole
         return
     _require_keras()
     if session.settings.run_membership:
         raise UnsupportedError(explain(f"{_FLAG} needs a fixed number of ranks", "leave out --min-np and --max-np;"
                                        " --reset-limit restarts the script, for BackupAndRestore to resume"))
-    global_batch().start()
+    seeds.agree()
+    global_batch().start(whole)
     _install(Steps())
     if session.topology.rank == 0 and prints_at(session.settings, "WARNING"):
         moments = ("; BatchNormalization uses the mean and variance of the whole batch (HVKERAS_SYNC_BATCH_NORM=off: of"
                    " a rank's rows)" if session.settings.sync_batch_norm else "")
-        say(f"data parallel: each rank computes 1/{session.topology.size} of the rows of every batch{moments}")
+        rows = f"1/{session.topology.size} of the rows of every batch" if whole else "its own part of every batch"
+        say(f"data parallel: each rank computes {rows}{moments}")
 
 
 def _require_keras() -> None:
@@ -100,7 +106,8 @@ class Steps:
         made = {True: original(model, cut_step)}
 
         def function(iterator: Any) -> Any:
-            is_shared = not running_calls().alone
+            # Where each rank evaluates its own part, their metrics are merged at the end, as without this mode.
+            is_shared = not running_calls().alone and (trains or global_batch().whole)
             if is_shared not in made:
                 made[is_shared] = original(model, step_function)
             logs = made[is_shared](iterator)

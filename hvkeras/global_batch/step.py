@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from hvkeras.collectives.reductions import allgather
+from hvkeras.collectives.operations import Sum
+from hvkeras.collectives.reductions import allgather, allreduce
 from hvkeras.compat import graphs
 from hvkeras.global_batch.marks import mark_of
 from hvkeras.global_batch.rows import Block, block_of, cut
@@ -44,7 +46,7 @@ def cutting(step: Callable[[Any], Any], model: Any, trains: bool, reduces: bool,
         if block is None:
             return step(batch)
         rows = block.share(trains, reduces)
-        mark = mark_of(tf.nest.flatten(batch))
+        mark = mark_of(tf.nest.flatten(batch)) if global_batch().whole else None
         outer, changes.current = changes.current, Changes()
         try:
             with global_batch().computing(rows):
@@ -66,7 +68,7 @@ def predicting(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
     @graphs.without_autograph
     def cut_step(batch: Any) -> Any:
         batch = _as_tensors(batch)
-        block = _own_block(batch)
+        block = _own_block(batch) if global_batch().whole else None
         if block is None:
             return step(batch)
         with global_batch().computing(block.share(trains=False, reduces=False)):
@@ -84,8 +86,14 @@ def _as_tensors(batch: Any) -> Any:
 
 
 def _own_block(batch: Any) -> Block | None:
-    topology = current_session().topology
-    return block_of(tf.nest.flatten(batch), topology.rank, topology.size)
+    topology, leaves = current_session().topology, tf.nest.flatten(batch)
+    if global_batch().whole:
+        return block_of(leaves, topology.rank, topology.size)
+    own = block_of(leaves, 0, 1)  # of a batch that is this rank's part of the batch of all ranks
+    if own is None:
+        return None
+    rows = tf.cast(own.total, tf.int64)
+    return replace(own, total=allreduce(rows, op=Sum, name="the number of rows"))
 
 
 def _can_be_gathered(output: Any) -> bool:
