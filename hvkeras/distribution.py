@@ -98,7 +98,7 @@ def set_distribution(value: Any) -> None:
     _require_all_devices(value)
     from hvkeras.global_batch import mode  # noqa: PLC0415 - imports TensorFlow
 
-    mode.start(whole=getattr(value, "auto_shard_dataset", True))
+    mode.start(lambda: bool(getattr(value, "auto_shard_dataset", True)))
 
 
 def _rank_and_size() -> tuple[int, int]:

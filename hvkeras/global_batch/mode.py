@@ -27,30 +27,31 @@ from hvkeras.training.fit_hooks import running_calls
 _FLAG = "--data-parallel"
 
 
-def start(whole: bool = True) -> None:
+def start(is_whole: Callable[[], bool] | None = None) -> None:
     """Start the mode for the rest of this process; nothing changes in a job of one rank.
 
     Args:
-        whole: Whether every rank gets the whole batch; False if each gets its part of it already.
+        is_whole: Returns whether every rank gets the whole batch; False if each gets its part of it already.
 
     Raises:
         UnsupportedError: Keras is tf_keras, too old, or runs on a backend other than TensorFlow.
     """
     session = current_session()
+    if is_whole is not None:
+        global_batch().ask(is_whole)
     if session.topology.size == 1 or global_batch().started:
-        global_batch().whole = whole
         return
     _require_keras()
     if session.settings.run_membership:
         raise UnsupportedError(explain(f"{_FLAG} needs a fixed number of ranks", "leave out --min-np and --max-np;"
                                        " --reset-limit restarts the script, for BackupAndRestore to resume"))
     seeds.agree()
-    global_batch().start(whole)
+    global_batch().start()
     _install(Steps())
     if session.topology.rank == 0 and prints_at(session.settings, "WARNING"):
         moments = ("; BatchNormalization uses the mean and variance of the whole batch (HVKERAS_SYNC_BATCH_NORM=off: of"
                    " a rank's rows)" if session.settings.sync_batch_norm else "")
-        rows = f"1/{session.topology.size} of the rows of every batch" if whole else "its own part of every batch"
+        rows = f"1/{session.topology.size} of the rows of every batch" if global_batch().whole else "its own part of every batch"
         say(f"data parallel: each rank computes {rows}{moments}")
 
 
@@ -103,15 +104,16 @@ class Steps:
         if trains:
             self._say_assumption(model, by_itself)
         cut_step = step.cutting(step_function, model, trains, trains and not by_itself, self._changes)
-        made = {True: original(model, cut_step)}
+        made: dict[tuple[bool, bool], Any] = {}
 
         def function(iterator: Any) -> Any:
-            # Where each rank evaluates its own part, their metrics are merged at the end, as without this mode.
-            is_shared = not running_calls().alone and (trains or global_batch().whole)
-            if is_shared not in made:
-                made[is_shared] = original(model, step_function)
-            logs = made[is_shared](iterator)
-            if is_shared and not isinstance(iterator, tf.data.Iterator):  # of train_on_batch and test_on_batch
+            whole, on_batch = global_batch().whole, not isinstance(iterator, tf.data.Iterator)
+            # `evaluate` of each rank's part merges the metrics at its end: numbers of batches may differ.
+            is_shared = not running_calls().alone and (trains or whole or on_batch)
+            if (is_shared, whole) not in made:
+                made[is_shared, whole] = original(model, cut_step if is_shared else step_function)
+            logs = made[is_shared, whole](iterator)
+            if is_shared and on_batch:  # of train_on_batch and test_on_batch
                 global_batch().require_same_batches()
             return logs
 
