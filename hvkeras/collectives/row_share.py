@@ -108,10 +108,10 @@ def require_own_batches(function: str) -> None:
 
     Raises:
         NotInitializedError: `init()` was not called.
-        UsageError: All ranks get the same batches.
+        UsageError: All ranks get the same batches, or their parts of them, which only `shard` may deal.
     """
     current_session()
-    if global_batch().started:
+    if global_batch().started and (global_batch().whole or function != "shard"):
         raise UsageError(explain("A script under --data-parallel or hvd.data_parallel() is one for one process, and does"
                                  " not distribute itself", "run a script that does without --data-parallel, or remove"
                                  " its lines of hvkeras or Horovod", call=f"hvd.{function}"))

@@ -17,6 +17,7 @@ from hvkeras.global_batch.marks import mark_of
 from hvkeras.global_batch.rows import Block, block_of, cut
 from hvkeras.global_batch.states import Changes
 from hvkeras.collectives.row_share import global_batch
+from hvkeras.gradients.weighting import joining
 from hvkeras.job.session import current_session
 
 
@@ -93,7 +94,9 @@ def _own_block(batch: Any) -> Block | None:
     if own is None:
         return None
     rows = tf.cast(own.total, tf.int64)
-    return replace(own, total=allreduce(rows, op=Sum, name="the number of rows"))
+    if joining().active:  # a rank without a batch left repeats one
+        rows *= tf.cast(joining().weight(), tf.int64)
+    return replace(own, counted=rows, total=allreduce(rows, op=Sum, name="the number of rows"))
 
 
 def _can_be_gathered(output: Any) -> bool:

@@ -110,7 +110,7 @@ class FitRun:
         if self.by_rows:
             compat.forget_train_function(self.model)
         self._data = data
-        self._apply_decision(decide(self.process_set.ranks, everyone, self._uneven(),
+        self._apply_decision(decide(self.process_set.ranks, everyone, session.settings.uneven,
                                     self._has_global_batches and global_batch().whole))
         if any(fact.may_change for fact in everyone) and self._common_end is None:
             self._lengths = [fact.batches or 0 for fact in everyone]
@@ -126,11 +126,6 @@ class FitRun:
             self._use_common_end()
         elif decision.batches is not None and (decision.joined or decision.batches != data.batches):
             self._adapt_length(decision)
-
-    def _uneven(self) -> str:
-        """Return how to treat batches that only some ranks have."""
-        policy: str = current_session().settings.uneven
-        return "trim" if policy == "join" and self._has_global_batches else policy  # steps have no zero weight there
 
     def _warn(self, decision: Decision) -> None:
         session = current_session()
@@ -154,7 +149,8 @@ class FitRun:
         if batches == self._lengths:
             return
         self._lengths = batches
-        decision = decide_again(self.process_set.ranks, lengths, before, self._uneven(), data.steps is not None)
+        decision = decide_again(self.process_set.ranks, lengths, before, current_session().settings.uneven,
+                                data.steps is not None)
         if decision is before:
             return
         if self._should_log_changes:

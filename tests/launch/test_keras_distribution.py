@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from harness import start_job
 
 WORKER = Path(__file__).parent / "workers" / "keras_distribution.py"

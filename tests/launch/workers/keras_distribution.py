@@ -8,7 +8,6 @@ import sys
 import keras
 import numpy as np
 import tensorflow as tf
-from harness.checks import check, run_checks
 from keras.distribution import (
     DataParallel,
     DeviceMesh,
@@ -21,6 +20,7 @@ from keras.distribution import (
 )
 
 import hvkeras  # noqa: F401 - implements the API
+from harness.checks import check, run_checks
 
 ROWS = 50
 keras.config.set_floatx("float64")
