@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe
+from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.autograph.impl import api as autograph
 from tensorflow.python.eager import context as eager_context
 from tensorflow.python.framework import ops
@@ -35,8 +36,20 @@ def inlined(function: Any, *args: Any, **kwargs: Any) -> Any:
     """
     python_function = function.python_function
     if not tf.executing_eagerly() and function._autograph:
-        python_function = autograph.convert(recursive=True, user_requested=True)(python_function)
+        python_function = converted(python_function)
     return python_function(*args, **kwargs)
+
+
+def converted(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a Python function that AutoGraph converts when it is called."""
+    enabled = ag_ctx.ControlStatusCtx(status=ag_ctx.Status.ENABLED)
+    return cast(Callable[..., Any], autograph.convert(recursive=True, user_requested=True,
+                                                      conversion_ctx=enabled)(function))
+
+
+def unconverted() -> Any:
+    """Return a context in which TensorFlow does not convert functions."""
+    return ag_ctx.ControlStatusCtx(status=ag_ctx.Status.DISABLED)
 
 
 def is_compiled(function: Any) -> bool:
@@ -52,6 +65,18 @@ def compiled_by_xla() -> bool:
 def from_function_graphs() -> bool:
     """Return whether the graph under construction belongs to a `tf.function` instead of a TensorFlow 1 session."""
     return bool(tf.compat.v1.executing_eagerly_outside_functions())
+
+
+def eager_seeds() -> Any:
+    """Return the state of the generator from which eager operations without a seed take theirs; None if unseeded."""
+    generator = getattr(eager_context.context(), "_rng", None)
+    return None if generator is None else generator.getstate()
+
+
+def set_eager_seeds(state: Any) -> None:
+    """Set the state of the generator of seeds, as of `eager_seeds`."""
+    if state is not None:
+        eager_context.context()._rng.setstate(state)
 
 
 def eagerly() -> Any:

@@ -29,6 +29,7 @@ from hvkeras.compat.adapters import (
     given,
     global_state,
     implemented,
+    in_order,
     masked,
     masked_by_tf_keras,
     moments_of_layer,
@@ -56,9 +57,9 @@ from hvkeras.compat.variables import assign_locally
 TRAINING, OPTIMIZERS, SCALED, RECORDING, TRACES, PASSES, ORDER = (
     "training", "optimizers", "scaled gradients", "recording", "elastic traces", "passes over data", "order of batches")
 STRATEGIES, STEPS, LOCAL, KERAS_2 = "strategies", "steps of strategies", "local assignment", "--as-horovod"
-GLOBAL_BATCH, DISTRIBUTION = "data parallel", "keras.distribution"
+GLOBAL_BATCH, FILES, DISTRIBUTION = "data parallel", "files of --data-parallel", "keras.distribution"
 KEYS, SERVER, PEERS_SERVER = "keys of collectives", "server of tfdist", "server of hvkeras bench"
-_OF_A_JOB = (TRAINING, OPTIMIZERS, SCALED, RECORDING, PASSES, ORDER, GLOBAL_BATCH)
+_OF_A_JOB = (TRAINING, OPTIMIZERS, SCALED, RECORDING, PASSES, ORDER, GLOBAL_BATCH, FILES)
 
 
 @dataclass(frozen=True)
@@ -154,6 +155,8 @@ class GlobalBatchBehaviour:
     Attributes:
         make_function: Makes the training or test function of a model from its step.
         make_predict: Makes the prediction function of a model.
+        data: Called with a `KerasData` whenever data are prepared for iteration.
+        iterate: Initializes an iterator over a dataset.
         apply: Applies gradients.
         call_function: Calls a `tf.function`.
         predict: Called with a model and its prediction step of one batch; returns the step to use instead.
@@ -169,6 +172,8 @@ class GlobalBatchBehaviour:
 
     make_function: Callable[..., Any]
     make_predict: Callable[..., Any]
+    data: Callable[[Any], None]
+    iterate: Callable[..., Any]
     apply: Callable[..., Any]
     call_function: Callable[..., Any]
     predict: Callable[[Any, Callable[[Any], Any]], Callable[[Any], Any]]
@@ -219,6 +224,25 @@ class RecordingBehaviour:
     train_call: Callable[[float, float, Any], None]
     refuses_xla: Callable[[], bool]
     next_batch: Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class FilesBehaviour:
+    """Behavior of functions and callbacks with files under `--data-parallel`. All receive the original and call it.
+
+    Attributes:
+        write: Wraps functions that write: one rank calls them, and the others wait for its files.
+        write_alone: Wraps functions that write: one rank calls them, and the others go on.
+        read: Wraps methods of callbacks that read the files that one rank has written.
+        callbacks: Wraps the constructor of `CallbackList`.
+        download: Wraps `get_file`.
+    """
+
+    write: Callable[..., Any]
+    write_alone: Callable[..., Any]
+    read: Callable[..., Any]
+    callbacks: Callable[..., None]
+    download: Callable[..., Any]
 
 
 class Installer:
@@ -380,11 +404,12 @@ _FUNCTIONS = "tensorflow.python.eager.polymorphic_function"
 
 _OF_KERAS_PROCESSES = "a Keras that trains on several processes with TensorFlow"
 _OWN_OPTIMIZERS = "a Keras that reduces first under strategies"
+_ONE_WRITER = "a Keras that writes on one process with every backend"
 _NEVER = "never: these are Keras 2's names"
 
 
 def _each(owner: str, *names: str) -> tuple[str, ...]:
-    return tuple(f"{owner}{'' if owner.endswith(':') else '.'}{name}" for name in names)
+    return tuple(f"{owner}{'' if owner.endswith((':', '.')) else '.'}{name}" for name in names)
 
 
 TABLE = (
@@ -469,11 +494,17 @@ TABLE = (
           _OF_KERAS_PROCESSES, around("make_predict"), "predictions"),
     Patch(GLOBAL_BATCH, (f"{_TF_TRAINER}._autoconvert_optionals",), _NEWER, "the same for predictions",
           _OF_KERAS_PROCESSES, calls(stepped, "predict"), "predictions"),
+    Patch(GLOBAL_BATCH, (f"{_ITERATOR}.__init__",), _KERAS,
+          "pipelines compute this rank's rows only, once Keras has converted arrays to a dataset",
+          "a public data adapter", data(KerasData), "the data of all ranks"),
+    Patch(GLOBAL_BATCH, (f"{_DATASET}.__init__",), _TENSORFLOW,
+          "a stage that shuffles differently each time may be replaced only before it is iterated",
+          "a tf.data that maps after shuffling", around("iterate")),
     Patch(GLOBAL_BATCH, ("tensorflow:GradientTape.gradient",), _TENSORFLOW,
           "gradients are weighted by the rank's share of the rows, and in training steps of users reduced",
           _OF_KERAS_PROCESSES, around("gradient"), "gradients"),
-    Patch(GLOBAL_BATCH, (f"{_BASE_OPTIMIZER}.apply",), _KERAS, "names the line of a loop that is not distributed",
-          _OF_KERAS_PROCESSES, around("apply"), "custom loops"),
+    Patch(GLOBAL_BATCH, ("keras.src.backend.tensorflow.optimizer:TFOptimizer.apply",), _KERAS,
+          "names the line of a loop that is not distributed", _OF_KERAS_PROCESSES, around("apply"), "custom loops"),
     Patch(GLOBAL_BATCH, (f"{_FUNCTIONS}.polymorphic_function:Function.__call__",), _TENSORFLOW,
           "functions of users in a step become parts of it, since they may contain its gradients and losses",
           _OF_KERAS_PROCESSES, around("call_function"), "functions in steps"),
@@ -539,6 +570,34 @@ TABLE = (
           "a rank's shard shuffles its own batches, as requested by fit's `shuffle`, differently in each epoch",
           "a PyDataset that receives `shuffle`", calls(shuffled),
           "the order of sharded batches (pass shuffle=False to fit)"),
+    Patch(FILES,
+          (*_each("keras:Model", "save", "save_weights", "export"), "keras:export.ExportArchive.write_out",
+           *_each("keras.saving:", "save_model", "save_weights"), "keras.models:save_model",
+           *_each("keras.src.saving.saving_lib:", "save_model", "save_weights_only"),
+           *_each("keras.utils:", "plot_model", "save_img")), _KERAS,
+          "ranks would write the same files at the same time", _ONE_WRITER, around("write")),
+    Patch(FILES,
+          _each("keras:callbacks.", "ModelCheckpoint._save_model", "BackupAndRestore._save_model",
+                "BackupAndRestore.on_train_end", "CSVLogger.on_train_end"), _KERAS, "the same, with what they decide",
+          _ONE_WRITER, around("write"), "the files of callbacks"),
+    Patch(FILES, ("keras:callbacks.BackupAndRestore.on_train_begin",), _KERAS,
+          "all ranks must resume from the same backup", _ONE_WRITER, around("read"), "the files of callbacks"),
+    Patch(FILES,
+          _each("keras:callbacks.", "CSVLogger.on_train_begin", "CSVLogger.on_epoch_end",
+                "RemoteMonitor.on_epoch_end"), _KERAS, "only one rank may log", _ONE_WRITER, around("write_alone"),
+          "the files of callbacks"),
+    Patch(FILES, ("keras:callbacks.CallbackList.__init__",), _KERAS,
+          "the same, for TensorBoard, which has many methods and subclasses", _ONE_WRITER, around("callbacks"),
+          "the files of callbacks"),
+    Patch(FILES,
+          (*(f"{module}:get_file" for module in ("keras.utils", "keras.src.utils", "keras.src.utils.file_utils")),
+           *(f"keras.src.datasets.{name}:get_file" for name in (
+               "boston_housing", "california_housing", "cifar10", "cifar100", "fashion_mnist", "imdb", "mnist",
+               "reuters"))), _KERAS, "each file must be downloaded once per host, where ranks share the folder",
+          "a lock in Keras", around("download"), "downloads"),
+    Patch(FILES, ("tensorflow:io.gfile.listdir", "tensorflow.python.lib.io.file_io:list_directory_v2"), _TENSORFLOW,
+          "ranks must list folders in the same order, which depends on the file system", "sorted lists in TensorFlow",
+          repaired(in_order)),
     Patch(STRATEGIES, (f"{_TRAINER}:reduce_per_replica",), _KERAS,
           "scalars are averaged over workers as if they were rows", "keras-team/keras#20585",
           repaired(strategies.reduce_per_replica)),

@@ -12,11 +12,12 @@ import tensorflow as tf
 
 from hvkeras.collectives.operations import Sum
 from hvkeras.collectives.reductions import allgather, allreduce
+from hvkeras.collectives.row_share import global_batch
 from hvkeras.compat import graphs
 from hvkeras.global_batch.marks import mark_of
+from hvkeras.global_batch.pipelines import Packed, packed
 from hvkeras.global_batch.rows import Block, block_of, cut
 from hvkeras.global_batch.states import Changes
-from hvkeras.collectives.row_share import global_batch
 from hvkeras.gradients.weighting import joining
 from hvkeras.job.session import current_session
 
@@ -42,17 +43,15 @@ def cutting(step: Callable[[Any], Any], model: Any, trains: bool, reduces: bool,
     @functools.wraps(step)
     @graphs.without_autograph
     def cut_step(batch: Any) -> Any:
-        batch = _as_tensors(batch)
-        block = _own_block(batch)
-        if block is None:
+        own = _own(batch)
+        if own is None:
             return step(batch)
-        rows = block.share(trains, reduces)
-        mark = mark_of(tf.nest.flatten(batch)) if global_batch().whole else None
+        rows = own.block.share(trains, reduces)
         outer, changes.current = changes.current, Changes()
         try:
             with global_batch().computing(rows):
-                logs = step(cut(batch, block))
-            return changes.current.merge(model, logs, rows, mark)
+                logs = step(own.rows)
+            return changes.current.merge(model, logs, rows, own.mark)
         finally:
             changes.current = outer
 
@@ -68,35 +67,54 @@ def predicting(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
     @functools.wraps(step)
     @graphs.without_autograph
     def cut_step(batch: Any) -> Any:
-        batch = _as_tensors(batch)
-        block = _own_block(batch) if global_batch().whole else None
-        if block is None:
+        own = _own(batch) if global_batch().whole else None
+        if own is None:
             return step(batch)
-        with global_batch().computing(block.share(trains=False, reduces=False)):
-            outputs = step(cut(batch, block))
+        with global_batch().computing(own.block.share(trains=False, reduces=False)):
+            outputs = step(own.rows)
         if not all(_can_be_gathered(output) for output in tf.nest.flatten(outputs)):
-            return step(batch)
-        return tf.nest.map_structure(lambda output: _gathered(output, block), outputs)
+            return step(whole(batch))
+        return tf.nest.map_structure(lambda output: _gathered(output, own.block), outputs)
 
     return cut_step
 
 
-def _as_tensors(batch: Any) -> Any:
-    return tf.nest.map_structure(lambda leaf: tf.convert_to_tensor(leaf) if isinstance(leaf, np.ndarray) else leaf,
-                                 batch)
+def _own(batch: Any) -> Packed | None:
+    """Return this rank's rows of a batch; None if it has no rows."""
+    found = packed(batch)
+    if found is not None:
+        return found
+    batch = tf.nest.map_structure(lambda leaf: tf.convert_to_tensor(leaf) if isinstance(leaf, np.ndarray) else leaf,
+                                  batch)
+    if not global_batch().whole:
+        return _own_part(batch)
+    leaves, topology = tf.nest.flatten(batch), current_session().topology
+    block = block_of(leaves, topology.rank, topology.size)
+    return None if block is None else Packed(cut(batch, block), block, mark_of(leaves))
 
 
-def _own_block(batch: Any) -> Block | None:
-    topology, leaves = current_session().topology, tf.nest.flatten(batch)
-    if global_batch().whole:
-        return block_of(leaves, topology.rank, topology.size)
-    own = block_of(leaves, 0, 1)  # of a batch that is this rank's part of the batch of all ranks
-    if own is None:
+def _own_part(batch: Any) -> Packed | None:
+    """Return a batch that is this rank's part of the batch of all ranks."""
+    block = block_of(tf.nest.flatten(batch), 0, 1)
+    if block is None:
         return None
-    rows = tf.cast(own.total, tf.int64)
+    rows = tf.cast(block.total, tf.int64)
     if joining().active:  # a rank without a batch left repeats one
         rows *= tf.cast(joining().weight(), tf.int64)
-    return replace(own, counted=rows, total=allreduce(rows, op=Sum, name="the number of rows"))
+    total = allreduce(rows, op=Sum, name="the number of rows")
+    return Packed(batch, replace(block, counted=rows, total=total), None)
+
+
+def whole(batch: Any) -> Any:
+    """Return all rows of a batch; nothing if they cannot be gathered."""
+    own = packed(batch) if global_batch().whole else _own(batch)
+    if own is None:
+        return batch
+    if own.mark is None and not all(_can_be_gathered(leaf) for leaf in tf.nest.flatten(own.rows)):
+        return ()
+    has_rows = own.block.counted > 0
+    return tf.nest.map_structure(lambda leaf: allgather(leaf[: tf.where(has_rows, tf.shape(leaf)[0], 0)],
+                                                        name="the rows of a batch"), own.rows)
 
 
 def _can_be_gathered(output: Any) -> bool:
