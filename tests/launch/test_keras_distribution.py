@@ -18,7 +18,7 @@ IMPORTS = Path(__file__).parent / "workers" / "keras_before_hvkeras.py"
 def two(request, launch_once):
     """Two processes: started by hand, with the variables that initialize() reads, and by a launcher, without it."""
     arguments = ("initialize",) * (request.param == "keras_variables")
-    return launch_once(request.param, WORKER, arguments, np=2)
+    return launch_once(request.param, WORKER, arguments, np=2, env={"HVKERAS_UNEVEN": "join"})
 
 
 @pytest.fixture
@@ -62,6 +62,13 @@ def test_a_batch_may_consist_of_the_parts_that_the_processes_pass(one, two):
         assert same(found, expected)
         assert np.allclose(np.reshape(predictions, (5, rows)),
                            np.reshape(all_rows, (5, 10))[:, first : first + rows], rtol=1e-8)
+
+
+def test_parts_may_have_different_numbers_of_batches(one, two):
+    expected = one.result("uneven_parts", 0)
+    for found in two.results("uneven_parts"):
+        assert found.pop("shard") == [25, 25]
+        assert same(found, {name: expected[name] for name in found})
 
 
 def test_other_distributions_are_refused(one, two):

@@ -19,7 +19,7 @@ from keras.distribution import (
     set_distribution,
 )
 
-import hvkeras  # noqa: F401 - implements the API
+import hvkeras
 from harness.checks import check, run_checks
 
 ROWS = 50
@@ -32,24 +32,34 @@ def data():
     return x, x.sum(1, keepdims=True) + numbers.normal(size=(ROWS, 1))
 
 
-def model():
+class OwnStep(keras.Sequential):
+    def train_step(self, batch):
+        x, y = batch
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        self.optimizer.apply(tape.gradient(loss, self.trainable_weights), self.trainable_weights)
+        return {"loss": loss}
+
+
+def model(kind=keras.Sequential, **kwargs):
     keras.utils.set_random_seed(3)
     layers = [keras.Input((4,)), keras.layers.Dense(6, "tanh"), keras.layers.BatchNormalization(),
               keras.layers.Dense(1)]
-    made = keras.Sequential(layers)
-    made.compile(keras.optimizers.Adam(0.05), "mse", metrics=["mae"])
+    made = kind(layers)
+    made.compile(keras.optimizers.Adam(0.05), "mse", **kwargs)
     return made
 
 
-def trained(*args, evaluated=None, predicted=None, **kwargs):
-    """Return the results of a training, and of one more step by `train_on_batch`."""
-    made = model()
+def trained(*args, **kwargs):
+    """Train a model, and return it and the results."""
+    made = model(metrics=["mae"])
     history = made.fit(*args, epochs=2, verbose=0, **kwargs).history
-    x, y = data()
-    evaluation = made.evaluate(*evaluated or (x, y), verbose=0)
-    predictions = made.predict(x if predicted is None else predicted, verbose=0)
-    return {"history": history, "evaluation": evaluation, "predictions": predictions,
-            "weights": [weight.numpy() for weight in made.variables]}
+    return made, {"history": history, "weights": [weight.numpy() for weight in made.variables]}
+
+
+def results_on(made, results, evaluated, predicted):
+    return {**results, "evaluation": made.evaluate(*evaluated, verbose=0), "predictions": made.predict(
+        predicted, verbose=0)}
 
 
 class Batches(keras.utils.PyDataset):
@@ -94,15 +104,17 @@ def refusals():
 @check
 def arrays():
     set_distribution(DataParallel())
-    return trained(*data(), batch_size=16)
+    x, y = data()
+    return results_on(*trained(x, y, batch_size=16), (x, y), x)
 
 
 @check
 def other_data():
     x, y = data()
     with DataParallel().scope():
-        return {"dataset": trained(tf.data.Dataset.from_tensor_slices((x, y)).batch(16)), "pydataset": trained(
-            Batches()), "generator": trained(((x, y) for _ in range(4)), steps_per_epoch=2)}
+        return {"dataset": trained(tf.data.Dataset.from_tensor_slices((x, y)).batch(16))[1],
+                "pydataset": trained(Batches())[1],
+                "generator": trained(((x, y) for _ in range(4)), steps_per_epoch=2)[1]}
 
 
 @check
@@ -114,9 +126,28 @@ def parts():
     first, rows = ((0, 10), (0, 4), (4, 6))[made.num_processes - 1 + made.data_shard_id]
     x, y = (array.reshape(5, 10, -1)[:, first : first + rows].reshape(5 * rows, -1) for array in data())
     dataset = tf.data.Dataset.from_tensor_slices((x, y))
-    results = trained(dataset.batch(rows), evaluated=(dataset.batch(rows - made.data_shard_id),), predicted=x)
+    results = results_on(*trained(dataset.batch(rows)), (dataset.batch(rows - made.data_shard_id),), x)
     results["predictions"] = [first, rows, results["predictions"]]
     return results
+
+
+@check
+def uneven_parts():
+    """The same, with a training step of the user; of two ranks, rank 1 has no rows in the last two batches."""
+    made = DataParallel(auto_shard_dataset=False)
+    set_distribution(made)
+    alone, rank = made.num_processes == 1, made.data_shard_id
+    batches = []
+    for index, (x, y) in enumerate(zip(*(array.reshape(5, 10, -1) for array in data()), strict=True)):
+        rows = slice(4 * rank, 10 if rank or (alone and index < 3) else 4)
+        batches += [(x[rows], y[rows])] if index < 3 or not rank else []
+    spec = tuple(tf.TensorSpec((None, size), tf.float64) for size in (4, 1))
+    dataset = tf.data.Dataset.from_generator(lambda: iter(batches), output_signature=spec)
+    trained_model = model(OwnStep)
+    history = trained_model.fit(dataset.apply(tf.data.experimental.assert_cardinality(len(batches))), epochs=2,
+                                verbose=0).history
+    return {"loss": history["loss"], "weights": [weight.numpy() for weight in trained_model.weights],
+            "shard": [] if alone else [len(one) for one in hvkeras.shard(data())]}
 
 
 if __name__ == "__main__":
