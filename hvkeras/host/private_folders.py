@@ -32,7 +32,7 @@ from hvkeras.host.files import why_not_private
 from hvkeras.host.overlays import Overlay, detach, mount_overlays
 
 ENTRIES = 5_000  # maximum size of a snapshot, in files; what exceeds it is overlaid as it is
-_MOUNTS = 64  # maximum number of such larger folders
+_MOUNTS = 256  # maximum number of such larger folders
 _SMALL, _COPIES = 64 * 1024, 200  # bytes up to which a file is copied, and the maximum number of copies
 _POLL = 0.005  # seconds
 _OWNED = re.compile(r"hvkeras-private-[0-9a-f]{16}\.owner")
@@ -233,8 +233,8 @@ def _take_snapshot(top: Path, job: Path, number: int) -> None:
     left: set[str] = set()
     shutil.copymode(top, _made(seen))
     for folder in _mirrored(top, seen, top, links=True):
-        budget -= folder.entries
-        if budget < 0:
+        budget -= 0 if folder.is_foreign else folder.entries
+        if budget < 0 or folder.is_foreign:
             left.add(folder.path)
             folder.skip()
     while len(left) > _MOUNTS:
@@ -263,6 +263,12 @@ class _Folder:
     def __init__(self, path: str, entries: list[os.DirEntry[str]]) -> None:
         self.path, self.listed = path, entries
         self.entries = len(entries)
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether scripts hardly ever write to it: a hidden folder, or a virtual environment of Python."""
+        return (os.path.basename(self.path).startswith(".")
+                or any(entry.name == "pyvenv.cfg" for entry in self.listed))
 
     def skip(self) -> None:
         """Mirror nothing of it."""
