@@ -16,7 +16,7 @@ from hvkeras.collectives.row_share import global_batch
 from hvkeras.compat import graphs, patches
 from hvkeras.control.location import call_site, innermost, is_library
 from hvkeras.errors import UnsupportedError, UsageError, explain
-from hvkeras.global_batch import files, noise, step, whole_batch
+from hvkeras.global_batch import files, noise, seeds, step, whole_batch
 from hvkeras.global_batch.pipelines import iterated, rebuilt
 from hvkeras.global_batch.probe import Probe
 from hvkeras.global_batch.rows import CANNOT_CUT, WRITE
@@ -32,26 +32,33 @@ from hvkeras.training.fit_hooks import running_calls
 _FLAG = "--data-parallel"
 
 
-def start() -> None:
+def start(is_whole: Callable[[], bool] | None = None) -> None:
     """Start the mode for the rest of this process; nothing changes in a job of one rank.
+
+    Args:
+        is_whole: Returns whether every rank gets the whole batch; False if each gets its part of it already.
 
     Raises:
         UnsupportedError: Keras is tf_keras, too old, or runs on a backend other than TensorFlow.
     """
     session = current_session()
+    if is_whole is not None:
+        global_batch().ask(is_whole)
     if session.topology.size == 1 or global_batch().started:
         return
     _require_keras()
     if session.settings.run_membership:
         raise UnsupportedError(explain(f"{_FLAG} needs a fixed number of ranks", "leave out --min-np and --max-np;"
                                        " --reset-limit restarts the script, for BackupAndRestore to resume"))
+    seeds.agree()
     global_batch().start()
     _install(Steps())
     files.install()
     if session.topology.rank == 0 and prints_at(session.settings, "WARNING"):
         moments = ("; BatchNormalization uses the mean and variance of the whole batch (HVKERAS_SYNC_BATCH_NORM=off: of"
                    " a rank's rows)" if session.settings.sync_batch_norm else "")
-        say(f"data parallel: each rank computes 1/{session.topology.size} of the rows of every batch{moments}")
+        rows = f"1/{session.topology.size} of the rows" if global_batch().whole else "its own part"
+        say(f"data parallel: each rank computes {rows} of every batch{moments}")
 
 
 def _require_keras() -> None:
@@ -104,14 +111,16 @@ class Steps:
         if trains:
             self._say_assumption(model, by_itself)
         cut_step = step.cutting(step_function, model, trains, trains and not by_itself, self._changes)
-        made = {True: original(model, cut_step)}
+        made: dict[tuple[bool, bool], Any] = {}
         calls = 0 if trains and self._is_of_user(model) else None  # None if there is nothing to check
 
         def function(iterator: Any) -> Any:
             nonlocal calls
-            is_shared = not running_calls().alone
-            if is_shared not in made:
-                made[is_shared] = original(model, step_function)
+            whole, on_batch = global_batch().whole, not isinstance(iterator, tf.data.Iterator)
+            # `evaluate` of each rank's part merges the metrics at its end: numbers of batches may differ.
+            is_shared = not running_calls().alone and (trains or whole or on_batch)
+            if (is_shared, whole) not in made:
+                made[is_shared, whole] = original(model, cut_step if is_shared else step_function)
             source = iterator
             if is_shared and calls is not None and not isinstance(iterator, tf.distribute.DistributedIterator):
                 calls += 1
@@ -120,8 +129,8 @@ class Steps:
                     batch = next(iterator)
                     self._check(model, step_function, batch)
                     source = itertools.chain([batch], iterator)
-            logs = _explained(made[is_shared], source)
-            if is_shared and not isinstance(iterator, tf.data.Iterator):  # of train_on_batch and test_on_batch
+            logs = _explained(made[is_shared, whole], source)
+            if is_shared and on_batch:  # of train_on_batch and test_on_batch
                 global_batch().require_same_batches()
             return logs
 
@@ -235,7 +244,7 @@ _SUMS = ReductionOptions("the training step", op=Sum)
 
 def cut_early(data: Any) -> None:
     """Have the pipeline of data compute this rank's rows only, where that is provably the same."""
-    if not running_calls().alone and (data.is_of_arrays or data.is_of_dataset):
+    if global_batch().whole and not running_calls().alone and (data.is_of_arrays or data.is_of_dataset):
         data.replace(lambda dataset: rebuilt(dataset, data.is_of_arrays))
 
 

@@ -35,12 +35,12 @@ class Packed:
     Attributes:
         rows: This rank's rows, in the structure of the batch.
         block: Which rows these are.
-        mark: Mark of all elements up to this batch.
+        mark: Mark of all elements up to this batch; None if ranks get different parts of it.
     """
 
     rows: Any
     block: Block
-    mark: Mark
+    mark: Mark | None
 
 
 def packed(batch: Any) -> Packed | None:
