@@ -14,7 +14,6 @@ exclusively knows that they have ended, even if they were killed.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import fcntl
 import json
@@ -25,21 +24,18 @@ import stat
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from hvkeras.host.files import why_not_private
+from hvkeras.host.overlays import Overlay, detach, mount_overlays
 
 ENTRIES = 5_000  # maximum size of a snapshot, in files; what exceeds it is overlaid as it is
-_MOUNTS = 64  # maximum number of such larger folders
+_MOUNTS = 256  # maximum number of such larger folders
 _SMALL, _COPIES = 64 * 1024, 200  # bytes up to which a file is copied, and the maximum number of copies
 _POLL = 0.005  # seconds
 _OWNED = re.compile(r"hvkeras-private-[0-9a-f]{16}\.owner")
-_NEW_MOUNTS, _NEW_USER = 0x20000, 0x10000000  # CLONE_NEWNS, CLONE_NEWUSER
-_BIND, _RECURSIVE, _PRIVATE = 0x1000, 0x4000, 0x40000  # MS_BIND, MS_REC, MS_PRIVATE
-_DETACH = 2  # MNT_DETACH
 
 
 @dataclass(frozen=True)
@@ -89,7 +85,7 @@ class PrivateFolders:
         with contextlib.suppress(OSError):
             os.close(self.lock)
         for _, common in self.pairs if self.how == "overlay" else ():
-            ctypes.CDLL(None).umount2(os.fsencode(common), _DETACH)  # only root may
+            detach(common)
         remove_abandoned()
 
     def to_text(self) -> str:
@@ -127,10 +123,12 @@ def enter(key: str, folders: Sequence[Path], keeps_common: bool, timeout: float)
     own, here = Path(tempfile.mkdtemp(prefix="process-", dir=job)), Path.cwd()
     if keeps_common or not tops:
         return PrivateFolders(own, lock, (), "common")
+    overlays = [Overlay(top, _common(job, number), job / f"seen.{number}", _live(job, number))
+                for number, top in enumerate(tops)]
     try:
-        pairs = _overlaid(job, own, tops)
+        mount_overlays(overlays, own)
         os.chdir(here)  # that of the overlay
-        return PrivateFolders(own, lock, pairs, "overlay")
+        return PrivateFolders(own, lock, tuple((each.folder, each.common) for each in overlays), "overlay")
     except OSError:
         return _copied(job, own, tops, here, lock)
 
@@ -235,8 +233,8 @@ def _take_snapshot(top: Path, job: Path, number: int) -> None:
     left: set[str] = set()
     shutil.copymode(top, _made(seen))
     for folder in _mirrored(top, seen, top, links=True):
-        budget -= folder.entries
-        if budget < 0:
+        budget -= 0 if folder.is_foreign else folder.entries
+        if budget < 0 or folder.is_foreign:
             left.add(folder.path)
             folder.skip()
     while len(left) > _MOUNTS:
@@ -247,6 +245,11 @@ def _take_snapshot(top: Path, job: Path, number: int) -> None:
 def _common(job: Path, number: int) -> Path:
     """Return the folder on which a common folder is mounted: outside of the job's folder, which will be removed."""
     return job.with_name(f"{job.name}.common.{number}")
+
+
+def _live(job: Path, number: int) -> list[str]:
+    """Return the folders that a snapshot does not contain completely."""
+    return list(json.loads((job / f"live.{number}").read_text()))
 
 
 def _made(folder: Path) -> Path:
@@ -260,6 +263,12 @@ class _Folder:
     def __init__(self, path: str, entries: list[os.DirEntry[str]]) -> None:
         self.path, self.listed = path, entries
         self.entries = len(entries)
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether scripts hardly ever write to it: a hidden folder, or a virtual environment of Python."""
+        return (os.path.basename(self.path).startswith(".")
+                or any(entry.name == "pyvenv.cfg" for entry in self.listed))
 
     def skip(self) -> None:
         """Mirror nothing of it."""
@@ -315,7 +324,7 @@ def _mirror_file(path: str, new: str, common: str, links: bool, may_copy: bool =
 def _copied(job: Path, own: Path, tops: Sequence[Path], here: Path, lock: int) -> PrivateFolders:
     """Copy the snapshot of the current folder, and change to it; other folders remain common."""
     for number, top in enumerate(tops):
-        if top not in (here, *here.parents) or json.loads((job / f"live.{number}").read_text()):
+        if top not in (here, *here.parents) or _live(job, number):
             continue
         mine = _made(own / f"copy.{number}")
         for _ in _mirrored(job / f"seen.{number}", mine, top, links=False):
@@ -323,65 +332,3 @@ def _copied(job: Path, own: Path, tops: Sequence[Path], here: Path, lock: int) -
         os.chdir(mine / here.relative_to(top))
         return PrivateFolders(own, lock, ((mine, top),), "copy")
     return PrivateFolders(own, lock, (), "common")
-
-
-# Overlays.
-
-def _overlaid(job: Path, own: Path, tops: Sequence[Path]) -> tuple[tuple[Path, Path], ...]:
-    """Mount overlays over folders, in a new mount namespace.
-
-    Raises:
-        OSError: Mounts are not permitted. Nothing is mounted.
-    """
-    libc = ctypes.CDLL(None, use_errno=True)
-    mounted: list[Path | str] = []
-
-    def checked(result: int) -> None:
-        if result:
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-
-    def mount(source: Path | str, target: Path | str, kind: str, flags: int, options: str = "") -> None:
-        checked(libc.mount(os.fsencode(source), os.fsencode(target), kind.encode(), ctypes.c_ulong(flags),
-                           options.encode() or None))
-        mounted.append(target)
-
-    def overlay(lower: Path, target: Path, name: str) -> None:
-        upper, work = _made(own / f"upper.{name}"), _made(own / f"work.{name}")
-        shutil.copymode(lower, upper)
-        paths = ",".join(f"{key}={_escaped(path)}" for key, path in (
-            ("lowerdir", lower), ("upperdir", upper), ("workdir", work)))
-        mount("overlay", target, "overlay", 0, paths + extra)
-
-    extra = _enter_namespace(libc, checked)
-    mount("none", "/", "", _RECURSIVE | _PRIVATE)
-    mounted.clear()
-    try:
-        for number, top in enumerate(tops):
-            common = _common(job, number)
-            mount(top, common, "", _BIND | _RECURSIVE)
-            live = json.loads((job / f"live.{number}").read_text())
-            if "" not in live:
-                overlay(job / f"seen.{number}", top, str(number))
-            for index, relative in enumerate(live):
-                overlay(common / relative, top / relative, f"{number}.{index}")
-    except OSError:  # such as where the folder for temporary files is an overlay itself
-        for target in reversed(mounted):
-            libc.umount2(os.fsencode(target), _DETACH)
-        raise
-    return tuple((top, _common(job, number)) for number, top in enumerate(tops))
-
-
-def _enter_namespace(libc: Any, checked: Callable[[int], None]) -> str:
-    """Enter a new mount namespace; return the options that overlays need there."""
-    user, group = os.geteuid(), os.getegid()
-    if libc.unshare(_NEW_MOUNTS) == 0:
-        return ""
-    checked(libc.unshare(_NEW_MOUNTS | _NEW_USER))
-    Path("/proc/self/setgroups").write_text("deny")
-    Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
-    Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
-    return ",userxattr"
-
-
-def _escaped(path: Path) -> str:
-    return re.sub(r"([\\:,])", r"\\\1", str(path))

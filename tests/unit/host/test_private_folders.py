@@ -15,15 +15,15 @@ from hvkeras.host import private_folders
 PROCESS = """
 import os, sys, time
 from pathlib import Path
-from hvkeras.host import private_folders
+from hvkeras.host import overlays, private_folders
 
 is_first, how = sys.argv[1] == "first", sys.argv[2]
 if how == "copy":
     def refuse(*_):
         raise OSError
-    private_folders._enter_namespace = refuse
+    overlays._enter_namespace = refuse
 elif how == "failed":
-    private_folders._escaped, how = lambda path: "none", "copy"
+    overlays._escaped, how = lambda path: "none", "copy"
 private_folders.ENTRIES = int(sys.argv[3])
 found = private_folders.enter("0123456789abcdef", [Path.cwd()], is_first, 30)
 assert found.how == ("common" if is_first else how), found
