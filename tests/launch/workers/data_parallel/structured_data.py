@@ -101,9 +101,10 @@ callbacks = [
 weighted = model.fit(train_ds, epochs=4, validation_data=test_ds, class_weight=class_weight, callbacks=callbacks,
                      verbose=2)
 model.load_weights("best.weights.h5")
-after_first = model.evaluate(test, y_test, batch_size=16, return_dict=True, verbose=2)
+after_first = model.evaluate(to_dataset(test, y_test, shuffle=False, batch_size=16), return_dict=True, verbose=2)
 
-sample_weight = np.where(train["age"][:, 0] > 60, 2.0, 0.5)
+train, test = ({name: tf.convert_to_tensor(column) for name, column in part.items()} for part in (train, test))
+sample_weight = np.where(columns["age"][:split, 0] > 60, 2.0, 0.5)
 model.compile("sgd", loss="binary_crossentropy", metrics=["accuracy"], weighted_metrics=["accuracy", "mse"])
 history = model.fit(train, y_train, sample_weight=sample_weight, batch_size=30, epochs=2, validation_split=0.25,
                     verbose=2)

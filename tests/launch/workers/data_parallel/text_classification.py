@@ -35,7 +35,8 @@ sequence_length = 12
 
 GOOD = ["great", "lovely", "superb", "moving", "funny", "clever", "warm"]
 BAD = ["dull", "awful", "boring", "weak", "noisy", "flat", "cold"]
-OTHER = ["the", "a", "film", "movie", "plot", "was", "is", "actor", "scene", "and", "with", "of", "very", "this", "story<br", "/>"]
+OTHER = ["the", "a", "film", "movie", "plot", "was", "is", "actor", "scene", "and", "with", "of", "very", "this",
+         "story<br", "/>"]
 
 
 def write_reviews(count, seed):
