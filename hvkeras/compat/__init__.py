@@ -43,6 +43,7 @@ from hvkeras.compat.models import (
     build_for,
     endings_of_saved,
     is_built,
+    is_synchronized,
     model_weights,
     repair_optimizer,
 )

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from hvkeras.compat.models import is_synchronized
 from hvkeras.compat.optimizers import reduces_elsewhere
 from hvkeras.compat.strategies import summed
 
@@ -129,23 +128,27 @@ def moments_of_operation(moments: Any, original: Any, x: Any, axes: Any, keepdim
     return moments(lambda: original(x, axes, keepdims), x, axes, keepdims, None)
 
 
-def moments_of_layer(moments: Any, original: Any, self: Any, inputs: Any, mask: Any = None) -> Any:
+def moments_of_layer(behaviour: Any, original: Any, self: Any, inputs: Any, mask: Any = None) -> Any:
     """Compute the moments of a layer of Keras 3."""
 
     def own() -> Any:
         return original(self, inputs, mask)
 
-    return moments(own, inputs, self._reduction_axes, False, mask) if is_synchronized(self) else own()
+    if not behaviour.synchronizes(self):
+        return own()
+    return behaviour.moments(own, inputs, self._reduction_axes, False, mask)
 
 
-def moments_of_tf_keras(moments: Any, original: Any, self: Any, inputs: Any, reduction_axes: Any, keep_dims: bool,
+def moments_of_tf_keras(behaviour: Any, original: Any, self: Any, inputs: Any, reduction_axes: Any, keep_dims: bool,
                         mask: Any = None) -> Any:
     """Compute the moments of a layer of tf_keras."""
 
     def own() -> Any:
         return original(self, inputs, reduction_axes, keep_dims, mask=mask)
 
-    return moments(own, inputs, reduction_axes, keep_dims, mask) if is_synchronized(self) else own()
+    if not behaviour.synchronizes(self):
+        return own()
+    return behaviour.moments(own, inputs, reduction_axes, keep_dims, mask)
 
 
 def with_flag(original: Callable[..., Any], self: Any) -> Any:

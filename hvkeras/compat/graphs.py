@@ -180,6 +180,35 @@ def under_tape() -> bool:
     return not pywrap_tfe.TFE_Py_TapeSetIsEmpty()
 
 
+def handle_in_graph(variable: Any) -> Any:
+    """Return the tensor by which the graph under construction refers to a variable of TensorFlow."""
+    return ops.get_default_graph().capture(variable.handle)
+
+
+def variables_read_by(tensor: Any) -> set[int]:
+    """Return the variables that a symbolic tensor is computed from.
+
+    Returns:
+        The ids of their handles, as of `handle_in_graph`; empty if the tensor depends on anything else but constants.
+    """
+    found: set[int] = set()
+    seen: set[int] = set()
+    pending = [tensor]
+    while pending:
+        operation = pending.pop().op
+        if operation._id in seen:
+            continue
+        seen.add(operation._id)
+        if operation.type == "ReadVariableOp":
+            found.add(id(operation.inputs[0]))
+        elif operation.type != "Const" and (not operation.inputs or any(
+                one.dtype == tf.resource for one in operation.inputs)):
+            return set()
+        else:
+            pending.extend(operation.inputs)
+    return found
+
+
 def function_graph() -> Any:
     """Return the function under construction that encloses all branches and loop bodies; None in eager mode."""
     if tf.executing_eagerly():

@@ -53,8 +53,9 @@ from hvkeras.compat.variables import assign_locally
 TRAINING, OPTIMIZERS, SCALED, RECORDING, TRACES, PASSES, ORDER = (
     "training", "optimizers", "scaled gradients", "recording", "elastic traces", "passes over data", "order of batches")
 STRATEGIES, STEPS, LOCAL, KERAS_2 = "strategies", "steps of strategies", "local assignment", "--as-horovod"
+GLOBAL_BATCH = "data parallel"
 KEYS, SERVER, PEERS_SERVER = "keys of collectives", "server of tfdist", "server of hvkeras bench"
-_OF_A_JOB = (TRAINING, OPTIMIZERS, SCALED, RECORDING, PASSES, ORDER)
+_OF_A_JOB = (TRAINING, OPTIMIZERS, SCALED, RECORDING, PASSES, ORDER, GLOBAL_BATCH)
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,7 @@ class TrainingBehaviour:
             before the reduction.
         moments: Takes a function that computes mean and variance as Keras does, the inputs, the axes to reduce over,
             whether the results keep these axes, and the mask or None; returns mean and variance over all replicas.
+        synchronizes: Takes a layer of BatchNormalization; returns whether it uses the moments of all replicas.
         orbax: Wraps every save of Keras 3's `OrbaxCheckpoint`.
     """
 
@@ -119,6 +121,7 @@ class TrainingBehaviour:
     weigh: Callable[[Any, Any], Any]
     combine: Callable[[Any, str, Any, Any], Any]
     moments: Callable[..., Any]
+    synchronizes: Callable[[Any], bool]
     orbax: Callable[..., Any]
 
 
@@ -139,6 +142,37 @@ class OptimizerBehaviour:
     refuses_xla: Callable[[], bool]
     swap_averages: Callable[..., None]
     begin_averages: Callable[..., None]
+
+
+@dataclass(frozen=True)
+class GlobalBatchBehaviour:
+    """Behavior of models whose batches are those of all ranks. All functions wrap the attribute that they replace.
+
+    Attributes:
+        make_function: Makes the training or test function of a model from its step.
+        make_predict: Makes the prediction function of a model.
+        predict: Called with a model and its prediction step of one batch; returns the step to use instead.
+        gradient: Computes the gradients of a tape.
+        assign: Assigns to a variable of Keras.
+        next_seed: Draws the seed of a random operation of Keras.
+        operation_seed: Returns the seeds of a random operation of TensorFlow.
+        update_mean: Adds values to a `Mean` or `Sum`.
+        update_function: Adds the values of a metric function.
+        update_metrics: Adds a batch to the metrics of an output.
+        call_loss: Computes a loss.
+    """
+
+    make_function: Callable[..., Any]
+    make_predict: Callable[..., Any]
+    predict: Callable[[Any, Callable[[Any], Any]], Callable[[Any], Any]]
+    gradient: Callable[..., Any]
+    assign: Callable[..., Any]
+    next_seed: Callable[..., Any]
+    operation_seed: Callable[..., Any]
+    update_mean: Callable[..., Any]
+    update_function: Callable[..., Any]
+    update_metrics: Callable[..., Any]
+    call_loss: Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -314,6 +348,7 @@ _CONTEXT = "tensorflow.python.eager.context:Context"
 _DATASET = "tensorflow.python.data.ops.iterator_ops:OwnedIterator"
 _FUNCTIONS = "tensorflow.python.eager.polymorphic_function"
 
+_OF_KERAS_PROCESSES = "a Keras that trains on several processes with TensorFlow"
 _OWN_OPTIMIZERS = "a Keras that reduces first under strategies"
 _NEVER = "never: these are Keras 2's names"
 
@@ -369,10 +404,10 @@ TABLE = (
           "a synchronized BatchNormalization, written for strategies, must use the moments of all ranks",
           "moments that Keras reduces over processes", calls(moments_of_operation, "moments"), "synchronized moments"),
     Patch(TRAINING, ("keras:layers.BatchNormalization._moments",), _KERAS, "the same, with masks",
-          "moments that Keras reduces over processes", calls(moments_of_layer, "moments"),
+          "moments that Keras reduces over processes", calls(moments_of_layer),
           "synchronized BatchNormalization"),
     Patch(TRAINING, (f"{_TF_KERAS_NORMALIZATION}:BatchNormalizationBase._moments",), _TF_KERAS, "the same",
-          "no support of tf_keras", calls(moments_of_tf_keras, "moments"), "synchronized BatchNormalization"),
+          "no support of tf_keras", calls(moments_of_tf_keras), "synchronized BatchNormalization"),
     Patch(TRAINING, (f"{_TF_KERAS_NORMALIZATION}:BatchNormalization.get_config",), _TF_KERAS,
           "tf_keras does not save `synchronized`", "no support of tf_keras", repaired(with_flag)),
     Patch(TRAINING, ("keras:callbacks.OrbaxCheckpoint._save_checkpoint",), "Keras 3 with OrbaxCheckpoint",
@@ -397,6 +432,34 @@ TABLE = (
           "a public method of optimizers to exchange weights and averages", around("swap_averages")),
     Patch(OPTIMIZERS, ("keras:callbacks.SwapEMAWeights._finalize_ema_values",), "Keras 3 with SwapEMAWeights",
           "the same", "a public method of optimizers to exchange weights and averages", around("begin_averages")),
+    Patch(GLOBAL_BATCH, (f"{_TF_TRAINER}._make_function",), _NEWER,
+          "each rank computes its rows of a batch, and the state afterwards is that of one process",
+          _OF_KERAS_PROCESSES, around("make_function"), "steps"),
+    Patch(GLOBAL_BATCH, ("keras:Model.make_predict_function",), _NEWER, "the same for predictions",
+          _OF_KERAS_PROCESSES, around("make_predict"), "predictions"),
+    Patch(GLOBAL_BATCH, (f"{_TF_TRAINER}._autoconvert_optionals",), _NEWER, "the same for predictions",
+          _OF_KERAS_PROCESSES, calls(stepped, "predict"), "predictions"),
+    Patch(GLOBAL_BATCH, ("tensorflow:GradientTape.gradient",), _TENSORFLOW,
+          "gradients are weighted by the rank's share of the rows, and in training steps of users reduced",
+          _OF_KERAS_PROCESSES, around("gradient"), "gradients"),
+    Patch(GLOBAL_BATCH, ("keras:Variable._direct_assign",), _KERAS,
+          "notes which variables a step changes, and their values before it", _OF_KERAS_PROCESSES, around("assign"),
+          "changes of variables"),
+    Patch(GLOBAL_BATCH, ("keras.src.random.seed_generator:SeedGenerator.next",), _KERAS,
+          "ranks draw different numbers for different rows", _OF_KERAS_PROCESSES, around("next_seed"), "random seeds"),
+    Patch(GLOBAL_BATCH, ("tensorflow.python.framework.random_seed:get_seed",), _TENSORFLOW, "the same for TensorFlow's",
+          _OF_KERAS_PROCESSES, around("operation_seed"), "random seeds"),
+    Patch(GLOBAL_BATCH, ("keras:metrics.Mean.update_state", "keras:metrics.Sum.update_state"), _KERAS,
+          "a scalar of a step counts by the rank's share of the rows", _OF_KERAS_PROCESSES, around("update_mean"),
+          "scalar metrics"),
+    Patch(GLOBAL_BATCH, ("keras:metrics.MeanMetricWrapper.update_state",), _KERAS,
+          "functions that return one number for a batch get all of its rows", _OF_KERAS_PROCESSES,
+          around("update_function"), "metric functions"),
+    Patch(GLOBAL_BATCH, ("keras.src.trainers.compile_utils:MetricsList.update_state",), _KERAS,
+          "metrics whose states cannot be merged get all rows", _OF_KERAS_PROCESSES, around("update_metrics"),
+          "metrics of users"),
+    Patch(GLOBAL_BATCH, ("keras:losses.Loss.__call__",), _KERAS, "losses that are one number for a batch get all rows",
+          _OF_KERAS_PROCESSES, around("call_loss"), "losses of whole batches"),
     Patch(RECORDING, ("keras:Model.__call__", "tf_keras:Model.__call__"), _BOTH,
           "counts the samples that models are called on, in custom loops as well",
           "a public hook around calls of layers", around("model_call"), "the samples of steps"),

@@ -194,6 +194,15 @@ def _format_mark(marks: Sequence[Any], index: int) -> str:
     return f"array {index}: {kind} rows of shape {shape}, contents {digest}"
 
 
+def format_marks(data: Any) -> str:
+    """Format the numbers of rows and the fingerprint of arrays for messages."""
+    if data is None:
+        return "none"
+    lengths, marks = data
+    return "; ".join(f"{length} {_format_mark(marks, index).partition(': ')[2]}"
+                     for index, length in enumerate(lengths))
+
+
 @contextlib.contextmanager
 def common_randomness(seed: int) -> Iterator[None]:
     """Enter a scope in which the global random numbers of NumPy and Python are equal on all ranks."""

@@ -2,6 +2,151 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from hvkeras import compat
+from hvkeras.collectives.operations import Sum
+from hvkeras.compat import graphs, patches
+from hvkeras.errors import UnsupportedError, explain
+from hvkeras.global_batch import noise, step, whole_batch
+from hvkeras.gradients.optimizer import DistributedOptimizer
+from hvkeras.gradients.optimizer_classes import distributed_part
+from hvkeras.gradients.options import ReductionOptions
+from hvkeras.gradients.reducer import GradientReducer
+from hvkeras.gradients.tape import sources_of
+from hvkeras.gradients.weighting import global_batch
+from hvkeras.job.session import current_session
+from hvkeras.training.fit_hooks import running_calls
+
+_FLAG = "--data-parallel"
+
 
 def start() -> None:
-    """Start the mode for the rest of this process; nothing changes in a job of one rank."""
+    """Start the mode for the rest of this process; nothing changes in a job of one rank.
+
+    Raises:
+        UnsupportedError: Keras is tf_keras, too old, or runs on a backend other than TensorFlow.
+    """
+    session = current_session()
+    if session.topology.size == 1 or global_batch().started:
+        return
+    _require_keras()
+    if session.settings.run_membership:
+        raise UnsupportedError(explain(f"{_FLAG} needs a fixed number of ranks", "leave out --min-np and --max-np;"
+                                       " --reset-limit restarts the script, for BackupAndRestore to resume"))
+    global_batch().started = True
+    _install(Steps())
+
+
+def _require_keras() -> None:
+    if compat.default_keras() is not sys.modules.get("keras") and "tf_keras" in sys.modules:
+        raise UnsupportedError(explain(f"{_FLAG} needs Keras 3", "unset TF_USE_LEGACY_KERAS, or write the lines of"
+                                       " hvkeras (README)", keras="tf_keras"))
+    if compat.foreign_backend():
+        raise UnsupportedError(explain("Keras must run on TensorFlow", "set KERAS_BACKEND=tensorflow",
+                                       backend=compat.foreign_backend()))
+    from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+
+    if not hasattr(TensorFlowTrainer, "_make_function"):
+        import keras
+
+        raise UnsupportedError(explain(f"{_FLAG} needs Keras 3.4 or newer", "upgrade Keras, or write the lines of"
+                                       " hvkeras (README)", keras=keras.__version__))
+
+
+def _install(steps: Steps) -> None:
+    patches.install(patches.GLOBAL_BATCH, patches.GlobalBatchBehaviour(
+        make_function=steps.make_function, make_predict=steps.make_predict, predict=steps.predicting,
+        gradient=steps.gradient, assign=steps.assign, next_seed=noise.next_seed, operation_seed=noise.operation_seed,
+        update_mean=whole_batch.update_mean, update_function=whole_batch.update_function,
+        update_metrics=steps.update_metrics, call_loss=whole_batch.call_loss))
+
+
+class Steps:
+    """Steps of models, which compute this rank's rows of the batches of all ranks."""
+
+    def __init__(self) -> None:
+        self._changes = step.StepChanges()
+        self._makes_predict = False
+
+    def make_function(self, original: Callable[..., Any], model: Any, step_function: Any) -> Any:
+        """Make the training or test function of a model.
+
+        Args:
+            step_function: The model's `train_step` or `test_step`.
+        """
+        trains = "test" not in getattr(step_function, "__name__", "")
+        by_itself = compat.steps_by_itself(model)
+        if trains:
+            _require_plain(model)
+        if trains and by_itself and model.optimizer is not None and distributed_part(model.optimizer) is None:
+            DistributedOptimizer(model.optimizer, op=Sum)
+        cut_step = step.cutting(step_function, model, trains, trains and not by_itself, self._changes)
+        made = {True: original(model, cut_step)}
+
+        def function(iterator: Any) -> Any:
+            is_shared = not running_calls().alone
+            if is_shared not in made:
+                made[is_shared] = original(model, step_function)
+            return made[is_shared](iterator)
+
+        return function
+
+    def make_predict(self, original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+        """Make the prediction function of a model."""
+        before, self._makes_predict = self._makes_predict, not running_calls().alone
+        try:
+            return original(model, *args, **kwargs)
+        finally:
+            self._makes_predict = before
+
+    def predicting(self, _: Any, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Return the step of one batch, for predictions in parts."""
+        return step.predicting(function) if self._makes_predict else function
+
+    def gradient(self, original: Callable[..., Any], tape: Any, target: Any, sources: Any, output_gradients: Any = None,
+                 unconnected_gradients: Any = tf.UnconnectedGradients.NONE) -> Any:
+        """Compute gradients with respect to weights, weighted by the rank's share of the rows."""
+        rows = global_batch().rows
+        variables = sources_of(sources)
+        if rows is None or not rows.trains or not all(_is_weight(one) for one in tf.nest.flatten(sources)):
+            return original(tape, target, sources, output_gradients, unconnected_gradients)
+        targets = tf.nest.flatten(target)
+        upstream = [None] * len(targets) if output_gradients is None else tf.nest.flatten(output_gradients)
+        scaled = [rows.times_share(tf.ones_like(one) if given is None else tf.cast(given, one.dtype))
+                  if one.shape.rank == 0 else rows.counted(tf.ones_like(one) if given is None else given)
+                  for one, given in zip(targets, upstream, strict=True)]
+        gradients = original(tape, target, sources, tf.nest.pack_sequence_as(target, scaled), unconnected_gradients)
+        if not rows.reduces:
+            return gradients
+        reducer = GradientReducer(_SUMS, differentiable=True)
+        return tf.nest.pack_sequence_as(gradients, reducer.reduce(tf.nest.flatten(gradients), variables))
+
+    def assign(self, original: Callable[..., Any], variable: Any, value: Any) -> Any:
+        """Assign to a variable, and note that the step changes it."""
+        if self._changes.current is not None:
+            self._changes.current.note(variable)
+        return original(variable, value)
+
+    def update_metrics(self, original: Callable[..., Any], metrics: Any, *args: Any, **kwargs: Any) -> Any:
+        """Add a batch to the metrics of an output."""
+        return whole_batch.update_metrics(self._changes.current, original, metrics, *args, **kwargs)
+
+
+_SUMS = ReductionOptions("the training step", op=Sum)
+
+
+def _is_weight(source: Any) -> bool:
+    return bool(getattr(source, "trainable", False))
+
+
+def _require_plain(model: Any) -> None:
+    strategy = graphs.reducing_strategy(model)
+    if strategy is not None:
+        raise UnsupportedError(explain(f"{_FLAG} trains models without a tf.distribute strategy", "leave out the"
+                                       " strategy and its scope", strategy=type(strategy).__name__))

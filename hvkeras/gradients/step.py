@@ -18,6 +18,7 @@ from hvkeras.gradients.distributed_part import DistributedPart
 from hvkeras.gradients.plain_update import Apply, PlainUpdate, Update
 from hvkeras.gradients.reducer import GradientReducer
 from hvkeras.gradients.sharded_update import ShardedUpdate
+from hvkeras.gradients.weighting import global_batch
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,9 @@ class GradientStep:
 
     def run(self) -> Any:
         """Run the step, eagerly or in the function under construction; return the optimizer's result."""
+        batch = global_batch()
+        if batch.started and (batch.rows is None or batch.rows.reduces):
+            return self.finish(list(self.gradients))  # gradients of the whole batch
         within = None
         if graphs.reducing_strategy() is not None:
             within = replicas.strategy_within_rank()

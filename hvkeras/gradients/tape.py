@@ -91,8 +91,7 @@ class _DistributedTape:
         within = replicas.strategy_within_rank()
         if within is None and graphs.reducing_strategy() is not None:
             return gradients  # the strategy already reduces over all ranks
-        flat_sources, flat = tf.nest.flatten(sources), tf.nest.flatten(gradients)
-        variables = [_Source(source, number) for number, source in enumerate(flat_sources)]
+        flat, variables = tf.nest.flatten(gradients), sources_of(sources)
         local = self._local_keys()
 
         def over_ranks(rank_gradients: Sequence[Any]) -> list[Any]:
@@ -129,6 +128,11 @@ class _DistributedTape:
 
     def _local_keys(self) -> set[Any]:
         return self._local | {_key(weight) for layer in self._local_layers for weight in layer.trainable_weights}
+
+
+def sources_of(sources: Any) -> list[Any]:
+    """Return the sources of a tape in order, with the variable interface that gradient reduction expects."""
+    return [_Source(source, number) for number, source in enumerate(tf.nest.flatten(sources))]
 
 
 class _Source:

@@ -15,11 +15,13 @@ from typing import Any
 import tensorflow as tf
 
 from hvkeras.compat import fit_data
+from hvkeras.data.consistency import differing, format_marks
 from hvkeras.errors import PeerError, UnsupportedError, UsageError, explain
 from hvkeras.host.console import prints_at, say, some_of
 from hvkeras.job.session import current_session
 from hvkeras.training.model_description import Arguments
 
+DATA = ("x", "y", "sample_weight", "validation_data")  # the arguments of fit that hold data
 CAUSE_WITHIN = 5.0  # seconds for the control server to name a stalled rank before the others time out
 
 
@@ -31,7 +33,7 @@ class FitFacts:
         steps: `steps_per_epoch` as passed, or None.
         batches: The number of batches in one pass over the data; None if unknown, -1 if infinite.
         last_rows: The number of rows in the last batch, or None.
-        fingerprint: A digest of arrays; None for other data.
+        fingerprint: The fingerprint of arrays; None for other data. If all ranks get the same batches, by argument.
         timers: The number of callbacks that gather the times of all ranks.
         number: The index of this `fit` among the calls of this rank.
         unbuilt: Why the model has no weights to broadcast before the first step; "" if it has.
@@ -92,13 +94,14 @@ class Decision:
     warnings: tuple[str, ...] = ()
 
 
-def decide(ranks: Sequence[int], everyone: Sequence[FitFacts], policy: str) -> Decision:
+def decide(ranks: Sequence[int], everyone: Sequence[FitFacts], policy: str, same_data: bool = False) -> Decision:
     """Derive the decision from the facts of all ranks.
 
     Args:
         ranks: The global ranks that train together.
         everyone: Their facts, in the same order.
         policy: How to treat batches that only some ranks have: `trim`, `join` or `error`.
+        same_data: Whether all ranks must have the same data.
 
     Raises:
         UsageError: The ranks cannot train together.
@@ -108,6 +111,9 @@ def decide(ranks: Sequence[int], everyone: Sequence[FitFacts], policy: str) -> D
                               ("validates", "run validation, or none")):
         _require_equal(ranks, [getattr(facts, name) for facts in everyone], name, requirement)
     _require_batches(ranks, [facts.batches for facts in everyone])
+    if same_data:
+        _require_same_data(ranks, everyone)
+        return Decision()
     warnings = _about_weights(ranks, everyone) + _about_data(ranks, everyone)
     given = [facts.steps for facts in everyone if facts.steps is not None]
     batches = [facts.batches for facts in everyone]
@@ -188,6 +194,29 @@ def decide_again(ranks: Sequence[int], lengths: Sequence[Length], before: Decisi
     changed = _decide_uneven(ranks, batches, policy, (), "pass over the data" if by_steps else "epoch")
     warnings = tuple(f"numbers of batches have changed since the last epoch, and {text}" for text in changed.warnings)
     return replace(before, batches=changed.batches, joined=changed.joined, warnings=warnings)
+
+
+def _require_same_data(ranks: Sequence[int], everyone: Sequence[FitFacts]) -> None:
+    """Check that all ranks have the same data, of which each computes a part."""
+    first = everyone[0]
+    for rank, facts in zip(ranks, everyone, strict=True):
+        name = next((name for name in DATA if not _is_same(first.fingerprint.get(name), facts.fingerprint.get(name))), "")
+        if name:
+            raise UsageError(explain(
+                f"All ranks must have the same data, but {name} differs", "seed what makes it: an unseeded"
+                " numpy.random.default_rng() and other entropy of the operating system differ between processes",
+                **{f"rank_{ranks[0]}": format_marks(first.fingerprint.get(name)),
+                   f"rank_{rank}": format_marks(facts.fingerprint.get(name))}))
+        if (facts.steps, facts.batches) != (first.steps, first.batches):
+            raise UsageError(explain("All ranks must have the same data, but numbers of batches differ",
+                                     "make the data in the same way on every rank", **{
+                                         f"rank_{ranks[0]}": first.batches, f"rank_{rank}": facts.batches}))
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if one is None or other is None:
+        return bool(one == other)
+    return bool(one[0] == other[0]) and not differing(one[1], other[1])
 
 
 def _require_batches(ranks: Sequence[int], batches: Sequence[int | None]) -> None:

@@ -22,6 +22,7 @@ from hvkeras.diagnostics import timeline
 from hvkeras.diagnostics.recorder import recording
 from hvkeras.errors import UnsupportedError, explain
 from hvkeras.gradients.optimizer_classes import distributed_part, install_hooks
+from hvkeras.gradients.weighting import global_batch
 from hvkeras.horovod import as_horovod
 from hvkeras.host.console import prints_at, say
 from hvkeras.host.forks import detach_in_children
@@ -169,7 +170,7 @@ def install() -> None:
         fit=_hooked_fit, evaluate=_hooked_evaluate, predict=_hooked_predict, reset_metrics=_hooked_reset,
         logs=_hooked_logs, data=running_calls().data_ready, stop_training=_stop_training, step=activity.counting,
         train_step=_hooked_train_step, compute_loss=_hooked_compute_loss, weigh=losses.weigh_by_mask,
-        combine=losses.combine, moments=_hooked_moments, orbax=_hooked_orbax))
+        combine=losses.combine, moments=_hooked_moments, synchronizes=_synchronizes, orbax=_hooked_orbax))
     for sentence in patches.newly_hidden():
         job = current_session()
         if job.topology.rank == 0 and prints_at(job.settings, "WARNING"):
@@ -279,7 +280,7 @@ def _hooked_compute_loss(original: Callable[..., Any], model: Any, *args: Any, *
 
     With --as-horovod, training losses stay as in Horovod: learning rates of scripts are tuned to them.
     """
-    if as_horovod.is_installed():
+    if as_horovod.is_installed() or global_batch().rows is not None:
         return original(model, *args, **kwargs)
     part = distributed_part(getattr(model, "optimizer", None)) if running_calls().trains else None
     averages = part is not None and part.exchange.op == Average
@@ -294,6 +295,13 @@ def _hooked_moments(own: Callable[[], Any], inputs: Any, axes: Any, keep_dims: b
     if process_set is None or graphs.spans_workers(graphs.reducing_strategy()):
         return own()
     return moments_over_ranks(inputs, axes, keep_dims, mask, process_set)
+
+
+def _synchronizes(layer: Any) -> bool:
+    """Return whether a layer of BatchNormalization uses the moments of all ranks."""
+    if global_batch().rows is not None and current_session().settings.sync_batch_norm:
+        return True
+    return compat.is_synchronized(layer)
 
 
 def _hooked_orbax(original: Callable[..., Any], callback: Any, *args: Any, **kwargs: Any) -> None:
@@ -324,7 +332,7 @@ def _hooked_logs(original: Callable[..., Any], model: Any, logs: Any) -> Any:
     kind, run, outer = call.kind, call.run, running_calls().run_of(model)
     name_of_call = "fit" if kind == "fit" else "evaluate" if outer is None else "validation"
     process_set = shared_by(model)
-    if process_set is None:
+    if process_set is None or global_batch().started:  # with the batches of all ranks, states are of all ranks
         result = original(model, logs)
     else:
         if run is not None:

@@ -15,13 +15,14 @@ from hvkeras.data.sequences import Share
 from hvkeras.errors import UsageError, explain
 from hvkeras.gradients.optimizer import gather_optimizer
 from hvkeras.gradients.optimizer_classes import distributed_part, state_of
-from hvkeras.gradients.weighting import joining
+from hvkeras.gradients.weighting import global_batch, joining
 from hvkeras.host.console import format_ranks, prints_at, say
 from hvkeras.job.process_sets import ProcessSet, global_process_set
 from hvkeras.job.session import current_session, is_initialized
 from hvkeras.training import metrics, model_description, moving_statistics
 from hvkeras.training.divergence_check import DivergenceCheck
 from hvkeras.training.epoch_length import (
+    DATA,
     CommonEnd,
     Decision,
     FitFacts,
@@ -74,7 +75,9 @@ class FitRun:
         self._number = 0  # index of this fit on rank 0: new ranks of an elastic job have made fewer calls
         settings = current_session().settings
         self._every = settings.guard_steps
-        self._averages_statistics = settings.average_statistics
+        self._has_global_batches = global_batch().started
+        # With the batches of all ranks, the states are those of one process after every step.
+        self._averages_statistics = settings.average_statistics and not self._has_global_batches
         self._has_new_steps = False  # since the last averaging
         self._divergence_check = DivergenceCheck(
             model, process_set, self._local, self._broadcasts(), self._averages_statistics) if settings.guard else None
@@ -88,7 +91,7 @@ class FitRun:
         unbuilt = self._build(data)
         layers = self._layers()
         facts = FitFacts(data.steps, data.batches, data.last_rows, given["epochs"], given["initial_epoch"],
-                      given["validation_data"] is not None or bool(given["validation_split"]), _fingerprint(given["x"]),
+                      given["validation_data"] is not None or bool(given["validation_split"]), self._fingerprint(),
                       len(self._local_timers()), FitRun._count, unbuilt, model_description.arguments_of(self.model),
                       model_description.digest_of(layers), any(map(self._may_save, flat(given["callbacks"]))),
                       keeps_elements_whole(given["x"]), data.source is not None)
@@ -106,7 +109,8 @@ class FitRun:
         if self.by_rows:
             compat.forget_train_function(self.model)
         self._data = data
-        self._apply_decision(decide(self.process_set.ranks, everyone, session.settings.uneven))
+        self._apply_decision(decide(self.process_set.ranks, everyone, session.settings.uneven,
+                                    self._has_global_batches))
         if any(fact.may_change for fact in everyone) and self._common_end is None:
             self._lengths = [fact.batches or 0 for fact in everyone]
             self._compares_lengths_at_begin = not data.at_each_pass(self._decide_again)
@@ -284,7 +288,7 @@ class FitRun:
 
     def _check(self, steps: int, at_end: bool = False) -> None:
         """Compare the weights, and stop all ranks if any rank requests it; the first call also checks the metrics."""
-        if self._checked == 0:
+        if self._checked == 0 and not self._has_global_batches:
             metrics.check(self.model)
         stop_requested = bool(self.model.__dict__.get("stop_training", False))
         self._checked = steps
@@ -330,6 +334,13 @@ class FitRun:
         for callback in flat(self._arguments["callbacks"]):
             found |= set(getattr(callback, "local_keys", ()))  # of BroadcastGlobalVariablesCallback
         return found
+
+    def _fingerprint(self) -> Any:
+        """Return the fingerprint of the data; with the batches of all ranks, of all arguments that hold data."""
+        given = self._arguments
+        if not self._has_global_batches:
+            return _fingerprint(given["x"])
+        return {name: _fingerprint(given[name]) for name in DATA if given[name] is not None}
 
     def _layers(self) -> list[model_description.Layer]:
         """Describe the layers that must be equal on all ranks; none if the weights are not compared either.

@@ -32,6 +32,10 @@ _MERGES: dict[str, Callable[[Sequence[Any]], Any]] = {
 _AGGREGATIONS = {"mean": "mean", "only_first_replica": "first"}  # the merge for each of Keras's aggregations
 
 
+class UndeclaredMergeError(UsageError):
+    """A user's metric with variables of its own does not declare how to merge them."""
+
+
 @dataclass(frozen=True)
 class MetricState:
     """State of one metric on one rank.
@@ -194,7 +198,7 @@ def merging_of(metric: Any) -> Any:
     if any(aggregation in _AGGREGATIONS for aggregation in aggregations):
         return [_AGGREGATIONS.get(aggregation, "sum") for aggregation in aggregations]
     if _adds_variables(type(metric)):
-        raise UsageError(explain(
+        raise UndeclaredMergeError(explain(
             f"The metric {type(metric).__name__} must declare how the states of several ranks are merged",
             f'set {type(metric).__name__}.hvkeras_merge = "sum" if its variables are sums and counts, else "max",'
             ' "min", "mean", a list with one of these for each variable, or a method that merges a list of states',

@@ -16,7 +16,7 @@ from hvkeras.collectives.operations import Sum, members
 from hvkeras.collectives.reductions import allreduce
 from hvkeras.errors import UsageError, explain
 from hvkeras.gradients import replicas
-from hvkeras.gradients.weighting import joining
+from hvkeras.gradients.weighting import global_batch, joining
 from hvkeras.job.process_sets import ProcessSet
 from hvkeras.job.queries import rank
 from hvkeras.job.session import current_session
@@ -92,6 +92,8 @@ def moments_over_ranks(inputs: Any, axes: Sequence[int], keep_dims: bool, mask: 
     if joining().active:
         weight = tf.cast(joining().weight(), counts.dtype)
         counts, total = counts * weight, _with_weighted_gradient(total, weight)
+    if (rows := global_batch().rows) is not None:
+        counts = rows.counted(counts)
     moments = tf.stack([tf.reshape(one, [-1]) for one in (counts, *mean_and_variance)])
     if (strategy := replicas.strategy_within_rank()) is not None:
         replica = tf.distribute.get_replica_context()

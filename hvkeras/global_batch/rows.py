@@ -1,0 +1,103 @@
+"""Rows of a batch: each rank computes a contiguous block of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from hvkeras.compat import graphs
+from hvkeras.data.datasets import leading_rows
+from hvkeras.errors import UsageError, explain
+from hvkeras.gradients.weighting import RowShare
+
+_CANNOT_CUT = "All arrays of a batch must have the same number of rows, so that each rank can compute its rows"
+_WRITE = ("for batches that are not made of rows, such as graphs whose nodes are concatenated, write the lines of"
+          " hvkeras (docs/training.md) and give each rank whole batches: hvd.shard(dataset)")
+
+
+@dataclass(frozen=True)
+class Block:
+    """This rank's block of the rows of a batch. Numbers are integers if the batch has a static shape, else tensors.
+
+    Attributes:
+        start: Index of the first row that this rank computes.
+        rows: Number of rows that it computes: `counted`, but at least one, so that no layer sees an empty batch.
+        counted: Number of these rows that count.
+        total: Number of rows of the batch.
+    """
+
+    start: Any
+    rows: Any
+    counted: Any
+    total: Any
+
+    def share(self, trains: bool, reduces: bool) -> RowShare:
+        """Return the share of the rows for a step."""
+        share = tf.math.divide_no_nan(tf.cast(self.counted, tf.float64), tf.cast(self.total, tf.float64))
+        return RowShare(share, tf.convert_to_tensor(self.counted > 0), trains, reduces)
+
+
+def block_of(leaves: Sequence[Any], rank: int, size: int) -> Block | None:
+    """Return a rank's block of the rows of a batch.
+
+    Args:
+        leaves: The arrays of the batch: tensors, dense, ragged or sparse, and other values, which have no rows.
+
+    Returns:
+        The block; None if no array has rows.
+
+    Raises:
+        UsageError: Arrays have different numbers of rows.
+    """
+    static = [_static_rows(leaf) for leaf in leaves if _has_rows(leaf)]
+    if not static:
+        return None
+    known = sorted({count for count in static if count is not None})
+    if len(known) > 1:
+        raise UsageError(explain(_CANNOT_CUT, _WRITE, rows=known))
+    if None not in static:
+        return _block(known[0], rank, size, max, min)
+    counts = [leading_rows(leaf) for leaf in leaves if _has_rows(leaf)]
+    total = counts[0]
+    checks = [tf.debugging.assert_equal(count, total, explain(_CANNOT_CUT, _WRITE)) for count in counts[1:]]
+    with tf.control_dependencies([check for check in checks if check is not None]):
+        return _block(tf.identity(total), rank, size, tf.maximum, tf.minimum)
+
+
+def _block(total: Any, rank: int, size: int, larger: Any, smaller: Any) -> Block:
+    start, stop = rank * total // size, (rank + 1) * total // size
+    counted = stop - start
+    rows = smaller(larger(counted, 1), total)
+    return Block(smaller(start, larger(total - rows, 0)), rows, counted, total)
+
+
+@graphs.without_autograph
+def cut(batch: Any, block: Block) -> Any:
+    """Return the rows of a block, in the structure of the batch."""
+    return tf.nest.map_structure(lambda leaf: _rows_of(leaf, block) if _has_rows(leaf) else leaf, batch)
+
+
+def _rows_of(leaf: Any, block: Block) -> Any:
+    stop = block.start + block.rows
+    if not isinstance(leaf, tf.sparse.SparseTensor):
+        return leaf[block.start : stop]
+    start, rows = (tf.cast(number, tf.int64) for number in (block.start, block.rows))
+    others = leaf.dense_shape[1:]
+    part = tf.sparse.slice(leaf, tf.concat([[start], tf.zeros_like(others)], 0), tf.concat([[rows], others], 0))
+    part.set_shape([None, *leaf.shape[1:]])
+    return part
+
+
+def _has_rows(leaf: Any) -> bool:
+    if isinstance(leaf, (tf.RaggedTensor, tf.sparse.SparseTensor)):
+        return True
+    return isinstance(leaf, tf.Tensor) and leaf.shape.rank != 0
+
+
+def _static_rows(leaf: Any) -> int | None:
+    shape = leaf.shape
+    found: int | None = None if shape.rank is None else shape[0]
+    return found

@@ -1,0 +1,217 @@
+"""State that a step changes: the ranks' changes are combined, so that all ranks have the state of one process.
+
+In a step, Keras assigns to variables that do not train: states of metrics, moving statistics, states of random seeds.
+The first assignment of a step to each variable is noted with the value before it. After the step, the ranks sum up what
+they have added to the states of metrics. Other variables get the mean over all ranks, weighted by rows, which is
+exact for moving averages of means over rows. One allreduce carries all of them, and the logs that are no metrics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from hvkeras import compat
+from hvkeras.collectives.operations import Max, Min, Sum
+from hvkeras.collectives.reductions import allreduce
+from hvkeras.compat import graphs
+from hvkeras.errors import UnsupportedError, explain
+from hvkeras.gradients.weighting import RowShare
+from hvkeras.job.session import current_session
+from hvkeras.training import metrics
+
+
+class Changes:
+    """Changes of variables in one step."""
+
+    def __init__(self) -> None:
+        self._before: dict[int, tuple[Any, Any]] = {}  # by the variable's id: variable, value before the step
+        self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        self.complete: set[int] = set()  # ids of variables whose changes come from all rows on every rank
+        self.synchronized: set[int] = set()  # ids of variables that are equal on all ranks
+
+    def note(self, variable: Any) -> None:
+        """Note the value of a variable that is about to be assigned."""
+        if variable.trainable or id(variable) in self._before:
+            return
+        if self._graph is None:
+            before = tf.identity(variable.value)
+        else:
+            with self._graph.as_default():  # in a branch, the value before it
+                before = compat.as_tf_variable(variable).read_value()
+        self._before[id(variable)] = variable, before
+
+    def merge(self, model: Any, logs: Any, rows: RowShare) -> Any:
+        """Combine the changes of all ranks.
+
+        Args:
+            logs: The result of the step on this rank.
+
+        Returns:
+            The logs of all rows.
+        """
+        rules = self._rules(model)
+        self._reduce_extremes(rules, rows)
+        sources = _Sources(model, self._before, logs)
+        sums = _Sums()
+        for identity, (variable, before) in self._before.items():
+            rule = rules.get(identity, "")
+            if not rule:
+                continue
+            now = tf.convert_to_tensor(variable.value)
+            if rule == "sum":
+                change = rows.counted(tf.cast(now, tf.float64) - tf.cast(before, tf.float64))
+                sums.add(change, _adding(variable, before))
+            elif rule == "first":
+                first = tf.cast(current_session().topology.rank == 0, tf.float64)
+                sums.add(tf.cast(now, tf.float64) * first, _assigning(variable))
+            elif rule == "mean":
+                sums.add(rows.times_share(rows.counted(tf.cast(now, tf.float64))), _assigning(variable))
+        averaged = sources.other_numbers()
+        values: dict[int, Any] = {}
+        for index, value in averaged.items():
+            sums.add(rows.times_share(rows.counted(tf.cast(value, tf.float64))),
+                     lambda total, index=index, value=value: values.update({index: tf.cast(total, value.dtype)}))
+        sums.reduce()
+        return sources.logs(values)
+
+    def _rules(self, model: Any) -> dict[int, str]:
+        """Return how to combine each variable: `sum`, `mean`, `max`, `min`, `first`, or "" to leave it."""
+        found: dict[int, str] = {}
+        for metric in flat_metrics(model):
+            for variable, rule in zip(metric.variables, _rules_of(metric), strict=True):
+                found[id(variable)] = "" if id(variable) in self.complete else rule
+        for identity, (variable, _) in self._before.items():
+            if identity not in found:
+                is_state = tf.as_dtype(variable.dtype).is_floating and identity not in self.synchronized
+                found[identity] = "mean" if is_state else ""
+        return found
+
+    def _reduce_extremes(self, rules: dict[int, str], rows: RowShare) -> None:
+        for rule, op in (("max", Max), ("min", Min)):
+            for identity, (variable, before) in self._before.items():
+                if rules.get(identity) == rule:
+                    now = tf.where(rows.has_rows, variable.value, before)
+                    variable.assign(allreduce(now, op=op, name=f"the {rule} of a metric"))
+
+
+class _Sums:
+    """Numbers to sum up over all ranks in one allreduce, each with what is done with its sum."""
+
+    def __init__(self) -> None:
+        self._numbers: list[tuple[Any, Callable[[Any], Any]]] = []
+
+    def add(self, number: Any, use: Callable[[Any], Any]) -> None:
+        """Add a float64 tensor."""
+        self._numbers.append((number, use))
+
+    def reduce(self) -> None:
+        """Sum up the numbers, and use the sums."""
+        if not self._numbers:
+            return
+        flat = [tf.reshape(number, [-1]) for number, _ in self._numbers]
+        summed = allreduce(tf.concat(flat, 0), op=Sum, name="the states of a step")
+        parts = tf.split(summed, [_length(one) for one in flat])
+        for (number, use), part in zip(self._numbers, parts, strict=True):
+            use(tf.reshape(part, tf.shape(number)))
+
+
+def _length(flat: Any) -> Any:
+    return tf.shape(flat)[0] if flat.shape[0] is None else flat.shape[0]
+
+
+def _adding(variable: Any, before: Any) -> Callable[[Any], Any]:
+    def add(total: Any) -> None:
+        variable.assign(tf.cast(tf.cast(before, tf.float64) + tf.ensure_shape(total, variable.shape), before.dtype))
+
+    return add
+
+
+def _assigning(variable: Any) -> Callable[[Any], Any]:
+    return lambda total: variable.assign(tf.cast(tf.ensure_shape(total, variable.shape),
+                                                 compat.as_tf_variable(variable).dtype))
+
+
+def flat_metrics(model: Any) -> list[Any]:
+    """Return the metrics of a model, each once."""
+    found = {id(metric): metric for group in compat.metric_groups(model) for metric in group}
+    return list(found.values())
+
+
+def _rules_of(metric: Any) -> Sequence[str]:
+    merging = ["sum"] * len(metric.variables) if is_undeclared(metric) else metrics.merging_of(metric)
+    if callable(merging):
+        raise UnsupportedError(explain("Metrics under --data-parallel are merged by rules, not by a method",
+                                       'set hvkeras_merge to "sum", "max", "min", "mean" or a list of them',
+                                       metric=type(metric).__name__))
+    return list(merging)
+
+
+def is_undeclared(metric: Any) -> bool:
+    """Return whether a user's metric has variables of its own, and does not say how to merge them."""
+    try:
+        metrics.merging_of(metric)
+    except metrics.UndeclaredMergeError:
+        return True
+    return False
+
+
+class _Sources:
+    """What the logs of a step are computed from: metrics, whose results change with their states, or other values."""
+
+    def __init__(self, model: Any, changed: dict[int, tuple[Any, Any]], logs: Any) -> None:
+        self._logs = logs
+        self._flat = tf.nest.flatten(logs)
+        self._metrics: dict[int, Any] = {}  # by the index of a log
+        updated = [metric for metric in flat_metrics(model) if any(id(one) in changed for one in metric.variables)]
+        for index, value in enumerate(self._flat):
+            metric = _metric_of(value, updated)
+            if metric is not None:
+                self._metrics[index] = metric
+        self._names = list(logs) if isinstance(logs, dict) else []
+
+    def other_numbers(self) -> dict[int, Any]:
+        """Return the numbers in the logs that are no results of metrics, by index."""
+        return {index: value for index, value in enumerate(self._flat)
+                if index not in self._metrics and isinstance(value, tf.Tensor) and value.shape.rank == 0
+                and value.dtype.is_floating}
+
+    def logs(self, averaged: dict[int, Any]) -> Any:
+        """Return the logs of all ranks, given the averages of other numbers."""
+        results: dict[int, Any] = {}
+        flat = list(self._flat)
+        for index, value in averaged.items():
+            flat[index] = value
+        for index, metric in self._metrics.items():
+            if id(metric) not in results:
+                results[id(metric)] = metric.result()
+            result = results[id(metric)]
+            if isinstance(result, dict):
+                result = result.get(self._names[index] if len(self._names) == len(flat) else "", flat[index])
+            flat[index] = result
+        return tf.nest.pack_sequence_as(self._logs, flat)
+
+
+def _metric_of(value: Any, candidates: Sequence[Any]) -> Any:
+    """Return the metric whose result a value is; None if it is something else."""
+    if not isinstance(value, tf.Tensor):
+        return None
+    if isinstance(value, tf.__internal__.EagerTensor):
+        return next((metric for metric in candidates if _equals(metric.result(), value)), None)
+    read = graphs.variables_read_by(value)
+    if not read:
+        return None
+    owners = []
+    for metric in candidates:
+        handles = {id(graphs.handle_in_graph(compat.as_tf_variable(variable))) for variable in metric.variables}
+        if read <= handles:
+            owners.append((len(handles), metric))
+    return min(owners, key=lambda owner: owner[0])[1] if owners else None
+
+
+def _equals(result: Any, value: Any) -> bool:
+    results = list(result.values()) if isinstance(result, dict) else [result]
+    return any(isinstance(one, tf.Tensor) and one.dtype == value.dtype and one.shape == value.shape
+               and bool(tf.reduce_all(tf.equal(one, value))) for one in results)

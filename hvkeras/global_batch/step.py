@@ -1,0 +1,102 @@
+"""Steps of `fit`, `evaluate` and `predict`: each rank computes its rows of the batch, and all ranks get all results."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from hvkeras.collectives.reductions import allgather
+from hvkeras.compat import graphs
+from hvkeras.global_batch.rows import Block, block_of, cut
+from hvkeras.global_batch.states import Changes
+from hvkeras.gradients.weighting import global_batch
+from hvkeras.job.session import current_session
+
+
+class StepChanges:
+    """Changes of variables in the step that is being traced or run, for the functions that Keras calls in it."""
+
+    def __init__(self) -> None:
+        self.current: Changes | None = None
+
+
+def cutting(step: Callable[[Any], Any], model: Any, trains: bool, reduces: bool, changes: StepChanges,
+            ) -> Callable[[Any], Any]:
+    """Return a training or test step that computes this rank's rows, and leaves the state of one process.
+
+    Args:
+        step: Keras's or the user's step: takes a batch, and returns logs.
+        trains: Whether it is a training step.
+        reduces: Whether gradients are reduced where a tape computes them, since the step is the user's.
+        changes: Gets the changes of variables while the step runs.
+    """
+
+    @functools.wraps(step)
+    @graphs.without_autograph
+    def cut_step(batch: Any) -> Any:
+        batch = _as_tensors(batch)
+        block = _own_block(batch)
+        if block is None:
+            return step(batch)
+        rows = block.share(trains, reduces)
+        outer, changes.current = changes.current, Changes()
+        try:
+            with global_batch().computing(rows):
+                logs = step(cut(batch, block))
+            return changes.current.merge(model, logs, rows)
+        finally:
+            changes.current = outer
+
+    return cut_step
+
+
+def predicting(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a prediction step that computes this rank's rows, and returns those of all ranks.
+
+    Outputs that are not made of rows, or cannot be gathered, are computed from all rows on every rank.
+    """
+
+    @functools.wraps(step)
+    @graphs.without_autograph
+    def cut_step(batch: Any) -> Any:
+        batch = _as_tensors(batch)
+        block = _own_block(batch)
+        if block is None:
+            return step(batch)
+        with global_batch().computing(block.share(trains=False, reduces=False)):
+            outputs = step(cut(batch, block))
+        if not all(_can_be_gathered(output) for output in tf.nest.flatten(outputs)):
+            return step(batch)
+        return tf.nest.map_structure(lambda output: _gathered(output, block), outputs)
+
+    return cut_step
+
+
+def _as_tensors(batch: Any) -> Any:
+    return tf.nest.map_structure(lambda leaf: tf.convert_to_tensor(leaf) if isinstance(leaf, np.ndarray) else leaf,
+                                 batch)
+
+
+def _own_block(batch: Any) -> Block | None:
+    topology = current_session().topology
+    return block_of(tf.nest.flatten(batch), topology.rank, topology.size)
+
+
+def _can_be_gathered(output: Any) -> bool:
+    return isinstance(output, tf.Tensor) and output.shape.rank not in (0, None) and (
+        output.dtype.is_floating or output.dtype.is_integer or output.dtype.is_bool or output.dtype.is_complex)
+
+
+def _gathered(output: Any, block: Block) -> Any:
+    rows = tf.cast(tf.shape(output)[0], tf.int64)
+    check = tf.debugging.assert_equal(rows, tf.cast(block.rows, tf.int64), (
+        "Predictions must have one row for each row of their batch. HINT: if they do not, predict on one rank"))
+    with tf.control_dependencies([check] if check is not None else []):
+        own = output[: block.counted]
+    everyone = allgather(own, name="predictions")
+    everyone.set_shape([block.total if isinstance(block.total, int) else None, *output.shape[1:]])
+    return everyone

@@ -1,0 +1,112 @@
+"""Losses and metrics in a step: those that need all rows of the batch get them, gathered from all ranks.
+
+A loss or a metric function that returns one number for a batch may depend on all of its rows together, as a Dice
+coefficient does. It is computed from the labels and predictions of all ranks, and each rank gets the gradient for its
+predictions. So are metrics of users that do not declare how to merge their states. All other losses and metrics are
+combined from each rank's rows (`hvkeras.training.losses`, `hvkeras.global_batch.states`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from hvkeras.collectives.reductions import allgather
+from hvkeras.compat import graphs
+from hvkeras.global_batch.states import Changes, is_undeclared
+from hvkeras.gradients.weighting import RowShare, global_batch
+from hvkeras.job.session import current_session
+
+
+def update_mean(original: Callable[..., Any], metric: Any, values: Any, sample_weight: Any = None) -> Any:
+    """Add values to a `Mean` or `Sum`: a scalar counts by the rank's share of the rows."""
+    rows = global_batch().rows
+    if rows is not None and sample_weight is None and not _rank_of(values):
+        sample_weight = tf.cast(rows.share, metric.dtype)
+    return original(metric, values, sample_weight)
+
+
+def update_function(original: Callable[..., Any], metric: Any, y_true: Any, y_pred: Any, sample_weight: Any = None,
+                    ) -> Any:
+    """Add the values of a metric function, which gets all rows if it returns one number for a batch."""
+    rows = global_batch().rows
+    if rows is not None and sample_weight is None and _returns_scalar(metric, y_true, y_pred):
+        y_true, y_pred = _gathered(y_true, rows), _gathered(y_pred, rows)
+    return original(metric, y_true, y_pred, sample_weight)
+
+
+def update_metrics(changes: Changes | None, original: Callable[..., Any], listed: Any, y_true: Any, y_pred: Any,
+                   sample_weight: Any = None) -> Any:
+    """Add a batch to the metrics of an output; those of users that cannot be merged get all rows."""
+    rows = global_batch().rows
+    undeclared = [] if rows is None or changes is None else [one for one in listed.metrics if is_undeclared(one)]
+    if not undeclared:
+        return original(listed, y_true, y_pred, sample_weight)
+    assert rows is not None and changes is not None
+    whole = [_gathered(one, rows) for one in (y_true, y_pred, sample_weight)]
+    for metric in listed.metrics:
+        if metric not in undeclared:
+            metric.update_state(y_true, y_pred, sample_weight=sample_weight)
+            continue
+        with global_batch().computing(None):
+            metric.update_state(*whole[:2], sample_weight=whole[2])
+        changes.complete |= {id(variable) for variable in metric.variables}
+    return None
+
+
+def call_loss(original: Callable[..., Any], loss: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+    """Compute a loss, from all rows if it is one number for a batch."""
+    rows = global_batch().rows
+    if rows is None or sample_weight is not None or not _is_scalar_loss(loss, y_true, y_pred):
+        return original(loss, y_true, y_pred, sample_weight)
+    with global_batch().computing(None):
+        whole = original(loss, _gathered(y_true, rows), _gathered(y_pred, rows))
+    return whole + _with_gradient_of_rows(whole, rows)
+
+
+def _with_gradient_of_rows(whole: Any, rows: RowShare) -> Any:
+    """Return 0, with a gradient that makes the gradient of `whole` count once, not by the rank's share."""
+    factor = rows.divided_by_share(tf.ones_like(whole)) - 1.0
+    return factor * (whole - tf.stop_gradient(whole))
+
+
+@graphs.without_autograph
+def _gathered(value: Any, rows: RowShare) -> Any:
+    """Return the rows of all ranks; the gradient of each rank's rows is that of one process."""
+    return tf.nest.map_structure(lambda leaf: leaf if leaf is None else _gather(leaf, rows), value)
+
+
+def _gather(leaf: Any, rows: RowShare) -> Any:
+    leaf = tf.convert_to_tensor(leaf)
+    counted = tf.where(rows.has_rows, tf.shape(leaf)[0], 0)
+    own = leaf[:counted]
+    everyone = tf.stop_gradient(allgather(own, name="the rows of a batch"))
+    return _placed(own, everyone)
+
+
+def _placed(own: Any, everyone: Any) -> Any:
+    """Return the rows of all ranks, with a gradient for the rank's own rows."""
+    if not own.dtype.is_floating:
+        return everyone
+    counts = allgather(tf.reshape(tf.shape(own)[0], [1]), name="the numbers of rows of a batch")
+    start = tf.reduce_sum(counts[: current_session().topology.rank])
+    after = tf.shape(everyone)[0] - start - tf.shape(own)[0]
+    padding = tf.concat([[[start, after]], tf.zeros([tf.rank(own) - 1, 2], tf.int32)], 0)
+    padded = tf.pad(own, padding)
+    return everyone + padded - tf.stop_gradient(padded)
+
+
+def _returns_scalar(metric: Any, y_true: Any, y_pred: Any) -> bool:
+    values = metric._fn(y_true, y_pred, **metric._fn_kwargs)
+    return _rank_of(values) == 0
+
+
+def _is_scalar_loss(loss: Any, y_true: Any, y_pred: Any) -> bool:
+    return _rank_of(loss.call(y_true, y_pred)) == 0
+
+
+def _rank_of(value: Any) -> int | None:
+    shape = getattr(value, "shape", None)
+    return 0 if shape is None else len(shape)
