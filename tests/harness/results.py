@@ -15,13 +15,14 @@ import numpy as np
 
 RESULT = "result.npz"  # every compared script writes its weights and results into it
 WEIGHT = "weight."  # the names of weights begin with it
-FLOOR = 1e-2  # arrays whose root mean square is smaller are compared absolutely
+FLOOR = 1.0  # arrays whose root mean square is smaller are compared absolutely
 
 Arrays = Mapping[str, Any]
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?|\b(?:nan|inf)\b")
 _STYLE = re.compile(r"\x1b\[[\d;]*[A-Za-z]")
+_ADDRESS = re.compile(r"\bfile:\S+")  # it contains the folder of the run
 _PROGRESS = re.compile(r"^\s*(\d+)/(\d+|Unknown)\s")
-_METRIC = re.compile(r" - ([^:]+?): ")
+_RANK = re.compile(r"^\[\d+\] ?")
 _PICTURES = (".png", ".jpg")
 _ARCHIVES = (".keras", ".zip")
 
@@ -92,15 +93,21 @@ def different_files(found: Path, expected: Path, tolerance: float) -> list[str]:
 def lines_of(text: str) -> Counter[str]:
     """Return how often each line was printed, with `#` for numbers.
 
-    Of a progress bar, the last state counts: numbers of steps, and the names of the metrics. Empty lines do not count.
+    Of a progress bar, the complete one counts: its number of steps, and the names of the metrics. Empty lines, and the
+    rank with which the launcher begins each line, do not count.
     """
     found: Counter[str] = Counter()
-    for printed in text.splitlines():
-        last = _STYLE.sub("", re.split(r"[\b\r]+", printed.rstrip("\b\r"))[-1]).rstrip()
-        if progress := _PROGRESS.match(last):
-            found[f"{progress[1]}/{progress[2]} {sorted(_METRIC.findall(last))}"] += 1
-        elif last:
-            found[_NUMBER.sub("#", last)] += 1
+    for printed in text.split("\n"):
+        if printed.endswith("\b"):  # what follows "\r", which may be read as "\n", is printed over it
+            continue
+        last = _STYLE.sub("", printed.rstrip("\r").split("\r")[-1])
+        last = _RANK.sub("", last).rstrip()
+        progress = _PROGRESS.match(last)
+        if progress and progress[1] == progress[2]:
+            metrics = sorted(part.split(": ")[0] for part in last.split(" - ") if ": " in part)
+            found[f"{progress[1]}/{progress[2]} {metrics}"] += 1
+        elif last and not progress:
+            found[_NUMBER.sub("#", _ADDRESS.sub("file:", last))] += 1
     return found
 
 
@@ -122,7 +129,8 @@ def _contents(name: str, content: bytes) -> Iterator[tuple[str, Any]]:
             yield "pixels", np.asarray(picture)
     elif suffix in (".csv", ".json", ".txt"):
         text = content.decode()
-        text = json.dumps(json.loads(text, object_hook=_without_identities), sort_keys=True) if suffix == ".json" else text
+        if suffix == ".json":
+            text = json.dumps(json.loads(text, object_hook=_without_identities), sort_keys=True)
         yield "words", np.asarray(_NUMBER.sub("#", text))
         yield "numbers", np.asarray([float(number) for number in _NUMBER.findall(text)])
 

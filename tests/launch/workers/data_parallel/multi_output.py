@@ -88,9 +88,12 @@ model.compile(
     weighted_metrics={"department": ["categorical_crossentropy"], "priority": ["mse"]},
     steps_per_execution=2,
 )
-# Batches of 20 rows, and one of a single row at the end of each pass; seven steps end within the second pass
+# Batches of 20 rows, and one of a single row at the end of each pass; seven steps end within the second pass. Keras may
+# drop batches of a generator between two validations: all of these are the same
 history = model.fit(generate(train_data, 20, weights=True), steps_per_epoch=7, epochs=2,
-                    validation_data=generate(validation_data, 14), validation_steps=4)
+                    validation_data=generate(validation_data, 29), validation_steps=2)
+third = model.fit(generate(train_data, 20), steps_per_epoch=5, epochs=4, initial_epoch=3, verbose=2,
+                  validation_data=generate(validation_data, 14), validation_steps=4)
 evaluated = model.evaluate(generate(validation_data, 14, endless=False), return_dict=True)
 
 # The same model with positional data, an optimizer that clips the norm of all gradients, and one step per execution
@@ -107,5 +110,6 @@ except ImportError as error:
     print("no plot:", type(error).__name__)
 model.export("exported", verbose=False)
 
-save_results([model], {**{f"second_{k}": v for k, v in second.history.items()}, **history.history},
+save_results([model], {**{f"second_{k}": v for k, v in second.history.items()},
+                       **{f"third_{k}": v for k, v in third.history.items()}, **history.history},
              evaluated=[evaluated[name] for name in sorted(evaluated)], **predictions)
