@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe
+from tensorflow.python.autograph.impl import api as autograph
 from tensorflow.python.eager import context as eager_context
 from tensorflow.python.framework import ops
 from tensorflow.python.ops import control_flow_util, control_flow_util_v2
@@ -24,6 +25,23 @@ def without_autograph(function: Function) -> Function:
     The function must not have control flow that depends on tensors. Conversion would add seconds to the first step.
     """
     return cast(Function, tf.autograph.experimental.do_not_convert(function))
+
+
+def inlined(function: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call the Python function of a `tf.function`, converted by AutoGraph, in the graph under construction or eagerly.
+
+    Args:
+        function: The `tf.function`.
+    """
+    python_function = function.python_function
+    if not tf.executing_eagerly() and function._autograph:
+        python_function = autograph.convert(recursive=True, user_requested=True)(python_function)
+    return python_function(*args, **kwargs)
+
+
+def is_compiled(function: Any) -> bool:
+    """Return whether XLA compiles a `tf.function`."""
+    return bool(function._jit_compile)
 
 
 def compiled_by_xla() -> bool:

@@ -151,6 +151,8 @@ class GlobalBatchBehaviour:
     Attributes:
         make_function: Makes the training or test function of a model from its step.
         make_predict: Makes the prediction function of a model.
+        apply: Applies gradients.
+        call_function: Calls a `tf.function`.
         predict: Called with a model and its prediction step of one batch; returns the step to use instead.
         gradient: Computes the gradients of a tape.
         assign: Assigns to a variable of Keras.
@@ -164,6 +166,8 @@ class GlobalBatchBehaviour:
 
     make_function: Callable[..., Any]
     make_predict: Callable[..., Any]
+    apply: Callable[..., Any]
+    call_function: Callable[..., Any]
     predict: Callable[[Any, Callable[[Any], Any]], Callable[[Any], Any]]
     gradient: Callable[..., Any]
     assign: Callable[..., Any]
@@ -442,6 +446,11 @@ TABLE = (
     Patch(GLOBAL_BATCH, ("tensorflow:GradientTape.gradient",), _TENSORFLOW,
           "gradients are weighted by the rank's share of the rows, and in training steps of users reduced",
           _OF_KERAS_PROCESSES, around("gradient"), "gradients"),
+    Patch(GLOBAL_BATCH, (f"{_BASE_OPTIMIZER}.apply",), _KERAS, "names the line of a loop that is not distributed",
+          _OF_KERAS_PROCESSES, around("apply"), "custom loops"),
+    Patch(GLOBAL_BATCH, (f"{_FUNCTIONS}.polymorphic_function:Function.__call__",), _TENSORFLOW,
+          "functions of users in a step become parts of it, since they may contain its gradients and losses",
+          _OF_KERAS_PROCESSES, around("call_function"), "functions in steps"),
     Patch(GLOBAL_BATCH, ("keras:Variable._direct_assign",), _KERAS,
           "notes which variables a step changes, and their values before it", _OF_KERAS_PROCESSES, around("assign"),
           "changes of variables"),

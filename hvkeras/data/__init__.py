@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from hvkeras import compat
 from hvkeras.collectives.operations import members
+from hvkeras.collectives.row_share import require_own_batches
 from hvkeras.data.accounts import keeps_accounts
 from hvkeras.data.datasets import shard_dataset
 from hvkeras.data.partition import Coverage, Partition, shard_arrays
@@ -86,6 +87,7 @@ def shard(
             elements than ranks in training.
         PeerError: Reading the data failed on another rank.
     """
+    require_own_batches("shard")
     ranks = members(process_set, "shard")
     rank = current_session().topology.rank
     if not isinstance(training, (bool, np.bool_)):

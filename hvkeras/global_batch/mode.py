@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
+import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -12,14 +12,15 @@ import tensorflow as tf
 from hvkeras import compat
 from hvkeras.collectives.operations import Sum
 from hvkeras.compat import graphs, patches
+from hvkeras.control.location import call_site, innermost, is_library
 from hvkeras.errors import UnsupportedError, explain
 from hvkeras.global_batch import noise, step, whole_batch
-from hvkeras.gradients.optimizer import DistributedOptimizer
-from hvkeras.gradients.optimizer_classes import distributed_part
+from hvkeras.gradients.optimizer import sum_over_ranks
 from hvkeras.gradients.options import ReductionOptions
 from hvkeras.gradients.reducer import GradientReducer
 from hvkeras.gradients.tape import sources_of
-from hvkeras.gradients.weighting import global_batch
+from hvkeras.host.console import prints_at, say
+from hvkeras.collectives.row_share import global_batch
 from hvkeras.job.session import current_session
 from hvkeras.training.fit_hooks import running_calls
 
@@ -39,8 +40,12 @@ def start() -> None:
     if session.settings.run_membership:
         raise UnsupportedError(explain(f"{_FLAG} needs a fixed number of ranks", "leave out --min-np and --max-np;"
                                        " --reset-limit restarts the script, for BackupAndRestore to resume"))
-    global_batch().started = True
+    global_batch().start()
     _install(Steps())
+    if session.topology.rank == 0 and prints_at(session.settings, "WARNING"):
+        moments = ("; BatchNormalization uses the mean and variance of the whole batch (HVKERAS_SYNC_BATCH_NORM=off: of"
+                   " a rank's rows)" if session.settings.sync_batch_norm else "")
+        say(f"data parallel: each rank computes 1/{session.topology.size} of the rows of every batch{moments}")
 
 
 def _require_keras() -> None:
@@ -62,6 +67,7 @@ def _require_keras() -> None:
 def _install(steps: Steps) -> None:
     patches.install(patches.GLOBAL_BATCH, patches.GlobalBatchBehaviour(
         make_function=steps.make_function, make_predict=steps.make_predict, predict=steps.predicting,
+        apply=steps.apply, call_function=call_function,
         gradient=steps.gradient, assign=steps.assign, next_seed=noise.next_seed, operation_seed=noise.operation_seed,
         update_mean=whole_batch.update_mean, update_function=whole_batch.update_function,
         update_metrics=steps.update_metrics, call_loss=whole_batch.call_loss))
@@ -73,6 +79,8 @@ class Steps:
     def __init__(self) -> None:
         self._changes = step.StepChanges()
         self._makes_predict = False
+        self._has_loop = False  # a loop of the script was named
+        self._assumed: set[type] = set()  # classes of models whose assumptions were said
 
     def make_function(self, original: Callable[..., Any], model: Any, step_function: Any) -> Any:
         """Make the training or test function of a model.
@@ -84,8 +92,10 @@ class Steps:
         by_itself = compat.steps_by_itself(model)
         if trains:
             _require_plain(model)
-        if trains and by_itself and model.optimizer is not None and distributed_part(model.optimizer) is None:
-            DistributedOptimizer(model.optimizer, op=Sum)
+        if trains and by_itself and model.optimizer is not None:
+            sum_over_ranks(model.optimizer)
+        if trains:
+            self._say_assumption(model, by_itself)
         cut_step = step.cutting(step_function, model, trains, trains and not by_itself, self._changes)
         made = {True: original(model, cut_step)}
 
@@ -93,9 +103,38 @@ class Steps:
             is_shared = not running_calls().alone
             if is_shared not in made:
                 made[is_shared] = original(model, step_function)
-            return made[is_shared](iterator)
+            logs = made[is_shared](iterator)
+            if is_shared and not isinstance(iterator, tf.data.Iterator):  # of train_on_batch and test_on_batch
+                global_batch().require_same_batches()
+            return logs
 
         return function
+
+    def _say_assumption(self, model: Any, by_itself: bool) -> None:
+        """Say once for each class what is assumed about a training step or loss of the user."""
+        cls, session = type(model), current_session()
+        own = "train_step" if not by_itself else "compute_loss" if not compat.is_of_keras(next(
+            base for base in cls.__mro__ if "compute_loss" in vars(base))) else ""
+        if not own or cls in self._assumed:
+            return
+        self._assumed.add(cls)
+        if session.topology.rank == 0 and prints_at(session.settings, "WARNING"):
+            say(f"{cls.__name__}.{own} must compute means over the rows of its batch, each from its own row: then the"
+                " result is that of one process (docs/data-parallel.md)")
+
+    def apply(self, original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        """Apply gradients; name the line of a loop outside of the steps of models, which is not distributed."""
+        session = current_session()
+        if global_batch().rows is None and not self._has_loop and not running_calls().alone:
+            self._has_loop = True
+            if session.topology.rank == 0 and prints_at(session.settings, "WARNING"):
+                stack = graphs.traced_stack()
+                line = call_site() if stack is None else innermost(stack)
+                say(f"a training loop of this script is not distributed (it applies gradients at {line}): every rank"
+                    " computes whole batches. To share its work, run it without --data-parallel, and write: import"
+                    " hvkeras as hvd; hvd.init(); dataset = hvd.shard(dataset); tape ="
+                    " hvd.DistributedGradientTape(tape)")
+        return original(optimizer, *args, **kwargs)
 
     def make_predict(self, original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
         """Make the prediction function of a model."""
@@ -139,6 +178,14 @@ class Steps:
 
 
 _SUMS = ReductionOptions("the training step", op=Sum)
+
+
+def call_function(original: Callable[..., Any], function: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call a `tf.function`; one of the user becomes a part of the step, whose gradients and losses it may compute."""
+    if global_batch().rows is None or graphs.is_compiled(function) or is_library(
+            inspect.unwrap(function.python_function).__code__.co_filename):
+        return original(function, *args, **kwargs)
+    return graphs.inlined(function, *args, **kwargs)
 
 
 def _is_weight(source: Any) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvkeras.gradients.weighting import global_batch
+from hvkeras.collectives.row_share import global_batch
 from hvkeras.job.session import current_session
 
 _STRIDE = 0x9E3779B1  # odd, near 2**32 divided by the golden ratio: ranks' seeds are far apart

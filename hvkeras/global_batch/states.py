@@ -18,7 +18,8 @@ from hvkeras.collectives.operations import Max, Min, Sum
 from hvkeras.collectives.reductions import allreduce
 from hvkeras.compat import graphs
 from hvkeras.errors import UnsupportedError, explain
-from hvkeras.gradients.weighting import RowShare
+from hvkeras.collectives.row_share import RowShare
+from hvkeras.global_batch.marks import Mark
 from hvkeras.job.session import current_session
 from hvkeras.training import metrics
 
@@ -43,11 +44,12 @@ class Changes:
                 before = compat.as_tf_variable(variable).read_value()
         self._before[id(variable)] = variable, before
 
-    def merge(self, model: Any, logs: Any, rows: RowShare) -> Any:
-        """Combine the changes of all ranks.
+    def merge(self, model: Any, logs: Any, rows: RowShare, mark: Mark) -> Any:
+        """Combine the changes of all ranks, and compare their batches.
 
         Args:
             logs: The result of the step on this rank.
+            mark: The mark of the whole batch on this rank.
 
         Returns:
             The logs of all rows.
@@ -74,6 +76,7 @@ class Changes:
         for index, value in averaged.items():
             sums.add(rows.times_share(rows.counted(tf.cast(value, tf.float64))),
                      lambda total, index=index, value=value: values.update({index: tf.cast(total, value.dtype)}))
+        sums.add(mark.value, mark.compare)
         sums.reduce()
         return sources.logs(values)
 

@@ -11,9 +11,10 @@ import tensorflow as tf
 
 from hvkeras.collectives.reductions import allgather
 from hvkeras.compat import graphs
+from hvkeras.global_batch.marks import mark_of
 from hvkeras.global_batch.rows import Block, block_of, cut
 from hvkeras.global_batch.states import Changes
-from hvkeras.gradients.weighting import global_batch
+from hvkeras.collectives.row_share import global_batch
 from hvkeras.job.session import current_session
 
 
@@ -43,11 +44,12 @@ def cutting(step: Callable[[Any], Any], model: Any, trains: bool, reduces: bool,
         if block is None:
             return step(batch)
         rows = block.share(trains, reduces)
+        mark = mark_of(tf.nest.flatten(batch))
         outer, changes.current = changes.current, Changes()
         try:
             with global_batch().computing(rows):
                 logs = step(cut(batch, block))
-            return changes.current.merge(model, logs, rows)
+            return changes.current.merge(model, logs, rows, mark)
         finally:
             changes.current = outer
 

@@ -16,8 +16,7 @@ import tensorflow as tf
 from hvkeras.collectives.reductions import allgather
 from hvkeras.compat import graphs
 from hvkeras.global_batch.states import Changes, is_undeclared
-from hvkeras.gradients.weighting import RowShare, global_batch
-from hvkeras.job.session import current_session
+from hvkeras.collectives.row_share import RowShare, global_batch
 
 
 def update_mean(original: Callable[..., Any], metric: Any, values: Any, sample_weight: Any = None) -> Any:
@@ -61,41 +60,18 @@ def call_loss(original: Callable[..., Any], loss: Any, y_true: Any, y_pred: Any,
     rows = global_batch().rows
     if rows is None or sample_weight is not None or not _is_scalar_loss(loss, y_true, y_pred):
         return original(loss, y_true, y_pred, sample_weight)
-    with global_batch().computing(None):
-        whole = original(loss, _gathered(y_true, rows), _gathered(y_pred, rows))
-    return whole + _with_gradient_of_rows(whole, rows)
-
-
-def _with_gradient_of_rows(whole: Any, rows: RowShare) -> Any:
-    """Return 0, with a gradient that makes the gradient of `whole` count once, not by the rank's share."""
-    factor = rows.divided_by_share(tf.ones_like(whole)) - 1.0
-    return factor * (whole - tf.stop_gradient(whole))
+    return original(loss, _gathered(y_true, rows), _gathered(y_pred, rows))
 
 
 @graphs.without_autograph
 def _gathered(value: Any, rows: RowShare) -> Any:
-    """Return the rows of all ranks; the gradient of each rank's rows is that of one process."""
-    return tf.nest.map_structure(lambda leaf: leaf if leaf is None else _gather(leaf, rows), value)
+    """Return the rows of all ranks; their gradients are weighted by the ranks' shares and summed up."""
+    return tf.nest.map_structure(lambda leaf: leaf if leaf is None else _gather(tf.convert_to_tensor(leaf), rows), value)
 
 
 def _gather(leaf: Any, rows: RowShare) -> Any:
-    leaf = tf.convert_to_tensor(leaf)
     counted = tf.where(rows.has_rows, tf.shape(leaf)[0], 0)
-    own = leaf[:counted]
-    everyone = tf.stop_gradient(allgather(own, name="the rows of a batch"))
-    return _placed(own, everyone)
-
-
-def _placed(own: Any, everyone: Any) -> Any:
-    """Return the rows of all ranks, with a gradient for the rank's own rows."""
-    if not own.dtype.is_floating:
-        return everyone
-    counts = allgather(tf.reshape(tf.shape(own)[0], [1]), name="the numbers of rows of a batch")
-    start = tf.reduce_sum(counts[: current_session().topology.rank])
-    after = tf.shape(everyone)[0] - start - tf.shape(own)[0]
-    padding = tf.concat([[[start, after]], tf.zeros([tf.rank(own) - 1, 2], tf.int32)], 0)
-    padded = tf.pad(own, padding)
-    return everyone + padded - tf.stop_gradient(padded)
+    return allgather(leaf[:counted], name="the rows of a batch")
 
 
 def _returns_scalar(metric: Any, y_true: Any, y_pred: Any) -> bool:

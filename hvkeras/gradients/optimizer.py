@@ -7,10 +7,11 @@ from typing import Any
 
 from hvkeras import compat
 from hvkeras.collectives.compression import Compression
-from hvkeras.collectives.operations import Average
+from hvkeras.collectives.operations import Average, Sum
 from hvkeras.errors import UnsupportedError, UsageError, explain
 from hvkeras.gradients.optimizer_classes import distribute, distributed_part, state_of
 from hvkeras.gradients.options import Options, ReductionOptions, checked_groups, checked_layers
+from hvkeras.collectives.row_share import require_own_batches
 from hvkeras.job.process_sets import ProcessSet, global_process_set
 from hvkeras.job.session import current_session
 from hvkeras.typing import CompressorLike, LayerLike, OptimizerT, VariableLike
@@ -71,7 +72,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's public name
         UnsupportedError: Keras runs on a backend other than TensorFlow, or the update of this optimizer cannot be
             sharded.
     """
-    current_session()
+    require_own_batches("DistributedOptimizer")
     if compat.family_of(optimizer) is None:
         raise UsageError(explain("DistributedOptimizer takes an optimizer of Keras 3 or tf_keras",
                                  "pass an instance such as keras.optimizers.Adam()", optimizer=optimizer))
@@ -150,6 +151,22 @@ def PartialDistributedOptimizer(  # noqa: N802 - Horovod's public name
     assert part is not None
     part.layers.extend(layers)
     return distributed
+
+
+def sum_over_ranks(optimizer: Any) -> None:
+    """Make an optimizer of Keras 3 sum up its gradients over all ranks, if it does not yet.
+
+    Args:
+        optimizer: The optimizer of a model whose batches are those of all ranks; see `hvkeras.global_batch`.
+    """
+    if distributed_part(optimizer) is not None:
+        return
+    inner = compat.inner_optimizer(optimizer)
+    kind = _kind_of_sharding(optimizer, "auto")
+    target = inner if kind and inner is not None else optimizer
+    exchange = ReductionOptions(type(inner or optimizer).__name__, Sum)
+    distribute(target, Options(exchange, type(target), str(compat.family_of(target)),
+                               compat.inner_optimizer(target) is not None, shard_kind=kind))
 
 
 def gather_optimizer(model_or_optimizer: Any, to: Sequence[int] = (0,)) -> None:

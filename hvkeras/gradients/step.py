@@ -18,7 +18,7 @@ from hvkeras.gradients.distributed_part import DistributedPart
 from hvkeras.gradients.plain_update import Apply, PlainUpdate, Update
 from hvkeras.gradients.reducer import GradientReducer
 from hvkeras.gradients.sharded_update import ShardedUpdate
-from hvkeras.gradients.weighting import global_batch
+from hvkeras.collectives.row_share import global_batch
 
 
 @dataclass(frozen=True)

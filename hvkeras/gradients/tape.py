@@ -15,8 +15,8 @@ from hvkeras.errors import UsageError, explain
 from hvkeras.gradients import replicas
 from hvkeras.gradients.options import ReductionOptions, checked_groups, checked_layers
 from hvkeras.gradients.reducer import GradientReducer
+from hvkeras.collectives.row_share import require_own_batches
 from hvkeras.job.process_sets import ProcessSet, global_process_set
-from hvkeras.job.session import current_session
 from hvkeras.typing import CompressorLike, GradientTapeLike, LayerLike, VariableLike
 from hvkeras.typing import DistributedGradientTape as Tape
 
@@ -187,7 +187,7 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's public name
         NotInitializedError: `init()` was not called.
         UsageError: `gradtape` is not a tape or is already distributed, or another argument is invalid.
     """
-    current_session()
+    require_own_batches("DistributedGradientTape")
     if isinstance(gradtape, _DistributedTape):
         raise UsageError(explain("A tape can be distributed only once",
                                  "remove one DistributedGradientTape() call", gradtape=gradtape))

@@ -1,10 +1,8 @@
-"""Weights of ranks in a step: of ranks without batches left in an epoch, and of the rows of a batch of all ranks."""
+"""Gradient weights: ranks without batches left in an epoch still participate in its steps, with weight 0."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -72,56 +70,3 @@ def _times(gradient: Any, factor: Any) -> Any:
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(_times(gradient.values, factor), gradient.indices, gradient.dense_shape)
     return gradient * tf.cast(factor, gradient.dtype)
-
-
-@dataclass(frozen=True)
-class RowShare:
-    """Rows of a batch that this rank computes, while the other ranks compute the others.
-
-    The loss of the batch is the sum of the ranks' losses, each times the rank's `share`, and so is its gradient.
-
-    Attributes:
-        share: The part of the batch's rows that this rank computes, a float64 scalar; the shares of all ranks sum to 1.
-        has_rows: Boolean scalar; False if this rank computes a row that does not count, since there are too few.
-        trains: Whether the step trains.
-        reduces: Whether gradients are reduced where a tape computes them, instead of by the optimizer.
-    """
-
-    share: Any
-    has_rows: Any
-    trains: bool = False
-    reduces: bool = False
-
-    def times_share(self, value: Any) -> Any:
-        """Return a tensor times the share."""
-        return value * tf.cast(self.share, value.dtype)
-
-    def divided_by_share(self, value: Any) -> Any:
-        """Return a tensor divided by the share; 0 without rows."""
-        return tf.math.divide_no_nan(value, tf.cast(self.share, value.dtype))
-
-    def counted(self, value: Any) -> Any:
-        """Return a number; 0 without rows."""
-        return tf.where(self.has_rows, value, tf.zeros_like(value))
-
-
-class GlobalBatch:
-    """Whether all ranks get the same batches (`hvkeras.global_batch`), and this rank's rows of the current one."""
-
-    def __init__(self) -> None:
-        self.started: bool = False
-        self.rows: RowShare | None = None  # in the step that is being traced or run; None outside of steps
-
-    @contextlib.contextmanager
-    def computing(self, rows: RowShare | None) -> Iterator[None]:
-        """Enter a scope in which a step computes some rows of the batch."""
-        before, self.rows = self.rows, rows
-        try:
-            yield
-        finally:
-            self.rows = before
-
-
-def global_batch() -> GlobalBatch:
-    """Return this process's `GlobalBatch`."""
-    return this_process().part(GlobalBatch)

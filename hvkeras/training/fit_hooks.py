@@ -22,7 +22,7 @@ from hvkeras.diagnostics import timeline
 from hvkeras.diagnostics.recorder import recording
 from hvkeras.errors import UnsupportedError, explain
 from hvkeras.gradients.optimizer_classes import distributed_part, install_hooks
-from hvkeras.gradients.weighting import global_batch
+from hvkeras.collectives.row_share import global_batch
 from hvkeras.horovod import as_horovod
 from hvkeras.host.console import prints_at, say
 from hvkeras.host.forks import detach_in_children
@@ -334,6 +334,7 @@ def _hooked_logs(original: Callable[..., Any], model: Any, logs: Any) -> Any:
     process_set = shared_by(model)
     if process_set is None or global_batch().started:  # with the batches of all ranks, states are of all ranks
         result = original(model, logs)
+        global_batch().require_same_batches()
     else:
         if run is not None:
             run.average_statistics("fit")  # before validation, and before callbacks that save

@@ -15,7 +15,8 @@ from hvkeras.data.sequences import Share
 from hvkeras.errors import UsageError, explain
 from hvkeras.gradients.optimizer import gather_optimizer
 from hvkeras.gradients.optimizer_classes import distributed_part, state_of
-from hvkeras.gradients.weighting import global_batch, joining
+from hvkeras.collectives.row_share import global_batch
+from hvkeras.gradients.weighting import joining
 from hvkeras.host.console import format_ranks, prints_at, say
 from hvkeras.job.process_sets import ProcessSet, global_process_set
 from hvkeras.job.session import current_session, is_initialized
@@ -288,7 +289,9 @@ class FitRun:
 
     def _check(self, steps: int, at_end: bool = False) -> None:
         """Compare the weights, and stop all ranks if any rank requests it; the first call also checks the metrics."""
-        if self._checked == 0 and not self._has_global_batches:
+        if self._has_global_batches:
+            global_batch().require_same_batches()
+        elif self._checked == 0:
             metrics.check(self.model)
         stop_requested = bool(self.model.__dict__.get("stop_training", False))
         self._checked = steps

@@ -29,7 +29,8 @@ from hvkeras.collectives.operations import Sum
 from hvkeras.collectives.reductions import allreduce
 from hvkeras.compat import graphs
 from hvkeras.errors import UnsupportedError, UsageError, explain
-from hvkeras.gradients.weighting import RowShare, global_batch, joining
+from hvkeras.collectives.row_share import RowShare, global_batch
+from hvkeras.gradients.weighting import joining
 from hvkeras.job.process_sets import ProcessSet
 
 

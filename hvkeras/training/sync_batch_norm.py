@@ -16,7 +16,8 @@ from hvkeras.collectives.operations import Sum, members
 from hvkeras.collectives.reductions import allreduce
 from hvkeras.errors import UsageError, explain
 from hvkeras.gradients import replicas
-from hvkeras.gradients.weighting import global_batch, joining
+from hvkeras.collectives.row_share import global_batch
+from hvkeras.gradients.weighting import joining
 from hvkeras.job.process_sets import ProcessSet
 from hvkeras.job.queries import rank
 from hvkeras.job.session import current_session
