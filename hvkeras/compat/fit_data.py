@@ -64,6 +64,8 @@ class KerasData:
         self._given = self._global_dataset()
         self.batches: int | None = _batches(adapter.num_batches, self._given)
         self.element_spec = self._given.element_spec
+        self.is_of_arrays: bool = type(adapter).__name__ == "ArrayDataAdapter"
+        self.is_of_dataset: bool = type(adapter).__name__ == "TFDatasetAdapter"
         self.source: Any = _source(getattr(adapter, "py_dataset", None))
         self.last_rows: int | None = _rows(lambda: adapter.partial_batch_size or adapter.batch_size)
 
@@ -83,6 +85,16 @@ class KerasData:
         iterator._num_batches = batches
         if iterator.steps_per_epoch:  # Keras prepares the next pass at the end of the last one
             iterator._current_iterator = None
+
+    def replace(self, dataset: Callable[[Any], Any]) -> None:
+        """Replace the data by others with as many batches.
+
+        Args:
+            dataset: Maps Keras's dataset of the user's data to the new dataset; None to keep it.
+        """
+        found = dataset(self._iterator._distributed_dataset)
+        if found is not None:
+            self._iterator._distributed_dataset = found
 
     @property
     def is_mid_pass(self) -> bool:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe
+from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.autograph.impl import api as autograph
 from tensorflow.python.eager import context as eager_context
 from tensorflow.python.framework import ops
@@ -35,8 +36,20 @@ def inlined(function: Any, *args: Any, **kwargs: Any) -> Any:
     """
     python_function = function.python_function
     if not tf.executing_eagerly() and function._autograph:
-        python_function = autograph.convert(recursive=True, user_requested=True)(python_function)
+        python_function = converted(python_function)
     return python_function(*args, **kwargs)
+
+
+def converted(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a Python function that AutoGraph converts when it is called."""
+    enabled = ag_ctx.ControlStatusCtx(status=ag_ctx.Status.ENABLED)
+    return cast(Callable[..., Any], autograph.convert(recursive=True, user_requested=True,
+                                                      conversion_ctx=enabled)(function))
+
+
+def unconverted() -> Any:
+    """Return a context in which TensorFlow does not convert functions."""
+    return ag_ctx.ControlStatusCtx(status=ag_ctx.Status.DISABLED)
 
 
 def is_compiled(function: Any) -> bool:

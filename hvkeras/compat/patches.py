@@ -151,6 +151,8 @@ class GlobalBatchBehaviour:
     Attributes:
         make_function: Makes the training or test function of a model from its step.
         make_predict: Makes the prediction function of a model.
+        data: Called with a `KerasData` whenever data are prepared for iteration.
+        iterate: Initializes an iterator over a dataset.
         apply: Applies gradients.
         call_function: Calls a `tf.function`.
         predict: Called with a model and its prediction step of one batch; returns the step to use instead.
@@ -166,6 +168,8 @@ class GlobalBatchBehaviour:
 
     make_function: Callable[..., Any]
     make_predict: Callable[..., Any]
+    data: Callable[[Any], None]
+    iterate: Callable[..., Any]
     apply: Callable[..., Any]
     call_function: Callable[..., Any]
     predict: Callable[[Any, Callable[[Any], Any]], Callable[[Any], Any]]
@@ -443,6 +447,12 @@ TABLE = (
           _OF_KERAS_PROCESSES, around("make_predict"), "predictions"),
     Patch(GLOBAL_BATCH, (f"{_TF_TRAINER}._autoconvert_optionals",), _NEWER, "the same for predictions",
           _OF_KERAS_PROCESSES, calls(stepped, "predict"), "predictions"),
+    Patch(GLOBAL_BATCH, (f"{_ITERATOR}.__init__",), _KERAS,
+          "pipelines compute this rank's rows only, once Keras has converted arrays to a dataset",
+          "a public data adapter", data(KerasData), "the data of all ranks"),
+    Patch(GLOBAL_BATCH, (f"{_DATASET}.__init__",), _TENSORFLOW,
+          "a stage that shuffles differently each time may be replaced only before it is iterated",
+          "a tf.data that maps after shuffling", around("iterate")),
     Patch(GLOBAL_BATCH, ("tensorflow:GradientTape.gradient",), _TENSORFLOW,
           "gradients are weighted by the rank's share of the rows, and in training steps of users reduced",
           _OF_KERAS_PROCESSES, around("gradient"), "gradients"),

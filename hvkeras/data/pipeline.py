@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.framework import op_def_registry
 
 from hvkeras.data.partition import Batches
 
@@ -25,23 +26,23 @@ _MAPPING = {"Map", "ParallelMap", "Scan", "Restructured"}
 _JOINING = {"Zip", "Concatenate", "DirectedInterleave"}
 
 
-def _stage_name(dataset: Any) -> str:
+def stage_name(dataset: Any) -> str:
     """Return the name of the last stage: `Batch` for the class `_BatchDataset`."""
     return type(dataset).__name__.lstrip("_").split("Dataset")[0]
 
 
-def _inputs(dataset: Any) -> list[Any]:
+def inputs(dataset: Any) -> list[Any]:
     return list(dataset._inputs()) if hasattr(dataset, "_inputs") else []
 
 
-def _stages(dataset: Any) -> list[Any]:
+def stages(dataset: Any) -> list[Any]:
     """Return all stages, last one first."""
-    return [dataset, *(stage for source in _inputs(dataset) for stage in _stages(source))]
+    return [dataset, *(stage for source in inputs(dataset) for stage in stages(source))]
 
 
 def is_batched(dataset: Any) -> bool | None:
     """Return whether the elements are batches; None if unknown."""
-    stage, sources = _stage_name(dataset), _inputs(dataset)
+    stage, sources = stage_name(dataset), inputs(dataset)
     if stage in _UNBATCHED or has_scalars(dataset):
         return False
     if stage in _BATCHING:
@@ -69,13 +70,13 @@ def batches_of(dataset: Any) -> Batches | None:
         return None
     if rows is not None:
         return Batches(rows, count, 0)
-    while _stage_name(dataset) in _ONE_TO_ONE and len(_inputs(dataset)) == 1:
-        dataset = _inputs(dataset)[0]
-    if _stage_name(dataset) not in ("Batch", "ParallelBatch", "PaddedBatch"):
+    while stage_name(dataset) in _ONE_TO_ONE and len(inputs(dataset)) == 1:
+        dataset = inputs(dataset)[0]
+    if stage_name(dataset) not in ("Batch", "ParallelBatch", "PaddedBatch"):
         return None
-    if _stage_name(_inputs(dataset)[0]) in _BATCHING:
+    if stage_name(inputs(dataset)[0]) in _BATCHING:
         return None
-    rows, samples = int(dataset._batch_size), int(_inputs(dataset)[0].cardinality())
+    rows, samples = int(dataset._batch_size), int(inputs(dataset)[0].cardinality())
     if samples < 0 or -(-samples // rows) != count:
         return None
     return Batches(rows, samples // rows, samples % rows)
@@ -97,19 +98,19 @@ def zipped_batches(dataset: Any, unmapped: bool = False) -> list[Any]:
     Args:
         unmapped: Whether the arrays of an element must be those of the pipelines, in this order.
     """
-    while _stage_name(dataset) in _BATCH_PRESERVING and len(_inputs(dataset)) == 1:
-        if unmapped and _stage_name(dataset) in _MAPPING:
+    while stage_name(dataset) in _BATCH_PRESERVING and len(inputs(dataset)) == 1:
+        if unmapped and stage_name(dataset) in _MAPPING:
             return []
-        dataset = _inputs(dataset)[0]
-    if _stage_name(dataset) != "Zip":
+        dataset = inputs(dataset)[0]
+    if stage_name(dataset) != "Zip":
         return []
-    found = [one for source in _inputs(dataset) for one in zipped_batches(source, unmapped) or [source]]
+    found = [one for source in inputs(dataset) for one in zipped_batches(source, unmapped) or [source]]
     return found if len(found) > 1 and all(map(is_batched, found)) else []
 
 
 def has_stage(dataset: Any, is_sought: Callable[[Any], bool]) -> bool:
     """Return whether a pipeline has such a stage."""
-    return any(map(is_sought, _stages(dataset)))
+    return any(map(is_sought, stages(dataset)))
 
 
 def batch_size(dataset: Any) -> int | None:
@@ -117,9 +118,9 @@ def batch_size(dataset: Any) -> int | None:
     rows = static_rows(dataset)
     if rows is not None:
         return rows
-    while _stage_name(dataset) in _BATCH_PRESERVING and len(_inputs(dataset)) == 1:
-        dataset = _inputs(dataset)[0]
-    found = getattr(dataset, "_batch_size", None) if _stage_name(dataset) in _BATCHING else None
+    while stage_name(dataset) in _BATCH_PRESERVING and len(inputs(dataset)) == 1:
+        dataset = inputs(dataset)[0]
+    found = getattr(dataset, "_batch_size", None) if stage_name(dataset) in _BATCHING else None
     return None if found is None else int(found)
 
 
@@ -136,7 +137,7 @@ def batching_to(dataset: Any, is_source: Callable[[Any], bool]) -> tuple[Any, in
     rows: int | None = None
     drops = False
     while not is_source(dataset):
-        stage, sources = _stage_name(dataset), _inputs(dataset)
+        stage, sources = stage_name(dataset), inputs(dataset)
         if stage in ("Batch", "ParallelBatch", "PaddedBatch") and rows is None:
             rows, drops = int(dataset._batch_size), bool(dataset._drop_remainder)
         elif stage not in _ONE_TO_ONE or stage in ("Shuffle", "Cache", "Snapshot"):
@@ -149,11 +150,36 @@ def batching_to(dataset: Any, is_source: Callable[[Any], bool]) -> tuple[Any, in
 
 def shuffle_seeds(dataset: Any) -> list[tuple[int, int]]:
     """Return the seed pairs of stages that shuffle or draw; (0, 0) means a different order after each start."""
-    return [(int(stage._seed), int(stage._seed2)) for stage in _stages(dataset)
+    return [(int(stage._seed), int(stage._seed2)) for stage in stages(dataset)
             if hasattr(stage, "_seed") and hasattr(stage, "_seed2")]
+
+
+def is_class_weighting(dataset: Any) -> bool:
+    """Return whether a map is Keras's, which adds the weights of classes to a batch row by row."""
+    function = dataset._map_func._func
+    return (str(getattr(function, "__module__", "")).startswith("keras.")
+            and "class_weight" in getattr(function, "__qualname__", ""))
+
+
+# Operations that count as stateful, but whose results depend on their inputs only while data are read.
+_WITHOUT_STATE = {"LookupTableFindV2", "LookupTableSizeV2", "ReadVariableOp", "ResourceGather", "ResourceGatherNd",
+                  "StatefulPartitionedCall", "If", "While", "Case", "Assert"}
+_DRAWING = {"RandomUniform", "RandomUniformInt", "RandomStandardNormal", "TruncatedNormal", "RandomShuffle",
+            "RandomGammaGrad", "RandomGamma", "RandomPoissonV2", "Multinomial", "ParameterizedTruncatedNormal"}
+
+
+def state_of(dataset: Any) -> bool | None:
+    """Return whether the function of a map draws random numbers; None if it may have other state."""
+    definition = dataset._map_func.function.graph.as_graph_def()
+    operations = {node.op for node in definition.node}
+    operations |= {node.op for function in definition.library.function for node in function.node_def}
+    stateful = {name for name in operations if (found := op_def_registry.get(name)) is None or found.is_stateful}
+    functions = {function.signature.name for function in definition.library.function}
+    others = stateful - _WITHOUT_STATE - functions - {"Placeholder"}
+    return bool(others) if others <= _DRAWING else None
 
 
 def is_nondeterministic(dataset: Any) -> bool:
     """Return whether the order of elements may differ between runs, as they are yielded when ready."""
     return dataset.options().deterministic is False or any(
-        getattr(stage, "_deterministic", None) == "false" for stage in _stages(dataset))
+        getattr(stage, "_deterministic", None) == "false" for stage in stages(dataset))

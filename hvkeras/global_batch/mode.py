@@ -15,6 +15,7 @@ from hvkeras.compat import graphs, patches
 from hvkeras.control.location import call_site, innermost, is_library
 from hvkeras.errors import UnsupportedError, explain
 from hvkeras.global_batch import noise, step, whole_batch
+from hvkeras.global_batch.pipelines import iterated, rebuilt
 from hvkeras.gradients.optimizer import sum_over_ranks
 from hvkeras.gradients.options import ReductionOptions
 from hvkeras.gradients.reducer import GradientReducer
@@ -67,7 +68,7 @@ def _require_keras() -> None:
 def _install(steps: Steps) -> None:
     patches.install(patches.GLOBAL_BATCH, patches.GlobalBatchBehaviour(
         make_function=steps.make_function, make_predict=steps.make_predict, predict=steps.predicting,
-        apply=steps.apply, call_function=call_function,
+        data=cut_early, iterate=iterated().iterate, apply=steps.apply, call_function=call_function,
         gradient=steps.gradient, assign=steps.assign, next_seed=noise.next_seed, operation_seed=noise.operation_seed,
         update_mean=whole_batch.update_mean, update_function=whole_batch.update_function,
         update_metrics=steps.update_metrics, call_loss=whole_batch.call_loss))
@@ -178,6 +179,12 @@ class Steps:
 
 
 _SUMS = ReductionOptions("the training step", op=Sum)
+
+
+def cut_early(data: Any) -> None:
+    """Have the pipeline of data compute this rank's rows only, where that is provably the same."""
+    if not running_calls().alone and (data.is_of_arrays or data.is_of_dataset):
+        data.replace(lambda dataset: rebuilt(dataset, data.is_of_arrays))
 
 
 def call_function(original: Callable[..., Any], function: Any, *args: Any, **kwargs: Any) -> Any:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -11,6 +12,33 @@ from hvkeras.collectives.row_share import global_batch
 from hvkeras.job.session import current_session
 
 _STRIDE = 0x9E3779B1  # odd, near 2**32 divided by the golden ratio: ranks' seeds are far apart
+
+
+class _Drawing:
+    """How operations of TensorFlow draw while pipelines are built."""
+
+    seeds: tuple[int, int] | None = None  # of all operations
+    for_rank = False  # whether ranks draw different numbers
+
+
+@contextlib.contextmanager
+def drawing_as(seeds: tuple[int, int]) -> Iterator[None]:
+    """Enter a scope in which a stage that shuffles gets the seeds of another one."""
+    before, _Drawing.seeds = _Drawing.seeds, seeds
+    try:
+        yield
+    finally:
+        _Drawing.seeds = before
+
+
+@contextlib.contextmanager
+def drawing_for_rank() -> Iterator[None]:
+    """Enter a scope in which functions that draw random numbers draw different ones on each rank."""
+    before, _Drawing.for_rank = _Drawing.for_rank, True
+    try:
+        yield
+    finally:
+        _Drawing.for_rank = before
 
 
 def next_seed(original: Callable[..., Any], generator: Any, *args: Any, **kwargs: Any) -> Any:
@@ -23,8 +51,11 @@ def next_seed(original: Callable[..., Any], generator: Any, *args: Any, **kwargs
 
 def operation_seed(original: Callable[..., Any], seed: Any) -> Any:
     """Return the seeds of a random operation of TensorFlow, which are constants of its graph."""
+    if _Drawing.seeds is not None:
+        return _Drawing.seeds
     first, second = original(seed)
-    if global_batch().rows is None or not isinstance(first, int):
+    draws_for_rank = _Drawing.for_rank and not tf.executing_eagerly()
+    if (global_batch().rows is None and not draws_for_rank) or not isinstance(first, int):
         return first, second
     return first ^ _offset(31), second
 

@@ -59,17 +59,20 @@ def block_of(leaves: Sequence[Any], rank: int, size: int) -> Block | None:
     if len(known) > 1:
         raise UsageError(explain(_CANNOT_CUT, _WRITE, rows=known))
     if None not in static:
-        return _block(known[0], rank, size, max, min)
+        return bounds(known[0], rank, size)
     counts = [leading_rows(leaf) for leaf in leaves if _has_rows(leaf)]
     total = counts[0]
     checks = [tf.debugging.assert_equal(count, total, explain(_CANNOT_CUT, _WRITE)) for count in counts[1:]]
     with tf.control_dependencies([check for check in checks if check is not None]):
-        return _block(tf.identity(total), rank, size, tf.maximum, tf.minimum)
+        return bounds(tf.identity(total), rank, size)
 
 
-def _block(total: Any, rank: int, size: int, larger: Any, smaller: Any) -> Block:
-    start, stop = rank * total // size, (rank + 1) * total // size
-    counted = stop - start
+def bounds(total: Any, rank: int, size: int) -> Block:
+    """Return a rank's block of a number of rows; the first ranks get one more if it cannot be divided."""
+    larger, smaller = (max, min) if isinstance(total, int) else (tf.maximum, tf.minimum)
+    each, more = total // size, total % size
+    start = rank * each + smaller(more, rank)
+    counted = each + (int(rank < more) if isinstance(total, int) else tf.cast(rank < more, total.dtype))
     rows = smaller(larger(counted, 1), total)
     return Block(smaller(start, larger(total - rows, 0)), rows, counted, total)
 

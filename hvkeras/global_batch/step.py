@@ -12,6 +12,7 @@ import tensorflow as tf
 from hvkeras.collectives.reductions import allgather
 from hvkeras.compat import graphs
 from hvkeras.global_batch.marks import mark_of
+from hvkeras.global_batch.pipelines import Packed, packed
 from hvkeras.global_batch.rows import Block, block_of, cut
 from hvkeras.global_batch.states import Changes
 from hvkeras.collectives.row_share import global_batch
@@ -39,17 +40,15 @@ def cutting(step: Callable[[Any], Any], model: Any, trains: bool, reduces: bool,
     @functools.wraps(step)
     @graphs.without_autograph
     def cut_step(batch: Any) -> Any:
-        batch = _as_tensors(batch)
-        block = _own_block(batch)
-        if block is None:
+        own = _own(batch)
+        if own is None:
             return step(batch)
-        rows = block.share(trains, reduces)
-        mark = mark_of(tf.nest.flatten(batch))
+        rows = own.block.share(trains, reduces)
         outer, changes.current = changes.current, Changes()
         try:
             with global_batch().computing(rows):
-                logs = step(cut(batch, block))
-            return changes.current.merge(model, logs, rows, mark)
+                logs = step(own.rows)
+            return changes.current.merge(model, logs, rows, own.mark)
         finally:
             changes.current = outer
 
@@ -65,27 +64,36 @@ def predicting(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
     @functools.wraps(step)
     @graphs.without_autograph
     def cut_step(batch: Any) -> Any:
-        batch = _as_tensors(batch)
-        block = _own_block(batch)
-        if block is None:
+        own = _own(batch)
+        if own is None:
             return step(batch)
-        with global_batch().computing(block.share(trains=False, reduces=False)):
-            outputs = step(cut(batch, block))
+        with global_batch().computing(own.block.share(trains=False, reduces=False)):
+            outputs = step(own.rows)
         if not all(_can_be_gathered(output) for output in tf.nest.flatten(outputs)):
-            return step(batch)
-        return tf.nest.map_structure(lambda output: _gathered(output, block), outputs)
+            return step(_whole(batch, own))
+        return tf.nest.map_structure(lambda output: _gathered(output, own.block), outputs)
 
     return cut_step
 
 
-def _as_tensors(batch: Any) -> Any:
-    return tf.nest.map_structure(lambda leaf: tf.convert_to_tensor(leaf) if isinstance(leaf, np.ndarray) else leaf,
-                                 batch)
+def _own(batch: Any) -> Packed | None:
+    """Return this rank's rows of a batch; None if it has no rows."""
+    found = packed(batch)
+    if found is not None:
+        return found
+    batch = tf.nest.map_structure(lambda leaf: tf.convert_to_tensor(leaf) if isinstance(leaf, np.ndarray) else leaf,
+                                  batch)
+    leaves, topology = tf.nest.flatten(batch), current_session().topology
+    block = block_of(leaves, topology.rank, topology.size)
+    return None if block is None else Packed(cut(batch, block), block, mark_of(leaves))
 
 
-def _own_block(batch: Any) -> Block | None:
-    topology = current_session().topology
-    return block_of(tf.nest.flatten(batch), topology.rank, topology.size)
+def _whole(batch: Any, own: Packed) -> Any:
+    """Return all rows of a batch."""
+    if packed(batch) is None:
+        return batch
+    return tf.nest.map_structure(
+        lambda leaf: allgather(leaf[:own.block.counted], name="the rows of a batch"), own.rows)
 
 
 def _can_be_gathered(output: Any) -> bool:

@@ -1,0 +1,287 @@
+"""`tf.data` pipelines in which each rank computes its rows only: batches are cut before their elements are mapped.
+
+A pipeline such as `paths.shuffle(1000).map(load).batch(32).prefetch(1)` is rebuilt. Every rank reads and shuffles all
+elements, but maps only those that it computes: `elements.enumerate().filter(own).map(load).batch(16).prefetch(1)`. A map
+before a shuffle is moved behind it, which changes nothing if its result depends on its element only. All of this is
+done only where it is provably the same: for known stages, functions without state, and batches whose numbers of rows
+are known. Other pipelines stay as they are, and the step cuts their batches.
+
+The batches of a rebuilt pipeline are packed with their numbers of rows, see `Packed`.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from hvkeras.compat import graphs
+from hvkeras.data import pipeline
+from hvkeras.global_batch.marks import Mark, mark_of
+from hvkeras.global_batch.noise import drawing_as, drawing_for_rank
+from hvkeras.global_batch.rows import Block, bounds, cut
+from hvkeras.job.session import current_session, this_process
+
+_PACKED = "hvkeras_rows"
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Rows of a batch that a pipeline has cut, and what is known of the whole batch.
+
+    Attributes:
+        rows: This rank's rows, in the structure of the batch.
+        block: Which rows these are.
+        mark: Mark of all elements up to this batch.
+    """
+
+    rows: Any
+    block: Block
+    mark: Mark
+
+
+def packed(batch: Any) -> Packed | None:
+    """Return the rows of a batch of a rebuilt pipeline; None for other batches."""
+    if not isinstance(batch, dict) or _PACKED not in batch:
+        return None
+    numbers = batch["numbers"]
+    block = Block(0, numbers["rows"], numbers["counted"], numbers["total"])
+    return Packed(batch[_PACKED], block, Mark(batch["mark"], batch["scale"]))
+
+
+def _pack(rows: Any, block: Block, mark: Mark) -> dict[str, Any]:
+    numbers = {name: tf.cast(getattr(block, name), tf.int64) for name in ("rows", "counted", "total")}
+    return {_PACKED: rows, "numbers": numbers, "mark": mark.value, "scale": mark.scale}
+
+
+def rebuilt(dataset: Any, of_arrays: bool) -> Any:
+    """Return a dataset of packed batches; None if it is not provably the same.
+
+    Args:
+        dataset: A dataset of batches.
+        of_arrays: Whether Keras has made it from arrays.
+    """
+    with graphs.unconverted():
+        return _rebuilt(dataset, of_arrays)
+
+
+def _rebuilt(dataset: Any, of_arrays: bool) -> Any:
+    stage, inputs = pipeline.stage_name(dataset), pipeline.inputs(dataset)
+    if stage in ("Batch", "ParallelBatch"):
+        return _cut_elements(dataset)
+    if stage in ("Map", "ParallelMap") and of_arrays:
+        return _cut_indices(dataset)
+    again = _AGAIN.get(stage)
+    if stage in ("Map", "ParallelMap") and pipeline.is_class_weighting(dataset):
+        again = _weighted_again
+    inner = _rebuilt(inputs[0], of_arrays) if again is not None and len(inputs) == 1 else None
+    return None if inner is None or again is None else again(dataset, inner)
+
+
+class Iterated:
+    """Shuffling stages of pipelines: which were iterated, and what replaces the others.
+
+    A stage shuffles differently each time that it is iterated. So a stage is replaced only before that, and always by
+    the same stage.
+    """
+
+    def __init__(self) -> None:
+        self._iterated: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._replaced: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+    def iterate(self, original: Callable[..., Any], iterator: Any, dataset: Any = None, *args: Any,
+                **kwargs: Any) -> None:
+        """Note that a dataset is iterated."""
+        if dataset is not None:
+            for stage in pipeline.stages(dataset):
+                if pipeline.stage_name(stage) == "Shuffle":
+                    self._iterated.add(stage)
+        original(iterator, dataset, *args, **kwargs)
+
+    def again(self, stage: Any, inner: Any) -> Any:
+        """Return the replacement of a shuffling stage, of the dataset `inner`; None if it was iterated."""
+        if stage not in self._replaced and stage not in self._iterated:
+            with drawing_as((int(stage._seed), int(stage._seed2))):
+                self._replaced[stage] = inner.shuffle(
+                    int(stage._buffer_size), reshuffle_each_iteration=stage._reshuffle_each_iteration)
+        return self._replaced.get(stage)
+
+
+def iterated() -> Iterated:
+    """Return this process's `Iterated`."""
+    return this_process().part(Iterated)
+
+
+def _shuffled_again(stage: Any, inner: Any) -> Any:
+    return iterated().again(stage, inner)
+
+
+def _weighted_again(stage: Any, inner: Any) -> Any:
+    function = stage._map_func._func
+    return inner.map(lambda batch: {**batch, _PACKED: _called(function, batch[_PACKED])})
+
+
+# Stages, and how they are applied again to another dataset.
+_AGAIN: dict[str, Callable[[Any, Any], Any]] = {
+    "Prefetch": lambda stage, inner: inner.prefetch(int(stage._buffer_size)),
+    "Repeat": lambda stage, inner: inner.repeat(int(stage._count)),
+    "Take": lambda stage, inner: inner.take(int(stage._count)),
+    "Skip": lambda stage, inner: inner.skip(int(stage._count)),
+    "Options": lambda stage, inner: inner.with_options(stage.options()),
+    "Shuffle": _shuffled_again,
+}
+
+
+def _cut_indices(stage: Any) -> Any:
+    """Cut the indices of a batch, by which Keras gathers the rows of arrays."""
+    sources = pipeline.inputs(stage)
+    spec = sources[0].element_spec
+    if not (isinstance(spec, tuple) and len(spec) == 2 and isinstance(spec[0], tf.TensorSpec) and spec[0].shape.rank == 1):
+        return None
+    function, topology = stage._map_func._func, current_session().topology
+
+    def gathered(indices: Any, arrays: Any) -> Any:
+        total = tf.shape(indices, tf.int64)[0]
+        block = bounds(total, topology.rank, topology.size)
+        return _pack(function(cut(indices, block), arrays), block, mark_of([indices]))
+
+    return sources[0].map(gathered, num_parallel_calls=tf.data.AUTOTUNE)
+
+
+def _cut_elements(stage: Any) -> Any:
+    """Map and batch this rank's elements only."""
+    source = pipeline.inputs(stage)[0]
+    lazy, count, size = _lazy(source), int(source.cardinality()), int(stage._batch_size)
+    if not lazy.functions or count == tf.data.UNKNOWN_CARDINALITY:
+        return None
+    topology, drops = current_session().topology, bool(stage._drop_remainder)
+    if drops and count != tf.data.INFINITE_CARDINALITY:
+        count = count // size * size
+    if not count:
+        return None
+    is_full = drops or count == tf.data.INFINITE_CARDINALITY or count % size == 0
+
+    def block_of(number: Any) -> Block:
+        total = tf.constant(size, tf.int64) if is_full else tf.minimum(count - number * size, size)
+        return bounds(total, topology.rank, topology.size)
+
+    def is_own(element: Any) -> Any:
+        block, position = block_of(element["index"] // size), element["index"] % size
+        return tf.logical_and(position >= block.start, position < block.start + block.rows)
+
+    def mapped(element: Any) -> Any:
+        return {**element, "element": lazy.compute(element["element"])}
+
+    def pack(batch: Any) -> Any:
+        block = block_of(batch["index"][0] // size)
+        return _pack(batch["element"], block, Mark(batch["mark"][0], batch["scale"][0]))
+
+    elements = lazy.dataset if count == tf.data.INFINITE_CARDINALITY else lazy.dataset.take(count)
+    rows = max(1, _static(bounds(size, topology.rank, topology.size).rows))
+    own = _marked(elements, size).filter(is_own)
+    with drawing_for_rank():
+        own = own.map(mapped, num_parallel_calls=tf.data.AUTOTUNE if lazy.in_parallel else None)
+    result = own.batch(rows, drop_remainder=is_full).map(pack)
+    batches = tf.data.INFINITE_CARDINALITY if count == tf.data.INFINITE_CARDINALITY else -(-count // size)
+    result = result.apply(tf.data.experimental.assert_cardinality(batches)).with_options(stage.options())
+    return result if _is_same(result.element_spec[_PACKED], stage.element_spec) else None
+
+
+def _static(number: Any) -> int:
+    return int(number if isinstance(number, int) else number.numpy())
+
+
+def _marked(elements: Any, size: int) -> Any:
+    """Return elements with their indices, and the mark of all batches before their own."""
+
+    def mark(index: Any, *element: Any) -> Any:
+        value = element if len(element) > 1 else element[0]
+        own = mark_of(tf.nest.flatten(value))
+        return {"index": index, "element": value, "mark": own.value, "scale": own.scale}
+
+    def accumulate(state: Any, element: Any) -> Any:
+        value, scale, value_before, scale_before = state
+        is_first = element["index"] % size == 0
+        before = (tf.where(is_first, value, value_before), tf.where(is_first, scale, scale_before))
+        # Elements in another order give another sum.
+        factor = 1.0 + tf.cast(element["index"] % 1009, tf.float64) / 1009.0
+        state = (value + factor * element["mark"], scale + factor * element["scale"], *before)
+        return state, {**element, "mark": before[0], "scale": before[1]}
+
+    enumerated = elements.enumerate().map(lambda index, value: mark(index, value))
+    zero = tf.constant(0.0, tf.float64)
+    return enumerated.scan((zero, zero, zero, zero), accumulate)
+
+
+@dataclass(frozen=True)
+class _Lazy:
+    """Dataset whose elements are still to be mapped.
+
+    Attributes:
+        functions: Functions to map them by, in order; each takes and returns an element.
+        in_parallel: Whether the user maps in parallel.
+        keeps_state: Whether a function draws random numbers, so that its elements must keep their order.
+    """
+
+    dataset: Any
+    functions: Sequence[Callable[[Any], Any]] = ()
+    in_parallel: bool = False
+    draws: bool = False
+
+    def compute(self, element: Any) -> Any:
+        for function in self.functions:
+            element = function(element)
+        return element
+
+
+def _lazy(dataset: Any) -> _Lazy:
+    """Return the stages before the maps of a pipeline, and the maps."""
+    stage, sources = pipeline.stage_name(dataset), pipeline.inputs(dataset)
+    whole = _Lazy(dataset)
+    if stage in ("Map", "ParallelMap"):
+        state = pipeline.state_of(dataset)
+        if state is None:
+            return whole
+        inner, function = _lazy(sources[0]), dataset._map_func._func
+        return _Lazy(inner.dataset, (*inner.functions, lambda element: _called(function, element)),
+                     inner.in_parallel or stage == "ParallelMap", inner.draws or state)
+    if stage == "Zip":
+        parts = [_lazy(source) for source in sources]
+        if not any(part.functions for part in parts) or not isinstance(dataset._datasets, tuple):
+            return whole
+
+        def compute(element: Any) -> Any:
+            return tuple(part.compute(one) for part, one in zip(parts, element, strict=True))
+
+        if len(dataset._datasets) != len(parts):
+            return whole
+        return _Lazy(tf.data.Dataset.zip(tuple(part.dataset for part in parts)), (compute,),
+                     any(part.in_parallel for part in parts), any(part.draws for part in parts))
+    if stage in _AGAIN and len(sources) == 1:
+        inner = _lazy(sources[0])
+        if not inner.functions or (stage == "Shuffle" and inner.draws):
+            return whole
+        again = _AGAIN[stage](dataset, inner.dataset)
+        return whole if again is None else _Lazy(again, inner.functions, inner.in_parallel, inner.draws)
+    return whole
+
+
+def _called(function: Any, element: Any) -> Any:
+    """Call a function of a map on an element, as `tf.data` does."""
+    converted = graphs.converted(function)
+    result = converted(*element) if type(element) is tuple else converted(element)
+    return tuple(result) if type(result) is list else result
+
+
+def _is_same(cut_spec: Any, spec: Any) -> bool:
+    """Return whether batches have the same structure, dtypes and shapes, except for their numbers of rows."""
+    try:
+        tf.nest.assert_same_structure(cut_spec, spec)
+    except (TypeError, ValueError):
+        return False
+    return all(type(one) is type(other) and one.dtype == other.dtype and one.shape[1:].as_list() == other.shape[1:].as_list()
+               for one, other in zip(tf.nest.flatten(cut_spec), tf.nest.flatten(spec), strict=True)
+               if isinstance(one, tf.TensorSpec) or one != other)
