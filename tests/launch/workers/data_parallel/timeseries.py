@@ -65,7 +65,7 @@ es_callback = keras.callbacks.EarlyStopping(monitor="val_loss", min_delta=0, pat
 modelckpt_callback = keras.callbacks.ModelCheckpoint(monitor="val_loss", filepath=path_checkpoint, verbose=1,
                                                      save_weights_only=True, save_best_only=True)
 history = model.fit(dataset_train, epochs=epochs, validation_data=dataset_val,
-                    callbacks=[es_callback, modelckpt_callback])
+                    callbacks=[es_callback, modelckpt_callback], verbose=2)
 
 plt.plot(history.history["loss"], "b", label="Training loss")
 plt.plot(history.history["val_loss"], "r", label="Validation loss")
