@@ -238,8 +238,11 @@ TABLE: tuple[Setting, ...] = (
             " validation and at the end of an epoch: those of BatchNormalization, and registered ones."),
     Setting("data_parallel", _switch, False, "Whether a script for one process trains on all ranks, without edits; set"
             " by `--data-parallel`."),
-    Setting("sync_batch_norm", _switch, True, "Whether BatchNormalization uses the mean and variance over the batches of"
-            " all ranks under `--data-parallel`, as in one process."),
+    Setting("data_parallel_process", int, None, "Process ID of the rank under `--data-parallel`, set by the rank"
+            " itself, so that its child processes do not train.", internal=True),
+    Setting("data_parallel_folders", str, "", "Private folders of the rank under `--data-parallel`.", internal=True),
+    Setting("sync_batch_norm", _switch, True, "Whether BatchNormalization uses the mean and variance over the batches"
+            " of all ranks under `--data-parallel`, as in one process."),
     Setting("network_interfaces", _names, (), "Network interfaces that hvkeras listens on and announces, separated by"
             " commas."),
     Setting("network_costs", _network_costs, None, "Latency and bandwidth between hosts, such as 25us,10Gbit, from"

@@ -15,10 +15,11 @@ from pathlib import Path
 FOLDERS = ("hvkeras", "backends")
 TABLE = Path("hvkeras/compat/patches.py")
 RULE = "a patch of a foreign class or module must be a row of hvkeras/compat/patches.py"
-# Documented hooks; `sys.exit`, which job/failure.py restores like these hooks; and the attribute that a loader sets.
+# Documented hooks; `sys.exit`, which job/failure.py restores like these hooks; the attribute that a loader sets; and
+# what global_batch/rank_process.py must change before TensorFlow is imported.
 # Streams (`sys.stdout`) are set by `setattr` with a variable name.
 SETTABLE = {"sys.argv", "sys.excepthook", "sys.exit", "threading.excepthook", "mpi4py.rc.initialize",
-            "module.__spec__"}
+            "module.__spec__", "os.listdir", "os.scandir"}
 STREAMS = "sys"
 SETTERS = ("setattr", "delattr", "object.__setattr__", "object.__delattr__", "type.__setattr__", "type.__delattr__")
 KINDS = ("type", "ModuleType", "types.ModuleType")

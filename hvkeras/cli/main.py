@@ -19,7 +19,7 @@ commands:
   bench             benchmark backends in interleaved blocks, with every result verified
   trace             merge the traces of a job's ranks into one (hvkeras run --trace-steps records them)
   doctor            check whether training will work on this machine or on hosts, and print fixes
-  exec              run a script written for Horovod under any launcher (hvkeras exec --as-horovod train.py)
+  exec              run a script written for Horovod, or for one process, under any launcher (hvkeras exec --help)
   build-horovod     build Horovod against the installed TensorFlow
   link-horovodrun   install a command `horovodrun` where Horovod is not installed
 

@@ -15,9 +15,11 @@ from pathlib import Path
 from hvkeras.cli.errors import guarded
 from hvkeras.control.launch_environments import Launch
 from hvkeras.errors import UsageError, explain
+from hvkeras.global_batch import rank_process
 from hvkeras.horovod import as_horovod
 from hvkeras.host.console import prints_at
 from hvkeras.host.files import remove_commits
+from hvkeras.host.private_folders import remove_abandoned
 from hvkeras.host.ssh import Ssh
 from hvkeras.launcher import host_reporter
 from hvkeras.launcher.horovod_flags import tuning_variables
@@ -54,6 +56,7 @@ def _run(arguments: Sequence[str], prog: str) -> int:
 
         return check_build()
     is_elastic = flags.min_np is not None or flags.max_np is not None
+    _require_data_parallel(flags, is_elastic or flags.host_discovery_script is not None)
     pod = host_reporter.pod(os.environ) if is_elastic and not (flags.hosts or flags.hostfile) else None
     if pod is not None:
         return _run_in_pod(flags, pod)
@@ -157,14 +160,18 @@ def _run_with(flags: argparse.Namespace, hosts: Sequence[HostRanks], environment
                                  trace_file=flags.trace_file))
     folder = Path(flags.output_filename).absolute() if flags.output_filename else None
     live = sys.stdout.isatty()
+    command = flags.command
+    if flags.data_parallel and sum(len(host.ranks) for host in hosts) > 1:
+        command = rank_process.wrapped(command, not flags.no_private_folders)
+        environment = {**environment, rank_process.SWITCH: "on"}
     job = JobSpec(
-        command=flags.command,
+        command=command,
         hosts=hosts,
         folder=os.getcwd(),
         environment=environment,
         ssh=Ssh(flags.ssh_port, flags.ssh_identity_file, settings.start_timeout, flags.by_srun),
         verbose=flags.verbose,
-        terminal=_terminal_for_rank_0(flags.prefix_output_with_timestamp) if live else None,
+        terminal=_terminal_for_rank_0(flags) if live else None,
         reset_limit=flags.reset_limit,
         counts_changes=flags.counts_changes,
         pool=pool,
@@ -175,12 +182,17 @@ def _run_with(flags: argparse.Namespace, hosts: Sequence[HostRanks], environment
     def printer(append: bool, size: int) -> Printer:
         try:
             return Printer(size, sys.stdout.buffer, sys.stderr.buffer, live, flags.prefix_output_with_timestamp,
-                           quiet=not prints_at(settings, "INFO"), folder=folder, append=append)
+                           quiet=not prints_at(settings, "INFO"), folder=folder, append=append,
+                           as_one=flags.data_parallel)
         except OSError as error:
             raise UsageError(explain(f"The folder for the ranks' output must be writable ({error.strerror})",
                                      "choose another one", output_filename=flags.output_filename)) from None
 
-    return run_job(job, printer, keeps_output=folder is not None)
+    try:
+        return run_job(job, printer, keeps_output=folder is not None)
+    finally:
+        if flags.data_parallel:
+            remove_abandoned()
 
 
 @contextlib.contextmanager
@@ -229,7 +241,23 @@ def _report_folder(named: str | None) -> str | None:
     return os.path.abspath(chosen) if chosen else None
 
 
-def _terminal_for_rank_0(timestamps: bool) -> tuple[int, int]:
+def _terminal_for_rank_0(flags: argparse.Namespace) -> tuple[int, int]:
     # The size of our terminal, minus the width of the prefix.
     columns, rows = shutil.get_terminal_size()
-    return max(20, columns - len("[0] ") - (len("2000-01-01 00:00:00 ") if timestamps else 0)), rows
+    prefix = "2000-01-01 00:00:00 " * flags.prefix_output_with_timestamp + "[0] " * (not flags.data_parallel)
+    return max(20, columns - len(prefix)), rows
+
+
+def _require_data_parallel(flags: argparse.Namespace, is_elastic: bool) -> None:
+    """Raise UsageError if --data-parallel is combined with another way to train on several ranks."""
+    if not flags.data_parallel:
+        if flags.no_private_folders:
+            raise UsageError(explain("--no-private-folders needs --data-parallel", "leave it out"))
+        return
+    if flags.as_horovod or flags.tf_config:
+        raise UsageError(explain("--data-parallel is for scripts that are written for one process",
+                                 "leave out either --data-parallel or the other flag",
+                                 other="--as-horovod" if flags.as_horovod else "--tf-config"))
+    if is_elastic:
+        raise UsageError(explain("The ranks of a job with --data-parallel are fixed", "use -np without --min-np,"
+                                 " --max-np and --host-discovery-script; --reset-limit restarts all ranks"))

@@ -74,9 +74,9 @@ class GlobalBatch:
         """
         if self._deviation is not None and not self._deviation.numpy() <= _TOLERANCE:
             raise UsageError(explain(
-                "All ranks must get the same batches, of which each computes a part", "seed what makes them: an unseeded"
-                " numpy.random.default_rng() and other entropy of the operating system differ between processes; and"
-                " remove deterministic=False from tf.data", rank=current_session().topology.rank))
+                "All ranks must get the same batches, of which each computes a part", "seed what makes them:"
+                " an unseeded numpy.random.default_rng() and other entropy of the operating system differ between"
+                " processes; and remove deterministic=False from tf.data", rank=current_session().topology.rank))
 
     @contextlib.contextmanager
     def computing(self, rows: RowShare | None) -> Iterator[None]:
@@ -102,6 +102,6 @@ def require_own_batches(function: str) -> None:
     """
     current_session()
     if global_batch().started:
-        raise UsageError(explain("A script under --data-parallel or hvd.data_parallel() is one for one process, and does"
-                                 " not distribute itself", "run a script that does without --data-parallel, or remove"
-                                 " its lines of hvkeras or Horovod", call=f"hvd.{function}"))
+        raise UsageError(explain("A script under --data-parallel or hvd.data_parallel() is one for one process, and"
+                                 " does not distribute itself", "run a script that does without --data-parallel, or"
+                                 " remove its lines of hvkeras or Horovod", call=f"hvd.{function}"))

@@ -157,6 +157,7 @@ __all__ = [
     "is_overwritten",
     "is_schedule",
     "is_summed",
+    "is_synchronized",
     "kept_variables",
     "kind_of_learning",
     "kind_of_update",

@@ -27,6 +27,7 @@ from hvkeras.compat.adapters import (
     calls,
     data,
     given,
+    in_order,
     masked,
     masked_by_tf_keras,
     moments_of_layer,
@@ -53,9 +54,9 @@ from hvkeras.compat.variables import assign_locally
 TRAINING, OPTIMIZERS, SCALED, RECORDING, TRACES, PASSES, ORDER = (
     "training", "optimizers", "scaled gradients", "recording", "elastic traces", "passes over data", "order of batches")
 STRATEGIES, STEPS, LOCAL, KERAS_2 = "strategies", "steps of strategies", "local assignment", "--as-horovod"
-GLOBAL_BATCH = "data parallel"
+GLOBAL_BATCH, FILES = "data parallel", "files of --data-parallel"
 KEYS, SERVER, PEERS_SERVER = "keys of collectives", "server of tfdist", "server of hvkeras bench"
-_OF_A_JOB = (TRAINING, OPTIMIZERS, SCALED, RECORDING, PASSES, ORDER, GLOBAL_BATCH)
+_OF_A_JOB = (TRAINING, OPTIMIZERS, SCALED, RECORDING, PASSES, ORDER, GLOBAL_BATCH, FILES)
 
 
 @dataclass(frozen=True)
@@ -199,6 +200,25 @@ class RecordingBehaviour:
     train_call: Callable[[float, float, Any], None]
     refuses_xla: Callable[[], bool]
     next_batch: Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class FilesBehaviour:
+    """Behavior of functions and callbacks with files under `--data-parallel`. All receive the original and call it.
+
+    Attributes:
+        write: Wraps functions that write: one rank calls them, and the others wait for its files.
+        write_alone: Wraps functions that write: one rank calls them, and the others go on.
+        read: Wraps methods of callbacks that read the files that one rank has written.
+        callbacks: Wraps the constructor of `CallbackList`.
+        download: Wraps `get_file`.
+    """
+
+    write: Callable[..., Any]
+    write_alone: Callable[..., Any]
+    read: Callable[..., Any]
+    callbacks: Callable[..., None]
+    download: Callable[..., Any]
 
 
 class Installer:
@@ -358,11 +378,12 @@ _FUNCTIONS = "tensorflow.python.eager.polymorphic_function"
 
 _OF_KERAS_PROCESSES = "a Keras that trains on several processes with TensorFlow"
 _OWN_OPTIMIZERS = "a Keras that reduces first under strategies"
+_ONE_WRITER = "a Keras that writes on one process with every backend"
 _NEVER = "never: these are Keras 2's names"
 
 
 def _each(owner: str, *names: str) -> tuple[str, ...]:
-    return tuple(f"{owner}{'' if owner.endswith(':') else '.'}{name}" for name in names)
+    return tuple(f"{owner}{'' if owner.endswith((':', '.')) else '.'}{name}" for name in names)
 
 
 TABLE = (
@@ -513,6 +534,34 @@ TABLE = (
           "a rank's shard shuffles its own batches, as requested by fit's `shuffle`, differently in each epoch",
           "a PyDataset that receives `shuffle`", calls(shuffled),
           "the order of sharded batches (pass shuffle=False to fit)"),
+    Patch(FILES,
+          (*_each("keras:Model", "save", "save_weights", "export"), "keras:export.ExportArchive.write_out",
+           *_each("keras.saving:", "save_model", "save_weights"), "keras.models:save_model",
+           *_each("keras.src.saving.saving_lib:", "save_model", "save_weights_only"),
+           *_each("keras.utils:", "plot_model", "save_img")), _KERAS,
+          "ranks would write the same files at the same time", _ONE_WRITER, around("write")),
+    Patch(FILES,
+          _each("keras:callbacks.", "ModelCheckpoint._save_model", "BackupAndRestore._save_model",
+                "BackupAndRestore.on_train_end", "CSVLogger.on_train_end"), _KERAS, "the same, with what they decide",
+          _ONE_WRITER, around("write"), "the files of callbacks"),
+    Patch(FILES, ("keras:callbacks.BackupAndRestore.on_train_begin",), _KERAS,
+          "all ranks must resume from the same backup", _ONE_WRITER, around("read"), "the files of callbacks"),
+    Patch(FILES,
+          _each("keras:callbacks.", "CSVLogger.on_train_begin", "CSVLogger.on_epoch_end",
+                "RemoteMonitor.on_epoch_end"), _KERAS, "only one rank may log", _ONE_WRITER, around("write_alone"),
+          "the files of callbacks"),
+    Patch(FILES, ("keras:callbacks.CallbackList.__init__",), _KERAS,
+          "the same, for TensorBoard, which has many methods and subclasses", _ONE_WRITER, around("callbacks"),
+          "the files of callbacks"),
+    Patch(FILES,
+          (*(f"{module}:get_file" for module in ("keras.utils", "keras.src.utils", "keras.src.utils.file_utils")),
+           *(f"keras.src.datasets.{name}:get_file" for name in (
+               "boston_housing", "california_housing", "cifar10", "cifar100", "fashion_mnist", "imdb", "mnist",
+               "reuters"))), _KERAS, "each file must be downloaded once per host, where ranks share the folder",
+          "a lock in Keras", around("download"), "downloads"),
+    Patch(FILES, ("tensorflow:io.gfile.listdir", "tensorflow.python.lib.io.file_io:list_directory_v2"), _TENSORFLOW,
+          "ranks must list folders in the same order, which depends on the file system", "sorted lists in TensorFlow",
+          repaired(in_order)),
     Patch(STRATEGIES, (f"{_TRAINER}:reduce_per_replica",), _KERAS,
           "scalars are averaged over workers as if they were rows", "keras-team/keras#20585",
           repaired(strategies.reduce_per_replica)),

@@ -32,6 +32,7 @@ def stage_name(dataset: Any) -> str:
 
 
 def inputs(dataset: Any) -> list[Any]:
+    """Return the stages that the last stage reads."""
     return list(dataset._inputs()) if hasattr(dataset, "_inputs") else []
 
 

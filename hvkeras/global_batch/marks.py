@@ -41,8 +41,8 @@ def mark_of(leaves: Sequence[Any]) -> Mark:
     Args:
         leaves: Its arrays: tensors, dense, ragged or sparse; other values are ignored.
     """
-    marks = [_mark_of(_values_of(leaf)) for leaf in leaves if tf.is_tensor(leaf)]
-    marks = [mark for mark in marks if mark is not None]
+    found = (_mark_of(_values_of(leaf)) for leaf in leaves if tf.is_tensor(leaf))
+    marks = [mark for mark in found if mark is not None]
     zero = tf.constant(0.0, tf.float64)
     return Mark(sum((value for value, _ in marks), zero), sum((scale for _, scale in marks), zero))
 

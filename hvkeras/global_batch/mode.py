@@ -11,17 +11,17 @@ import tensorflow as tf
 
 from hvkeras import compat
 from hvkeras.collectives.operations import Sum
+from hvkeras.collectives.row_share import global_batch
 from hvkeras.compat import graphs, patches
 from hvkeras.control.location import call_site, innermost, is_library
 from hvkeras.errors import UnsupportedError, explain
-from hvkeras.global_batch import noise, step, whole_batch
+from hvkeras.global_batch import files, noise, step, whole_batch
 from hvkeras.global_batch.pipelines import iterated, rebuilt
 from hvkeras.gradients.optimizer import sum_over_ranks
 from hvkeras.gradients.options import ReductionOptions
 from hvkeras.gradients.reducer import GradientReducer
 from hvkeras.gradients.tape import sources_of
 from hvkeras.host.console import prints_at, say
-from hvkeras.collectives.row_share import global_batch
 from hvkeras.job.session import current_session
 from hvkeras.training.fit_hooks import running_calls
 
@@ -43,6 +43,7 @@ def start() -> None:
                                        " --reset-limit restarts the script, for BackupAndRestore to resume"))
     global_batch().start()
     _install(Steps())
+    files.install()
     if session.topology.rank == 0 and prints_at(session.settings, "WARNING"):
         moments = ("; BatchNormalization uses the mean and variance of the whole batch (HVKERAS_SYNC_BATCH_NORM=off: of"
                    " a rank's rows)" if session.settings.sync_batch_norm else "")

@@ -61,4 +61,5 @@ def operation_seed(original: Callable[..., Any], seed: Any) -> Any:
 
 
 def _offset(bits: int) -> int:
-    return current_session().topology.rank * _STRIDE % 2**bits
+    offset: int = current_session().topology.rank * _STRIDE % 2**bits
+    return offset

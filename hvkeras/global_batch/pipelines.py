@@ -1,10 +1,10 @@
 """`tf.data` pipelines in which each rank computes its rows only: batches are cut before their elements are mapped.
 
 A pipeline such as `paths.shuffle(1000).map(load).batch(32).prefetch(1)` is rebuilt. Every rank reads and shuffles all
-elements, but maps only those that it computes: `elements.enumerate().filter(own).map(load).batch(16).prefetch(1)`. A map
-before a shuffle is moved behind it, which changes nothing if its result depends on its element only. All of this is
-done only where it is provably the same: for known stages, functions without state, and batches whose numbers of rows
-are known. Other pipelines stay as they are, and the step cuts their batches.
+elements, but maps only those that it computes: `elements.enumerate().filter(own).map(load).batch(16).prefetch(1)`. A
+map before a shuffle is moved behind it, which changes nothing if its result depends on its element only. All of this
+is done only where it is provably the same: for known stages, functions without state, and batches whose numbers of
+rows are known. Other pipelines stay as they are, and the step cuts their batches.
 
 The batches of a rebuilt pipeline are packed with their numbers of rows, see `Packed`.
 """
@@ -139,7 +139,7 @@ def _cut_indices(stage: Any) -> Any:
     """Cut the indices of a batch, by which Keras gathers the rows of arrays."""
     sources = pipeline.inputs(stage)
     spec = sources[0].element_spec
-    if not (isinstance(spec, tuple) and len(spec) == 2 and isinstance(spec[0], tf.TensorSpec) and spec[0].shape.rank == 1):
+    if not (isinstance(spec, tuple) and isinstance(spec[0], tf.TensorSpec) and spec[0].shape.rank == 1):
         return None
     function, topology = stage._map_func._func, current_session().topology
 
@@ -197,8 +197,7 @@ def _static(number: Any) -> int:
 def _marked(elements: Any, size: int) -> Any:
     """Return elements with their indices, and the mark of all batches before their own."""
 
-    def mark(index: Any, *element: Any) -> Any:
-        value = element if len(element) > 1 else element[0]
+    def mark(index: Any, value: Any) -> Any:
         own = mark_of(tf.nest.flatten(value))
         return {"index": index, "element": value, "mark": own.value, "scale": own.scale}
 
@@ -211,7 +210,7 @@ def _marked(elements: Any, size: int) -> Any:
         state = (value + factor * element["mark"], scale + factor * element["scale"], *before)
         return state, {**element, "mark": before[0], "scale": before[1]}
 
-    enumerated = elements.enumerate().map(lambda index, value: mark(index, value))
+    enumerated = elements.enumerate().map(mark)
     zero = tf.constant(0.0, tf.float64)
     return enumerated.scan((zero, zero, zero, zero), accumulate)
 
@@ -282,6 +281,7 @@ def _is_same(cut_spec: Any, spec: Any) -> bool:
         tf.nest.assert_same_structure(cut_spec, spec)
     except (TypeError, ValueError):
         return False
-    return all(type(one) is type(other) and one.dtype == other.dtype and one.shape[1:].as_list() == other.shape[1:].as_list()
-               for one, other in zip(tf.nest.flatten(cut_spec), tf.nest.flatten(spec), strict=True)
-               if isinstance(one, tf.TensorSpec) or one != other)
+    pairs = zip(tf.nest.flatten(cut_spec), tf.nest.flatten(spec), strict=True)
+    return all(type(one) is type(other) and one.dtype == other.dtype and one.shape.rank == other.shape.rank
+               and (not one.shape.rank or one.shape[1:].as_list() == other.shape[1:].as_list())
+               for one, other in pairs)

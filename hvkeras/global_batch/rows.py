@@ -8,10 +8,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from hvkeras.collectives.row_share import RowShare
 from hvkeras.compat import graphs
 from hvkeras.data.datasets import leading_rows
 from hvkeras.errors import UsageError, explain
-from hvkeras.collectives.row_share import RowShare
 
 _CANNOT_CUT = "All arrays of a batch must have the same number of rows, so that each rank can compute its rows"
 _WRITE = ("for batches that are not made of rows, such as graphs whose nodes are concatenated, write the lines of"

@@ -8,6 +8,7 @@ exact for moving averages of means over rows. One allreduce carries all of them,
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,9 +17,9 @@ import tensorflow as tf
 from hvkeras import compat
 from hvkeras.collectives.operations import Max, Min, Sum
 from hvkeras.collectives.reductions import allreduce
+from hvkeras.collectives.row_share import RowShare
 from hvkeras.compat import graphs
 from hvkeras.errors import UnsupportedError, explain
-from hvkeras.collectives.row_share import RowShare
 from hvkeras.global_batch.marks import Mark
 from hvkeras.job.session import current_session
 from hvkeras.training import metrics
@@ -74,8 +75,8 @@ class Changes:
         averaged = sources.other_numbers()
         values: dict[int, Any] = {}
         for index, value in averaged.items():
-            sums.add(rows.times_share(rows.counted(tf.cast(value, tf.float64))),
-                     lambda total, index=index, value=value: values.update({index: tf.cast(total, value.dtype)}))
+            sums.add(rows.times_share(rows.counted(tf.cast(value, tf.float64))), functools.partial(
+                values.__setitem__, index))
         sums.add(mark.value, mark.compare)
         sums.reduce()
         return sources.logs(values)
@@ -186,7 +187,7 @@ class _Sources:
         results: dict[int, Any] = {}
         flat = list(self._flat)
         for index, value in averaged.items():
-            flat[index] = value
+            flat[index] = tf.cast(value, flat[index].dtype)
         for index, metric in self._metrics.items():
             if id(metric) not in results:
                 results[id(metric)] = metric.result()

@@ -10,12 +10,12 @@ import numpy as np
 import tensorflow as tf
 
 from hvkeras.collectives.reductions import allgather
+from hvkeras.collectives.row_share import global_batch
 from hvkeras.compat import graphs
 from hvkeras.global_batch.marks import mark_of
 from hvkeras.global_batch.pipelines import Packed, packed
 from hvkeras.global_batch.rows import Block, block_of, cut
 from hvkeras.global_batch.states import Changes
-from hvkeras.collectives.row_share import global_batch
 from hvkeras.job.session import current_session
 
 

@@ -14,9 +14,9 @@ from typing import Any
 import tensorflow as tf
 
 from hvkeras.collectives.reductions import allgather
+from hvkeras.collectives.row_share import RowShare, global_batch
 from hvkeras.compat import graphs
 from hvkeras.global_batch.states import Changes, is_undeclared
-from hvkeras.collectives.row_share import RowShare, global_batch
 
 
 def update_mean(original: Callable[..., Any], metric: Any, values: Any, sample_weight: Any = None) -> Any:
@@ -43,7 +43,8 @@ def update_metrics(changes: Changes | None, original: Callable[..., Any], listed
     undeclared = [] if rows is None or changes is None else [one for one in listed.metrics if is_undeclared(one)]
     if not undeclared:
         return original(listed, y_true, y_pred, sample_weight)
-    assert rows is not None and changes is not None
+    assert rows is not None
+    assert changes is not None
     whole = [_gathered(one, rows) for one in (y_true, y_pred, sample_weight)]
     for metric in listed.metrics:
         if metric not in undeclared:
@@ -66,10 +67,11 @@ def call_loss(original: Callable[..., Any], loss: Any, y_true: Any, y_pred: Any,
 @graphs.without_autograph
 def _gathered(value: Any, rows: RowShare) -> Any:
     """Return the rows of all ranks; their gradients are weighted by the ranks' shares and summed up."""
-    return tf.nest.map_structure(lambda leaf: leaf if leaf is None else _gather(tf.convert_to_tensor(leaf), rows), value)
+    return tf.nest.map_structure(lambda leaf: leaf if leaf is None else _gather(leaf, rows), value)
 
 
 def _gather(leaf: Any, rows: RowShare) -> Any:
+    leaf = tf.convert_to_tensor(leaf)
     counted = tf.where(rows.has_rows, tf.shape(leaf)[0], 0)
     return allgather(leaf[:counted], name="the rows of a batch")
 

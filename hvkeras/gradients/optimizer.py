@@ -8,10 +8,10 @@ from typing import Any
 from hvkeras import compat
 from hvkeras.collectives.compression import Compression
 from hvkeras.collectives.operations import Average, Sum
+from hvkeras.collectives.row_share import require_own_batches
 from hvkeras.errors import UnsupportedError, UsageError, explain
 from hvkeras.gradients.optimizer_classes import distribute, distributed_part, state_of
 from hvkeras.gradients.options import Options, ReductionOptions, checked_groups, checked_layers
-from hvkeras.collectives.row_share import require_own_batches
 from hvkeras.job.process_sets import ProcessSet, global_process_set
 from hvkeras.job.session import current_session
 from hvkeras.typing import CompressorLike, LayerLike, OptimizerT, VariableLike

@@ -11,6 +11,7 @@ from typing import Any
 
 from hvkeras import compat
 from hvkeras.collectives.operations import of_tensors
+from hvkeras.collectives.row_share import global_batch
 from hvkeras.compat import graphs
 from hvkeras.gradients import replicas
 from hvkeras.gradients.accumulation import where_due
@@ -18,7 +19,6 @@ from hvkeras.gradients.distributed_part import DistributedPart
 from hvkeras.gradients.plain_update import Apply, PlainUpdate, Update
 from hvkeras.gradients.reducer import GradientReducer
 from hvkeras.gradients.sharded_update import ShardedUpdate
-from hvkeras.collectives.row_share import global_batch
 
 
 @dataclass(frozen=True)

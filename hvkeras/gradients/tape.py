@@ -10,12 +10,12 @@ import tensorflow as tf
 from hvkeras import compat
 from hvkeras.collectives.compression import Compression
 from hvkeras.collectives.operations import Average
+from hvkeras.collectives.row_share import require_own_batches
 from hvkeras.compat import graphs
 from hvkeras.errors import UsageError, explain
 from hvkeras.gradients import replicas
 from hvkeras.gradients.options import ReductionOptions, checked_groups, checked_layers
 from hvkeras.gradients.reducer import GradientReducer
-from hvkeras.collectives.row_share import require_own_batches
 from hvkeras.job.process_sets import ProcessSet, global_process_set
 from hvkeras.typing import CompressorLike, GradientTapeLike, LayerLike, VariableLike
 from hvkeras.typing import DistributedGradientTape as Tape

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import re
 import shutil
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -112,6 +114,29 @@ def _flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold a lock within the `with` block, against processes on all hosts that share the folder.
+
+    Args:
+        path: The file to lock. It is created, with its folder, and removed afterwards.
+
+    Raises:
+        OSError: The file cannot be created.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        with path.open("a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            with contextlib.suppress(FileNotFoundError):  # removed by the process that held the lock before
+                if path.stat().st_ino == os.fstat(file.fileno()).st_ino:
+                    try:
+                        yield
+                    finally:
+                        path.unlink()
+                    return
 
 
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH

@@ -101,7 +101,9 @@ class Launcher:
                     await self._run_workers(await self._reserve())
             finally:
                 await self._clean_up()
-        if self._has_finished:
+        if self._has_finished and self._settings.data_parallel:
+            self._hint_about_keras()
+        elif self._has_finished:
             self._hint_about_init("no rank has called hvd.init(): they were")
         cause, codes = self.membership.cause, self._codes_of_ranks()
         if cause is not None:
@@ -193,6 +195,8 @@ class Launcher:
         self.in_background(self._tick())
         hint = self._loop.call_later(HINT_AFTER, self._hint_about_init,
                                      f"no rank has called hvd.init() in {HINT_AFTER:.0f} s; without it, they are")
+        if self._settings.data_parallel:  # a script may prepare its data before it imports Keras
+            hint.cancel()
         await self._done.wait()
         hint.cancel()
         await _cancelled(self._background)
@@ -286,8 +290,15 @@ class Launcher:
                 not self._has_hinted):
             self._has_hinted = True
             self.say(f"hvkeras run: {begin} {self._job.size} independent programs. HINT: call"
-                     " hvd.init(), or start a script of MultiWorkerMirroredStrategy with hvkeras run --tf-config, one"
-                     " of Horovod's with --as-horovod")
+                     " hvd.init(), or start a Keras script for one process with hvkeras run --data-parallel, one of"
+                     " MultiWorkerMirroredStrategy with --tf-config, one of Horovod's with --as-horovod")
+
+    def _hint_about_keras(self) -> None:
+        """Print a hint if no rank has imported Keras under --data-parallel, so that each ran the whole script."""
+        if not self.membership.server.ever_connected:
+            self.say("hvkeras run: no rank has imported Keras in the Python process of the command, so each of the"
+                     f" {self._job.size} ranks ran all of it alone. HINT: run it without --data-parallel, or start the"
+                     " Python script that trains as the command, with a Python in which hvkeras is installed")
 
     # Interface for the membership: `Workers`.
 

@@ -46,16 +46,19 @@ class Printer:
         quiet: Omit TensorFlow's startup lines on the screen, but not in files.
         folder: Folder for `rank.<n>/stdout` and `rank.<n>/stderr`; None for no files.
         append: Append to existing files.
+        as_one: Show the output as that of one process: worker 0's without a number, and of the others only standard
+            error.
         clock: Function that returns the time in seconds since the epoch.
     """
 
     def __init__(self, size: int, stdout: BinaryIO, stderr: BinaryIO, live: bool = False, timestamps: bool = False,
-                 quiet: bool = False, folder: Path | None = None, append: bool = False,
+                 quiet: bool = False, folder: Path | None = None, append: bool = False, as_one: bool = False,
                  clock: Callable[[], float] = time.time) -> None:
         self._screens = {"stdout": stdout, "stderr": stderr}
         self._live = live
         self._timestamps = timestamps
         self._quiet = quiet
+        self._as_one = as_one
         self._clock = clock
         self._unfinished: dict[tuple[int, str], bytes] = {}
         self._open_screens = set(self._screens)  # a stream that is closed or full raises once, and is then unused
@@ -101,6 +104,8 @@ class Printer:
             tail, longest = self._tails.setdefault(worker, bytearray()), self._share(TAIL, TAILS)
             tail += data[-longest:]
             del tail[:-longest]
+        elif self._as_one and worker:
+            return
         *lines, rest = (self._unfinished.get((worker, stream), b"") + data).split(b"\n")
         # A carriage return at the very end takes effect only with the text that follows it.
         rest = _final_state(rest) + (b"\r" if rest.endswith(b"\r") else b"")
@@ -139,7 +144,8 @@ class Printer:
 
     def _prefix(self, worker: int) -> bytes:
         timestamp = time.strftime("%Y-%m-%d %H:%M:%S ", time.localtime(self._clock())) if self._timestamps else ""
-        return f"{timestamp}[{worker}] ".encode()
+        number = "" if self._as_one and not worker else f"[{worker}] "
+        return f"{timestamp}{number}".encode()
 
     def _print(self, stream: str, text: bytes, redraw: bool = True) -> None:
         if self._shown:

@@ -105,6 +105,10 @@ def parser(prog: str = "hvkeras run") -> argparse.ArgumentParser:
     parser.add_argument("--backend", metavar="NAME", help="Collective engine (HVKERAS_BACKEND).")
     parser.add_argument("--as-horovod", action="store_true", help="Make `import horovod` import hvkeras, in the command"
                         " and in all its Python child processes.")
+    parser.add_argument("--data-parallel", action="store_true", help="Train a Keras script for one process on all"
+                        " ranks, with the result of one process.")
+    parser.add_argument("--no-private-folders", action="store_true", help="With --data-parallel: let all ranks write to"
+                        " the same working folder.")
     parser.add_argument("--tf-config", action="store_true", help="Give each rank a TF_CONFIG in which it is a worker,"
                         " for scripts that use tf.distribute directly.")
     parser.add_argument("--network-interfaces", "--network-interface", action="append", metavar="NAME,...",

@@ -200,7 +200,8 @@ def _require_same_data(ranks: Sequence[int], everyone: Sequence[FitFacts]) -> No
     """Check that all ranks have the same data, of which each computes a part."""
     first = everyone[0]
     for rank, facts in zip(ranks, everyone, strict=True):
-        name = next((name for name in DATA if not _is_same(first.fingerprint.get(name), facts.fingerprint.get(name))), "")
+        own = facts.fingerprint
+        name = next((name for name in DATA if not _is_same(first.fingerprint.get(name), own.get(name))), "")
         if name:
             raise UsageError(explain(
                 f"All ranks must have the same data, but {name} differs", "seed what makes it: an unseeded"

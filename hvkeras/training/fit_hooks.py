@@ -16,13 +16,13 @@ from typing import Any
 from hvkeras import compat
 from hvkeras.collectives.broadcasts import allgather_object
 from hvkeras.collectives.operations import Average
+from hvkeras.collectives.row_share import global_batch
 from hvkeras.compat import graphs, patches, strategies
 from hvkeras.control import activity
 from hvkeras.diagnostics import timeline
 from hvkeras.diagnostics.recorder import recording
 from hvkeras.errors import UnsupportedError, explain
 from hvkeras.gradients.optimizer_classes import distributed_part, install_hooks
-from hvkeras.collectives.row_share import global_batch
 from hvkeras.horovod import as_horovod
 from hvkeras.host.console import prints_at, say
 from hvkeras.host.forks import detach_in_children

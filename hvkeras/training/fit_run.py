@@ -8,6 +8,7 @@ from typing import Any
 
 from hvkeras import compat
 from hvkeras.collectives.broadcasts import allgather_object, gather_objects
+from hvkeras.collectives.row_share import global_batch
 from hvkeras.compat import graphs
 from hvkeras.data.consistency import fingerprint
 from hvkeras.data.datasets import keeps_elements_whole
@@ -15,7 +16,6 @@ from hvkeras.data.sequences import Share
 from hvkeras.errors import UsageError, explain
 from hvkeras.gradients.optimizer import gather_optimizer
 from hvkeras.gradients.optimizer_classes import distributed_part, state_of
-from hvkeras.collectives.row_share import global_batch
 from hvkeras.gradients.weighting import joining
 from hvkeras.host.console import format_ranks, prints_at, say
 from hvkeras.job.process_sets import ProcessSet, global_process_set

@@ -27,9 +27,9 @@ import tensorflow as tf
 
 from hvkeras.collectives.operations import Sum
 from hvkeras.collectives.reductions import allreduce
+from hvkeras.collectives.row_share import RowShare, global_batch
 from hvkeras.compat import graphs
 from hvkeras.errors import UnsupportedError, UsageError, explain
-from hvkeras.collectives.row_share import RowShare, global_batch
 from hvkeras.gradients.weighting import joining
 from hvkeras.job.process_sets import ProcessSet
 
@@ -88,13 +88,9 @@ def combine(loss: Any, reduction: str, weights: Any, values: Any) -> Any:
         UnsupportedError: Joined ranks without data participate, and the loss is not a plain mean over samples.
     """
     masked, _Step.masked = _Step.masked, False
-    share = global_batch().rows
-    if share is not None:
-        if reduction == "sum":
-            return share.divided_by_share(loss)
-        if reduction == "mean_with_sample_weight" and weights is not None:
-            return loss * _share_of_rows(tf.cast(tf.reduce_sum(weights), loss.dtype), share)
-        return loss
+    rows = global_batch().rows
+    if rows is not None:
+        return _for_rows(loss, reduction, weights, rows)
     if _Step.process_set is None:
         return loss
     if reduction == "none":
@@ -114,8 +110,8 @@ def combine(loss: Any, reduction: str, weights: Any, values: Any) -> Any:
         return _with_value(loss, scaled)
     if not _Step.by_rows or not can_communicate:
         return scaled
-    rows = _share(tf.cast(tf.shape(values)[0], tf.float32), _Step.process_set)
-    return _with_value(tf.math.divide_no_nan(scaled, tf.cast(rows, loss.dtype)), scaled)
+    factor = _share(tf.cast(tf.shape(values)[0], tf.float32), _Step.process_set)
+    return _with_value(tf.math.divide_no_nan(scaled, tf.cast(factor, loss.dtype)), scaled)
 
 
 def _with_value(value: Any, loss: Any) -> Any:
@@ -128,6 +124,15 @@ def _share(own: Any, process_set: ProcessSet) -> Any:
     _require_data_on_all_ranks("mean by weight")
     total = allreduce(own, op=Sum, name="the weights of a loss", process_set=process_set)
     return tf.math.divide_no_nan(own * tf.cast(len(process_set.members()), own.dtype), total)
+
+
+def _for_rows(loss: Any, reduction: str, weights: Any, rows: RowShare) -> Any:
+    """Scale a reduced loss in a step in which losses are weighted by shares of rows."""
+    if reduction == "sum":
+        return rows.divided_by_share(loss)
+    if reduction == "mean_with_sample_weight" and weights is not None:
+        return loss * _share_of_rows(tf.cast(tf.reduce_sum(weights), loss.dtype), rows)
+    return loss
 
 
 def _share_of_rows(own: Any, rows: RowShare) -> Any:

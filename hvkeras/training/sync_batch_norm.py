@@ -14,9 +14,9 @@ import tensorflow as tf
 from hvkeras import compat
 from hvkeras.collectives.operations import Sum, members
 from hvkeras.collectives.reductions import allreduce
+from hvkeras.collectives.row_share import global_batch
 from hvkeras.errors import UsageError, explain
 from hvkeras.gradients import replicas
-from hvkeras.collectives.row_share import global_batch
 from hvkeras.gradients.weighting import joining
 from hvkeras.job.process_sets import ProcessSet
 from hvkeras.job.queries import rank

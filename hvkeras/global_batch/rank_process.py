@@ -1,0 +1,238 @@
+"""Process of a rank that runs a script for one process: its environment, and the hooks that make it train.
+
+`hvkeras exec --data-parallel` prepares the environment, and then becomes the command of the rank. In the first Python
+process of that command, `site/sitecustomize.py` calls `install()`, before the script's first line. Processes that this
+one starts are helpers, such as data loaders: they stay unchanged.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import io
+import os
+import random
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any, NoReturn
+
+import wrapt
+
+from hvkeras.control.launch_environments import Launch, detect_launch, hvkeras_run
+from hvkeras.errors import UnsupportedError, UsageError, explain
+from hvkeras.host import private_folders as private
+from hvkeras.host.console import prints_at, say
+from hvkeras.host.forks import at_exit
+from hvkeras.host.private_folders import PrivateFolders
+from hvkeras.settings import PREFIX, Settings
+
+FLAG, WITHOUT_FOLDERS = "--data-parallel", "--no-private-folders"
+SITE = Path(__file__).parent / "site"
+SWITCH, _PROCESS, _FOLDERS = (PREFIX + name for name in ("DATA_PARALLEL", "DATA_PARALLEL_PROCESS",
+                                                          "DATA_PARALLEL_FOLDERS"))
+_HASH_SEED = "PYTHONHASHSEED"  # the seed of everything; Python itself reads it at its start
+
+
+def wrapped(command: Sequence[str], private_folders: bool) -> list[str]:
+    """Return a command line that prepares the process of a rank, and then runs `command` in it.
+
+    Args:
+        private_folders: Whether ranks other than 0 write to private folders.
+    """
+    flags = [FLAG] if private_folders else [FLAG, WITHOUT_FOLDERS]
+    return [sys.executable, "-m", "hvkeras", "exec", *flags, "--", *command]
+
+
+def become(command: list[str], private_folders: bool) -> NoReturn:
+    """Replace this process by a command, with the environment of a rank; with one rank, with the current environment.
+
+    Args:
+        private_folders: As for `wrapped`.
+
+    Raises:
+        UsageError: A variable of the launcher or a setting cannot be read.
+        SystemExit: The command cannot be started.
+    """
+    settings, launch, environ = Settings(), detect_launch(), dict(os.environ)
+    if launch.size > 1:
+        environ = environment(environ, seed_of(settings, launch))
+        environ.update(_enter_folders(settings, launch, command, private_folders))
+        if launch.rank and launch.launcher != hvkeras_run.LAUNCHER:  # `hvkeras run` only shows that of rank 0
+            _mute(1)
+    try:
+        os.execvpe(command[0], command, environ)
+    except OSError as error:
+        text = explain(f"The command must start on every host ({error.strerror})",
+                       "check its spelling, the PATH and the current folder there", command=command[0])
+        print(f"hvkeras exec: {text}", file=sys.stderr)
+        sys.exit(126 if isinstance(error, PermissionError) else 127)  # as shells do
+
+
+def environment(environ: Mapping[str, str], seed: int) -> dict[str, str]:
+    """Return an environment in which the first Python process of a rank calls `install()` at its start.
+
+    Args:
+        environ: The environment to extend.
+        seed: Seed of all random numbers that the script does not seed itself, unless PYTHONHASHSEED is a number.
+    """
+    paths = [path for path in environ.get("PYTHONPATH", "").split(os.pathsep) if path and path != str(SITE)]
+    chosen = environ.get(_HASH_SEED, "")
+    without = {name: value for name, value in environ.items() if name not in (_PROCESS, _FOLDERS)}
+    return {**without, "PYTHONPATH": os.pathsep.join([str(SITE), *paths]), SWITCH: "on",
+            _HASH_SEED: chosen if chosen.isdecimal() else str(seed)}
+
+
+def seed_of(settings: Settings, launch: Launch) -> int:
+    """Return a seed that is equal on all ranks and, where the launcher identifies the job, differs between jobs."""
+    return int(_shared_digest(settings, launch)[:8], 16)
+
+
+def _shared_digest(settings: Settings, launch: Launch) -> str:
+    meeting = launch.rendezvous
+    shared = "\n".join([settings.secret, meeting.address, meeting.job, *launch.cluster])
+    return hashlib.sha256(shared.encode()).hexdigest()
+
+
+# Settings with paths that all ranks must see.
+_COMMON_PATHS = ("elastic_dir", "record", "rendezvous_dir", "report", "run_cause", "timeline", "trace_file")
+
+
+def _enter_folders(settings: Settings, launch: Launch, command: Sequence[str], private_ones: bool) -> dict[str, str]:
+    """Make the working folder private, and that of the script, and return the variables for the command."""
+    scripts = [Path(word).absolute().parent for word in command[:3] if word.endswith(".py") and Path(word).is_file()]
+    key = _shared_digest(settings, launch)[-16:]
+    folders = private.enter(key, [Path.cwd(), *scripts] if private_ones else [], launch.rank == 0,
+                            settings.start_timeout)
+    if launch.rank == 1 and private_ones:
+        _explain_folders(settings, folders)
+    if folders is None:
+        return {}
+    here = {"PWD": os.getcwd()} if folders.pairs else {}
+    paths = {name: getattr(settings, name) for name in _COMMON_PATHS if getattr(settings, name)}
+    return {_FOLDERS: folders.to_text(), **here,
+            **{PREFIX + name.upper(): str(folders.common(path)) for name, path in paths.items()}}
+
+
+def _explain_folders(settings: Settings, folders: PrivateFolders | None) -> None:
+    if folders is None or not folders.pairs:
+        level, text = "WARNING", "all ranks write to the same working folder: private ones cannot be created here"
+    else:
+        level, text = "INFO", (f"ranks other than 0 write to private folders ({folders.how}), which are removed at the"
+                               f" end: {', '.join(str(folder) for folder, _ in folders.pairs)}")
+    if prints_at(settings, level):
+        say(text)
+
+
+def install() -> None:
+    """Make this process do the same as those of other ranks, and make `import keras` join the job.
+
+    Random numbers of Python, NumPy and TensorFlow have the same seeds, and folders are listed in the same order, which
+    otherwise depends on the file system.
+    """
+    process, seed = os.getpid(), int(os.environ[_HASH_SEED])
+    os.environ[_PROCESS] = str(process)
+    random.seed(seed)
+    os.listdir, os.scandir = _sorted_listdir(os.listdir), _sorted_scandir(os.scandir)
+    os.supports_fd.update((os.listdir, os.scandir))
+
+    def after_import(module: str, function: Callable[[Any], None]) -> None:
+        # Not in processes that were forked from this one.
+        wrapt.register_post_import_hook(lambda found: function(found) if os.getpid() == process else None, module)
+
+    after_import("numpy.random.bit_generator", functools.partial(_seed_generators, seed))
+    after_import("numpy.random", lambda found: found.seed(seed))
+    after_import("tensorflow", lambda found: found.random.set_seed(seed))
+    after_import("tf_keras", _refuse_tf_keras)
+    after_import("keras.src.backend.config", _require_tensorflow)
+    after_import("keras", _start)
+    entered = folders()
+    if entered is not None:
+        at_exit(entered.leave)
+    if os.path.samestat(os.fstat(0), os.stat(os.devnull)):
+        for stream in ("stdin",):
+            setattr(sys, stream, _NoInput(open(0, "rb", closefd=False)))  # noqa: SIM115 - stays open
+
+
+def _seed_generators(seed: int, bit_generator: Any) -> None:
+    """Let generators without a seed, such as `default_rng()`, draw it from a generator with a seed."""
+    bit_generator.randbits = random.Random(seed).getrandbits
+
+
+def _sorted_listdir(listdir: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+    return functools.wraps(listdir)(lambda path=".": sorted(listdir(path)))
+
+
+def _sorted_scandir(scandir: Callable[..., Any]) -> Callable[..., Any]:
+    return functools.wraps(scandir)(lambda path=".": _SortedEntries(scandir(path)))
+
+
+class _SortedEntries:
+    """Entries of a folder, with the interface of `os.scandir`."""
+
+    def __init__(self, entries: Any) -> None:
+        with entries:
+            self._entries = iter(sorted(entries, key=lambda entry: entry.name))
+
+    def __iter__(self) -> Any:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._entries)
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Drop the remaining entries."""
+        self._entries = iter(())
+
+
+class _NoInput(io.TextIOWrapper):
+    """Standard input of a rank, which is empty."""
+
+    def readline(self, *_: Any) -> NoReturn:
+        """Raise the exception of `input()` at the end of the input, with an explanation."""
+        raise EOFError(explain(f"Ranks have no standard input under {FLAG}",
+                               "pass what the script asks for as an argument, or in a file"))
+
+
+def _require_tensorflow(config: Any) -> None:
+    backend = config.backend()
+    if backend != "tensorflow":
+        raise UnsupportedError(explain(f"{FLAG} trains with the backend tensorflow of Keras",
+                                       f"set KERAS_BACKEND=tensorflow, or run without {FLAG}", backend=backend))
+
+
+@functools.cache  # once, even if Keras is imported again
+def _start(_: Any) -> None:
+    entered = folders()
+    if entered is not None:
+        try:
+            (entered.own / "trains").touch(exist_ok=False)
+        except FileExistsError:
+            raise UsageError(explain(f"Only one Python process of each rank can import Keras under {FLAG}",
+                                     f"run the scripts one after the other, each with hvkeras run {FLAG}")) from None
+    resolve_name("hvkeras.startup:data_parallel")()  # by name, since that package is above this one
+
+
+def _refuse_tf_keras(_: Any) -> None:
+    raise UnsupportedError(explain(f"{FLAG} trains models of Keras 3, not of tf_keras", "unset TF_USE_LEGACY_KERAS and"
+                                   f" import keras; or call hvd.init() in the script, and run without {FLAG}"))
+
+
+@functools.cache
+def folders() -> PrivateFolders | None:
+    """Return the private folders of this process; None if all its folders are common."""
+    text = Settings().data_parallel_folders
+    return PrivateFolders.from_text(text) if text else None
+
+
+def _mute(descriptor: int) -> None:
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, descriptor)
+    os.close(null)

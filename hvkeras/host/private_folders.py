@@ -1,0 +1,377 @@
+"""Private folders: a process works in a folder as it was at the start of the job, and its changes stay its own.
+
+The first process of a job on a host takes a snapshot of the folder: real folders, and hard links to files. The others
+mount it below an overlay, at the same path, in a mount namespace of their own. Where mounts are not permitted, as in
+most containers, a process copies the snapshot and changes to it; large files are then symbolic links. The original
+folder remains accessible to all at another path.
+
+An overlay over the folder itself would not do: it would show some of the files that others create in the meantime.
+
+Everything is in one folder of the job, next to a lock file that all its processes share. Whoever acquires that lock
+exclusively knows that they have ended, even if they were killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import json
+import os
+import re
+import shutil
+import stat
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hvkeras.host.files import why_not_private
+
+ENTRIES = 10_000  # maximum size of a snapshot, in files; what exceeds it is overlaid as it is
+_MOUNTS = 64  # maximum number of such larger folders
+_SMALL = 256 * 1024  # bytes up to which a file is copied where it cannot be linked
+_POLL = 0.005  # seconds
+_OWNED = re.compile(r"hvkeras-private-[0-9a-f]{16}\.owner")
+_NEW_MOUNTS, _NEW_USER = 0x20000, 0x10000000  # CLONE_NEWNS, CLONE_NEWUSER
+_BIND, _RECURSIVE, _PRIVATE = 0x1000, 0x4000, 0x40000  # MS_BIND, MS_REC, MS_PRIVATE
+
+
+@dataclass(frozen=True)
+class PrivateFolders:
+    """Private folders of this process.
+
+    Attributes:
+        own: Folder of this process, for its own use, within that of the job.
+        lock: Descriptor of the lock that this process shares with the job's other processes.
+        pairs: Each private folder, and the path at which the common folder is accessible.
+        how: How they are private: `overlay`, `copy`, or `common` if they are not.
+    """
+
+    own: Path
+    lock: int
+    pairs: tuple[tuple[Path, Path], ...]
+    how: str
+
+    def common(self, path: str | os.PathLike[str]) -> Path:
+        """Return the path in the common folder of a file or folder; its own path if it is not private."""
+        absolute = Path(os.path.abspath(path))
+        for private, common in self.pairs:
+            if private == absolute or private in absolute.parents:
+                return common / absolute.relative_to(private)
+        return absolute
+
+    @staticmethod
+    def show(path: str | os.PathLike[str], common: Path) -> None:
+        """Replace a private file or folder by one that others have written; remove it if there is none."""
+        private = Path(os.path.abspath(path))
+        if private.is_dir() and not private.is_symlink():
+            shutil.rmtree(private)
+        else:
+            private.unlink(missing_ok=True)
+        if not os.path.lexists(common):
+            return
+        private.parent.mkdir(parents=True, exist_ok=True)
+        if common.is_dir() and not common.is_symlink():
+            private.mkdir()
+            for _ in _mirrored(common, private, common, links=False):
+                pass
+        else:
+            _mirror_file(common, private, common, links=False)
+
+    def leave(self) -> None:
+        """Remove everything private, unless other processes of the job are still running."""
+        with contextlib.suppress(OSError):
+            os.close(self.lock)
+        remove_abandoned()
+
+    def to_text(self) -> str:
+        """Return a text for an environment variable."""
+        return json.dumps([str(self.own), self.lock, [[str(one) for one in pair] for pair in self.pairs], self.how])
+
+    @classmethod
+    def from_text(cls, text: str) -> PrivateFolders:
+        """Return the folders that `to_text` has described."""
+        own, lock, pairs, how = json.loads(text)
+        return cls(Path(own), lock, tuple((Path(private), Path(common)) for private, common in pairs), how)
+
+
+def enter(key: str, folders: Sequence[Path], keeps_common: bool, timeout: float) -> PrivateFolders | None:
+    """Make folders private for this process, which must have a single thread, and for its future children.
+
+    Args:
+        key: Identifier of the job: 16 hexadecimal digits.
+        folders: The folders. Those within others are ignored, and those that contain temporary files remain common.
+        keeps_common: Whether this process works in the common folders. The others do not see what it writes.
+        timeout: Seconds to wait for the process that takes the snapshot.
+
+    Returns:
+        The private folders; None if there is no place for them.
+    """
+    place = _place()
+    real = {folder.resolve() for folder in folders} - {place, *place.parents}
+    tops = sorted(folder for folder in real if not real.intersection(folder.parents))
+    job = place / f"hvkeras-private-{key}"
+    remove_abandoned()
+    lock = _join(job, tops, time.monotonic() + timeout)
+    if lock is None:
+        return None
+    os.set_inheritable(lock, True)
+    own, here = Path(tempfile.mkdtemp(prefix="process-", dir=job)), Path.cwd()
+    if keeps_common or not tops:
+        return PrivateFolders(own, lock, (), "common")
+    try:
+        pairs = _overlaid(job, own, tops)
+        os.chdir(here)  # that of the overlay
+        return PrivateFolders(own, lock, pairs, "overlay")
+    except OSError:
+        return _copied(job, own, tops, here, lock)
+
+
+def remove_abandoned() -> None:
+    """Remove the folders of this user's jobs of which no process is running."""
+    for path in _place().glob("hvkeras-private-*.owner"):
+        if _OWNED.fullmatch(path.name):
+            with contextlib.suppress(OSError):
+                _remove_if_abandoned(path)
+
+
+def _place() -> Path:
+    return Path(tempfile.gettempdir()).resolve()
+
+
+# The folder of the job.
+
+def _join(job: Path, tops: Sequence[Path], deadline: float) -> int | None:
+    """Lock the folder of the job, with a complete snapshot; the first process creates it."""
+    owner, ready = job.with_name(f"{job.name}.owner"), job / "ready"
+    while time.monotonic() < deadline:
+        try:
+            lock = os.open(owner, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        except FileExistsError:
+            with contextlib.suppress(OSError):
+                if not _remove_if_abandoned(owner) and ready.exists():
+                    lock = os.open(owner, os.O_RDWR | os.O_NOFOLLOW)
+                    if _shared(lock, owner):
+                        return None if why_not_private(job.stat()) else lock
+            time.sleep(_POLL)
+            continue
+        except OSError:
+            return None
+        if _shared(lock, owner):
+            try:
+                job.mkdir(0o700)
+                for number, top in enumerate(tops):
+                    _take_snapshot(top, job, number)
+                ready.touch()
+            except OSError:
+                os.close(lock)
+                return None
+            return lock
+    return None
+
+
+def _shared(lock: int, owner: Path) -> bool:
+    """Acquire the shared lock; return False, and close the file, if it was removed in the meantime."""
+    fcntl.flock(lock, fcntl.LOCK_SH)
+    with contextlib.suppress(OSError):
+        if os.stat(owner, follow_symlinks=False).st_ino == os.fstat(lock).st_ino:
+            return True
+    os.close(lock)
+    return False
+
+
+def _remove_if_abandoned(owner: Path) -> bool:
+    lock = os.open(owner, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        found = os.fstat(lock)
+        if found.st_uid != os.geteuid() or not stat.S_ISREG(found.st_mode):
+            return False
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.stat(owner, follow_symlinks=False).st_ino != found.st_ino:  # that of another process by now
+            return False
+        job = owner.with_suffix("")
+        for common in owner.parent.glob(f"{job.name}.common.*"):
+            common.rmdir()  # nothing else, since a common folder may be mounted there
+        _remove(job)
+        owner.unlink()
+    except BlockingIOError:
+        return False
+    else:
+        return True
+    finally:
+        os.close(lock)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder, in which nothing may be mounted: the removal would include what is mounted."""
+    mounts = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    if any(mount == str(folder) or mount.startswith(f"{folder}/") for mount in mounts):
+        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(folder))
+
+    def retry(function: Callable[..., Any], path: str, _: Any) -> None:
+        # Overlays leave a folder that nobody may read, and scripts may have made others read-only.
+        with contextlib.suppress(OSError):
+            os.chmod(os.path.dirname(path), 0o700)
+            if stat.S_ISDIR(os.stat(path, follow_symlinks=False).st_mode):
+                os.chmod(path, 0o700)
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                function(path)
+
+    shutil.rmtree(folder, onerror=retry)
+
+
+# Snapshots.
+
+def _take_snapshot(top: Path, job: Path, number: int) -> None:
+    """Create `seen.N`, and list in `live.N` the folders that it does not contain completely."""
+    _common(job, number).mkdir()
+    budget, seen = ENTRIES, job / f"seen.{number}"
+    left: set[str] = set()
+    shutil.copymode(top, _made(seen))
+    for folder in _mirrored(top, seen, top, links=True):
+        budget -= folder.entries
+        if budget < 0:
+            left.add(folder.path)
+            folder.skip()
+    while len(left) > _MOUNTS:
+        left = {os.path.dirname(each) for each in left}
+    (job / f"live.{number}").write_text(json.dumps(sorted(left)))
+
+
+def _common(job: Path, number: int) -> Path:
+    """Return the folder on which a common folder is mounted: outside of the job's folder, which will be removed."""
+    return job.with_name(f"{job.name}.common.{number}")
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+class _Folder:
+    """Folder whose entries are about to be mirrored."""
+
+    def __init__(self, path: str, entries: list[os.DirEntry[str]]) -> None:
+        self.path, self.listed = path, entries
+        self.entries = len(entries)
+
+    def skip(self) -> None:
+        """Mirror nothing of it."""
+        self.listed = []
+
+
+def _mirrored(source: Path, target: Path, common: Path, links: bool) -> Iterator[_Folder]:
+    """Mirror a tree of folders, those near the root first; yield each folder before its entries are mirrored.
+
+    Args:
+        common: The tree that symbolic links to files point to.
+        links: Whether to create hard links where possible.
+    """
+    waiting = deque([""])
+    while waiting:
+        relative = waiting.popleft()
+        try:
+            with os.scandir(os.path.join(source, relative)) as found:
+                folder = _Folder(relative, list(found))
+        except OSError:  # not readable, or removed in the meantime
+            continue
+        yield folder
+        for entry in folder.listed:
+            name = os.path.join(relative, entry.name)
+            new = os.path.join(target, name)
+            with contextlib.suppress(OSError):
+                if entry.is_dir(follow_symlinks=False):
+                    os.mkdir(new)
+                    shutil.copymode(entry.path, new)
+                    waiting.append(name)
+                else:
+                    _mirror_file(Path(entry.path), Path(new), common / name, links)
+
+
+def _mirror_file(path: Path, new: Path, common: Path, links: bool) -> None:
+    if path.is_symlink():
+        new.symlink_to(common.parent / path.readlink())
+        return
+    if links:
+        with contextlib.suppress(OSError):  # on another file system, or of another user
+            os.link(path, new, follow_symlinks=False)
+            return
+    if path.is_file() and path.stat().st_size <= _SMALL:
+        shutil.copy2(path, new)
+    else:
+        new.symlink_to(common)
+
+
+def _copied(job: Path, own: Path, tops: Sequence[Path], here: Path, lock: int) -> PrivateFolders:
+    """Copy the snapshot of the current folder, and change to it; other folders remain common."""
+    for number, top in enumerate(tops):
+        if top not in (here, *here.parents) or json.loads((job / f"live.{number}").read_text()):
+            continue
+        mine = _made(own / f"copy.{number}")
+        for _ in _mirrored(job / f"seen.{number}", mine, top, links=False):
+            pass
+        os.chdir(mine / here.relative_to(top))
+        return PrivateFolders(own, lock, ((mine, top),), "copy")
+    return PrivateFolders(own, lock, (), "common")
+
+
+# Overlays.
+
+def _overlaid(job: Path, own: Path, tops: Sequence[Path]) -> tuple[tuple[Path, Path], ...]:
+    """Mount overlays over folders, in a new mount namespace.
+
+    Raises:
+        OSError: Mounts are not permitted. Nothing was mounted for other processes.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def checked(result: int) -> None:
+        if result:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+    def mount(source: Path | str, target: Path | str, kind: str, flags: int, options: str = "") -> None:
+        checked(libc.mount(os.fsencode(source), os.fsencode(target), kind.encode(), ctypes.c_ulong(flags),
+                           options.encode() or None))
+
+    def overlay(lower: Path, target: Path, name: str) -> None:
+        upper, work = _made(own / f"upper.{name}"), _made(own / f"work.{name}")
+        shutil.copymode(lower, upper)
+        paths = ",".join(f"{key}={_escaped(path)}" for key, path in (
+            ("lowerdir", lower), ("upperdir", upper), ("workdir", work)))
+        mount("overlay", target, "overlay", 0, paths + extra)
+
+    extra = _enter_namespace(libc, checked)
+    mount("none", "/", "", _RECURSIVE | _PRIVATE)
+    pairs = []
+    for number, top in enumerate(tops):
+        common = _common(job, number)
+        mount(top, common, "", _BIND | _RECURSIVE)
+        live = json.loads((job / f"live.{number}").read_text())
+        if "" not in live:
+            overlay(job / f"seen.{number}", top, str(number))
+        for index, relative in enumerate(live):
+            overlay(common / relative, top / relative, f"{number}.{index}")
+        pairs.append((top, common))
+    return tuple(pairs)
+
+
+def _enter_namespace(libc: Any, checked: Callable[[int], None]) -> str:
+    """Enter a new mount namespace; return the options that overlays need there."""
+    user, group = os.geteuid(), os.getegid()
+    if libc.unshare(_NEW_MOUNTS) == 0:
+        return ""
+    checked(libc.unshare(_NEW_MOUNTS | _NEW_USER))
+    Path("/proc/self/setgroups").write_text("deny")
+    Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
+    Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
+    return ",userxattr"
+
+
+def _escaped(path: Path) -> str:
+    return re.sub(r"([\\:,])", r"\\\1", str(path))
