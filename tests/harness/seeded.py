@@ -1,5 +1,7 @@
 """Run a script as `python script.py` does, after seeding the generators of Python, NumPy and TensorFlow.
 
+Each one is seeded before the next library is imported, as libraries may draw numbers while they are imported.
+
     python seeded.py 17 script.py ...
 
 The script finds modules in its folder, its own arguments in `sys.argv`, and itself as `__main__`.
@@ -15,13 +17,13 @@ import sys
 
 def main() -> None:
     """Seed the generators, and run the script."""
-    import keras  # noqa: F401 - draws no numbers after the seeds
-    import numpy as np
-    import tensorflow as tf
-
     seed = int(sys.argv[1])
     random.seed(seed)
+    import numpy as np
+
     np.random.seed(seed)
+    import tensorflow as tf
+
     tf.random.set_seed(seed)
     sys.argv = sys.argv[2:]
     sys.path[0] = os.path.dirname(sys.argv[0])
