@@ -67,6 +67,18 @@ def from_function_graphs() -> bool:
     return bool(tf.compat.v1.executing_eagerly_outside_functions())
 
 
+def eager_seeds() -> Any:
+    """Return the state of the generator from which eager operations without a seed take theirs; None if unseeded."""
+    generator = getattr(eager_context.context(), "_rng", None)
+    return None if generator is None else generator.getstate()
+
+
+def set_eager_seeds(state: Any) -> None:
+    """Set the state of the generator of seeds, as of `eager_seeds`."""
+    if state is not None:
+        eager_context.context()._rng.setstate(state)
+
+
 def eagerly() -> Any:
     """Return a context in which this thread executes eagerly, even after `tf.compat.v1.disable_eager_execution`."""
     return eager_context.eager_mode()

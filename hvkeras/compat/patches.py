@@ -477,7 +477,7 @@ TABLE = (
     Patch(GLOBAL_BATCH, ("tensorflow:GradientTape.gradient",), _TENSORFLOW,
           "gradients are weighted by the rank's share of the rows, and in training steps of users reduced",
           _OF_KERAS_PROCESSES, around("gradient"), "gradients"),
-    Patch(GLOBAL_BATCH, (f"{_BASE_OPTIMIZER}.apply",), _KERAS, "names the line of a loop that is not distributed",
+    Patch(GLOBAL_BATCH, ("keras.src.backend.tensorflow.optimizer:TFOptimizer.apply",), _KERAS, "names the line of a loop that is not distributed",
           _OF_KERAS_PROCESSES, around("apply"), "custom loops"),
     Patch(GLOBAL_BATCH, (f"{_FUNCTIONS}.polymorphic_function:Function.__call__",), _TENSORFLOW,
           "functions of users in a step become parts of it, since they may contain its gradients and losses",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +18,8 @@ from hvkeras.control.location import call_site, innermost, is_library
 from hvkeras.errors import UnsupportedError, explain
 from hvkeras.global_batch import files, noise, step, whole_batch
 from hvkeras.global_batch.pipelines import iterated, rebuilt
+from hvkeras.global_batch.probe import Probe
+from hvkeras.global_batch.states import flat_metrics
 from hvkeras.gradients.optimizer import sum_over_ranks
 from hvkeras.gradients.options import ReductionOptions
 from hvkeras.gradients.reducer import GradientReducer
@@ -69,8 +72,8 @@ def _require_keras() -> None:
 def _install(steps: Steps) -> None:
     patches.install(patches.GLOBAL_BATCH, patches.GlobalBatchBehaviour(
         make_function=steps.make_function, make_predict=steps.make_predict, predict=steps.predicting,
-        data=cut_early, iterate=iterated().iterate, apply=steps.apply, call_function=call_function,
-        gradient=steps.gradient, assign=steps.assign, next_seed=noise.next_seed, operation_seed=noise.operation_seed,
+        data=cut_early, iterate=iterated().iterate, apply=steps.apply, call_function=steps.call_function,
+        gradient=steps.gradient, assign=steps.assign, next_seed=steps.next_seed, operation_seed=noise.operation_seed,
         update_mean=whole_batch.update_mean, update_function=whole_batch.update_function,
         update_metrics=steps.update_metrics, call_loss=whole_batch.call_loss))
 
@@ -80,6 +83,7 @@ class Steps:
 
     def __init__(self) -> None:
         self._changes = step.StepChanges()
+        self._probe = Probe()
         self._makes_predict = False
         self._has_loop = False  # a loop of the script was named
         self._assumed: set[type] = set()  # classes of models whose assumptions were said
@@ -100,23 +104,44 @@ class Steps:
             self._say_assumption(model, by_itself)
         cut_step = step.cutting(step_function, model, trains, trains and not by_itself, self._changes)
         made = {True: original(model, cut_step)}
+        calls = 0 if trains and self._is_of_user(model) else None  # None if there is nothing to check
 
         def function(iterator: Any) -> Any:
+            nonlocal calls
             is_shared = not running_calls().alone
             if is_shared not in made:
                 made[is_shared] = original(model, step_function)
-            logs = made[is_shared](iterator)
+            source = iterator
+            if is_shared and calls is not None and not isinstance(iterator, tf.distribute.DistributedIterator):
+                calls += 1
+                if calls == _CHECKED_CALL:  # all layers are built
+                    calls = None
+                    batch = next(iterator)
+                    self._check(model, step_function, batch)
+                    source = itertools.chain([batch], iterator)
+            logs = made[is_shared](source)
             if is_shared and not isinstance(iterator, tf.data.Iterator):  # of train_on_batch and test_on_batch
                 global_batch().require_same_batches()
             return logs
 
         return function
 
+    def _check(self, model: Any, step_function: Any, batch: Any) -> None:
+        """Check that the ranks' gradients combine to those of one process."""
+        states = [variable for metric in flat_metrics(model) for variable in metric.variables]
+        self._probe.check(model, step_function, step.whole(batch), states)
+
+    @staticmethod
+    def _is_of_user(model: Any) -> bool:
+        """Return whether the training step or the loss of a model is the user's."""
+        methods = ("train_step", "compute_loss")
+        owners = (next(base for base in type(model).__mro__ if method in vars(base)) for method in methods)
+        return not all(map(compat.is_of_keras, owners))
+
     def _say_assumption(self, model: Any, by_itself: bool) -> None:
         """Say once for each class what is assumed about a training step or loss of the user."""
         cls, session = type(model), current_session()
-        own = "train_step" if not by_itself else "compute_loss" if not compat.is_of_keras(next(
-            base for base in cls.__mro__ if "compute_loss" in vars(base))) else ""
+        own = "" if not self._is_of_user(model) else "compute_loss" if by_itself else "train_step"
         if not own or cls in self._assumed:
             return
         self._assumed.add(cls)
@@ -126,6 +151,8 @@ class Steps:
 
     def apply(self, original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         """Apply gradients; name the line of a loop outside of the steps of models, which is not distributed."""
+        if self._probe.running:
+            return None
         session = current_session()
         if global_batch().rows is None and not self._has_loop and not running_calls().alone:
             self._has_loop = True
@@ -155,8 +182,12 @@ class Steps:
         """Compute gradients with respect to weights, weighted by the rank's share of the rows."""
         rows = global_batch().rows
         variables = sources_of(sources)
-        if rows is None or not rows.trains or not all(_is_weight(one) for one in tf.nest.flatten(sources)):
-            return original(tape, target, sources, output_gradients, unconnected_gradients)
+        are_weights = all(_is_weight(one) for one in tf.nest.flatten(sources))
+        if rows is None or not rows.trains or not are_weights:
+            gradients = original(tape, target, sources, output_gradients, unconnected_gradients)
+            if self._probe.running and are_weights:
+                self._probe.note_gradients(tf.nest.flatten(gradients), variables)
+            return gradients
         targets = tf.nest.flatten(target)
         upstream = [None] * len(targets) if output_gradients is None else tf.nest.flatten(output_gradients)
         scaled = [rows.times_share(tf.ones_like(one) if given is None else tf.cast(given, one.dtype))
@@ -165,20 +196,40 @@ class Steps:
         gradients = original(tape, target, sources, tf.nest.pack_sequence_as(target, scaled), unconnected_gradients)
         if not rows.reduces:
             return gradients
-        reducer = GradientReducer(_SUMS, differentiable=True)
-        return tf.nest.pack_sequence_as(gradients, reducer.reduce(tf.nest.flatten(gradients), variables))
+        reduced = GradientReducer(_SUMS, differentiable=True).reduce(tf.nest.flatten(gradients), variables)
+        if self._probe.running:
+            self._probe.note_gradients(reduced, variables)
+        return tf.nest.pack_sequence_as(gradients, reduced)
 
     def assign(self, original: Callable[..., Any], variable: Any, value: Any) -> Any:
         """Assign to a variable, and note that the step changes it."""
+        if self._probe.running:
+            self._probe.note_state(variable, value)
+            return None
         if self._changes.current is not None:
             self._changes.current.note(variable)
         return original(variable, value)
+
+    def next_seed(self, original: Callable[..., Any], generator: Any, *args: Any, **kwargs: Any) -> Any:
+        """Draw the seed of a random operation of Keras."""
+        seed = noise.next_seed(original, generator, *args, **kwargs)
+        return seed + self._probe.offset if self._probe.offset else seed
+
+    def call_function(self, original: Callable[..., Any], function: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call a `tf.function`; one of the user becomes a part of the step, whose gradients and losses it may compute.
+        """
+        in_step = global_batch().rows is not None or self._probe.running
+        if not in_step or graphs.is_compiled(function) or is_library(
+                inspect.unwrap(function.python_function).__code__.co_filename):
+            return original(function, *args, **kwargs)
+        return graphs.inlined(function, *args, **kwargs)
 
     def update_metrics(self, original: Callable[..., Any], metrics: Any, *args: Any, **kwargs: Any) -> Any:
         """Add a batch to the metrics of an output."""
         return whole_batch.update_metrics(self._changes.current, original, metrics, *args, **kwargs)
 
 
+_CHECKED_CALL = 2
 _SUMS = ReductionOptions("the training step", op=Sum)
 
 
@@ -186,14 +237,6 @@ def cut_early(data: Any) -> None:
     """Have the pipeline of data compute this rank's rows only, where that is provably the same."""
     if not running_calls().alone and (data.is_of_arrays or data.is_of_dataset):
         data.replace(lambda dataset: rebuilt(dataset, data.is_of_arrays))
-
-
-def call_function(original: Callable[..., Any], function: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call a `tf.function`; one of the user becomes a part of the step, whose gradients and losses it may compute."""
-    if global_batch().rows is None or graphs.is_compiled(function) or is_library(
-            inspect.unwrap(function.python_function).__code__.co_filename):
-        return original(function, *args, **kwargs)
-    return graphs.inlined(function, *args, **kwargs)
 
 
 def _is_weight(source: Any) -> bool:

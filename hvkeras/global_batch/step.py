@@ -70,7 +70,7 @@ def predicting(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
         with global_batch().computing(own.block.share(trains=False, reduces=False)):
             outputs = step(own.rows)
         if not all(_can_be_gathered(output) for output in tf.nest.flatten(outputs)):
-            return step(_whole(batch, own))
+            return step(whole(batch))
         return tf.nest.map_structure(lambda output: _gathered(output, own.block), outputs)
 
     return cut_step
@@ -88,9 +88,10 @@ def _own(batch: Any) -> Packed | None:
     return None if block is None else Packed(cut(batch, block), block, mark_of(leaves))
 
 
-def _whole(batch: Any, own: Packed) -> Any:
+def whole(batch: Any) -> Any:
     """Return all rows of a batch."""
-    if packed(batch) is None:
+    own = packed(batch)
+    if own is None:
         return batch
     return tf.nest.map_structure(
         lambda leaf: allgather(leaf[:own.block.counted], name="the rows of a batch"), own.rows)
