@@ -85,7 +85,7 @@ EXPECTED = {
     # GradientTape and apply_gradients outside of fit
     "custom_loop": Expected("named", words=(r"a training loop of this script is not distributed .*custom_loop\.py",)),
 }
-QUICK = ("mnist_convnet", "structured_data", "vae")
+QUICK = ("mnist_convnet", "vae")
 EXACT = {"NOISE": "off", "FLOAT64": "1"}
 ROUNDED = {"NOISE": "off"}
 
@@ -147,26 +147,28 @@ def require_same_output(job: Job, alone: Outcome) -> None:
     assert found == expected, {"missing": expected - found, "superfluous": found - expected}
 
 
-def cases(ranks: int, quick: bool = False) -> list[Any]:
-    return [pytest.param(name, ranks, marks=() if quick and name in QUICK else pytest.mark.slow) for name in EXPECTED]
+def cases(ranks: int, mark: Any, quick: bool = False) -> list[Any]:
+    return [pytest.param(name, ranks, marks=() if quick and name in QUICK else mark) for name in EXPECTED]
 
 
-@pytest.mark.parametrize(("script", "ranks"), [*cases(2, quick=True), *cases(3)])
+@pytest.mark.parametrize(("script", "ranks"), [*cases(2, pytest.mark.slow, quick=True), *cases(3, pytest.mark.slow)])
 def test_the_result_is_that_of_one_process(script: str, ranks: int, one_process: Callable[..., Outcome],
                                            tmp_path: Path) -> None:
     job, expected = on_ranks(script, ranks, EXACT, tmp_path), EXPECTED[script]
-    if expected.outcome == "exact" or not job.done.returncode:
+    if expected.outcome == "exact":
         job.require_success()
     require_sentences(job, expected.words)
     if job.done.returncode:
         return
     alone = one_process(script, EXACT)
-    assert not results.differences(results.arrays(job.folder), results.arrays(alone.cwd), 1e-8)
-    assert not results.different_files(job.folder, alone.cwd, 1e-8)
+    apart = results.differences(results.arrays(job.folder), results.arrays(alone.cwd), 1e-8)
+    assert apart == []
+    apart = results.different_files(job.folder, alone.cwd, 1e-8)
+    assert apart == []
     require_same_output(job, alone)
 
 
-@pytest.mark.parametrize(("script", "ranks"), [*cases(2), *cases(3)])
+@pytest.mark.parametrize(("script", "ranks"), [*cases(2, pytest.mark.slow), *cases(3, pytest.mark.nightly)])
 def test_in_float32_weights_differ_by_rounding(script: str, ranks: int, one_process: Callable[..., Outcome],
                                                tmp_path: Path) -> None:
     if EXPECTED[script].outcome != "exact":
@@ -180,8 +182,7 @@ def test_in_float32_weights_differ_by_rounding(script: str, ranks: int, one_proc
     assert results.root_mean_square(found, alone) <= 30 * results.root_mean_square(perturbed, alone)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("script", "ranks"), [pytest.param(name, 2) for name in EXPECTED])
+@pytest.mark.parametrize(("script", "ranks"), cases(2, pytest.mark.nightly))
 def test_with_noise_all_is_there(script: str, ranks: int, one_process: Callable[..., Outcome], tmp_path: Path) -> None:
     if EXPECTED[script].outcome != "exact":
         pytest.skip("judged in float64")
@@ -201,8 +202,8 @@ def test_one_process_repeats_itself_and_a_small_change_is_noticed(script: str, o
                                                                   ) -> None:
     alone, again, changed = (one_process(script, EXACT | more) for more in ({}, {"AGAIN": "1"}, {"PERTURB": "1e-5"}))
     expected = results.arrays(alone.cwd)
-    assert not results.differences(results.arrays(again.cwd), expected, 0.0)
-    assert not results.different_files(again.cwd, alone.cwd, 0.0)
+    assert results.differences(results.arrays(again.cwd), expected, 0.0) == []
+    assert results.different_files(again.cwd, alone.cwd, 0.0) == []
     assert any(line.startswith("weight.") for line in results.differences(results.arrays(changed.cwd), expected, 1e-8))
     for other in (again, changed):
         assert results.files(other.cwd) == results.files(alone.cwd)
