@@ -46,6 +46,8 @@ wrapt.register_post_import_hook("hvkeras.compat.patches:repair", "keras.src.back
 wrapt.register_post_import_hook("hvkeras.compat.patches:repair", "keras.src.backend.tensorflow.optimizer")
 wrapt.register_post_import_hook("hvkeras.compat.patches:repair", "keras.src.optimizers.loss_scale_optimizer")
 wrapt.register_post_import_hook("hvkeras.compat.patches:repair", "keras.src.random.seed_generator")
+# Keras's distribution API on TensorFlow, of the group DISTRIBUTION.
+wrapt.register_post_import_hook("hvkeras.distribution:install", "keras.src.backend.tensorflow.distribution_lib")
 
 _load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 

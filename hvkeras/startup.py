@@ -56,6 +56,22 @@ def init(
     """
     if backend is not None and not isinstance(backend, str):
         backend, comm = None, backend
+    join(backend, process_sets, comm)
+
+
+def join(backend: str | None = None, process_sets: str | Sequence[ProcessSet | Sequence[int]] | None = None,
+         comm: object = None, launch: Launch | None = None) -> None:
+    """Join a job like `init()`.
+
+    Args:
+        backend: As for `init()`.
+        process_sets: As for `init()`.
+        comm: As for `init()`.
+        launch: How this process was launched; by default, as its environment says.
+
+    Raises:
+        HvkerasError: As for `init()`.
+    """
     if is_initialized():
         from hvkeras.training.session_services import add_process_sets  # noqa: PLC0415 - imports TensorFlow
 
@@ -68,7 +84,7 @@ def init(
     settings = _prepare()
     if (requested := backend or settings.backend) != "auto":
         backend_class(requested)
-    launch = _current_launch(settings, comm)
+    launch = launch or _current_launch(settings, comm)
     if launch.rendezvous.kind == "standby":
         from hvkeras.elastic.worker_membership import join_running_job  # noqa: PLC0415 - imports TensorFlow
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,13 +54,23 @@ class GlobalBatch:
 
     def __init__(self) -> None:
         self.started: bool = False
+        self._is_whole: Callable[[], bool] = lambda: True
         self.rows: RowShare | None = None  # in the step that is being traced or run; None outside of steps
         self._deviation: Any = None
+
+    @property
+    def whole(self) -> bool:
+        """Whether every rank gets the whole batch; otherwise its part of it."""
+        return self._is_whole()
 
     def start(self) -> None:
         """Start: from now on, all ranks get the same batches."""
         self.started = True
         self._deviation = tf.Variable(0.0, trainable=False, dtype=tf.float64, name="hvkeras_deviation")
+
+    def ask(self, is_whole: Callable[[], bool]) -> None:
+        """Let a function tell whether every rank gets the whole batch."""
+        self._is_whole = is_whole
 
     def note_deviation(self, deviation: Any) -> None:
         """Note in a step how far this rank's batch is from the mean of all ranks' batches, relative to its values."""
@@ -98,10 +108,10 @@ def require_own_batches(function: str) -> None:
 
     Raises:
         NotInitializedError: `init()` was not called.
-        UsageError: All ranks get the same batches.
+        UsageError: All ranks get the same batches, or their parts of them, which only `shard` may deal.
     """
     current_session()
-    if global_batch().started:
+    if global_batch().started and (global_batch().whole or function != "shard"):
         raise UsageError(explain("A script under --data-parallel or hvd.data_parallel() is one for one process, and"
                                  " does not distribute itself", "run a script that does without --data-parallel, or"
                                  " remove its lines of hvkeras or Horovod", call=f"hvd.{function}"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 from hvkeras.compat.optimizers import reduces_elsewhere
@@ -56,6 +57,27 @@ def _calling(original: Any, function: Callable[..., Any]) -> Any:
 def given(_: Any, behaviour: Any, __: str) -> Any:
     """Return the behaviour as the replacement."""
     return behaviour
+
+
+def implemented(_: Any, behaviour: Any, name: str) -> Any:
+    """Return the behaviour's function of the attribute's name as the replacement."""
+    return getattr(behaviour, name)
+
+
+def never(_: Any, __: Any, ___: str) -> Any:
+    """Return a property that is False whatever is assigned to it."""
+    return property(lambda _: False, lambda _, __: None)
+
+
+def global_state(original: Any, behaviour: Any, _: str) -> Any:
+    """Return Keras's global state as its module for distributions sees it: the behaviour gets each distribution."""
+
+    def set_global_attribute(name: str, value: Any) -> None:
+        behaviour.set_distribution(value)
+        original.set_global_attribute(name, value)
+
+    return SimpleNamespace(get_global_attribute=original.get_global_attribute,
+                           set_global_attribute=set_global_attribute)
 
 
 def always(value: Any) -> Make:

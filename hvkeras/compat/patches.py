@@ -27,12 +27,15 @@ from hvkeras.compat.adapters import (
     calls,
     data,
     given,
+    global_state,
+    implemented,
     in_order,
     masked,
     masked_by_tf_keras,
     moments_of_layer,
     moments_of_operation,
     moments_of_tf_keras,
+    never,
     nothing,
     reduced,
     repaired,
@@ -54,7 +57,7 @@ from hvkeras.compat.variables import assign_locally
 TRAINING, OPTIMIZERS, SCALED, RECORDING, TRACES, PASSES, ORDER = (
     "training", "optimizers", "scaled gradients", "recording", "elastic traces", "passes over data", "order of batches")
 STRATEGIES, STEPS, LOCAL, KERAS_2 = "strategies", "steps of strategies", "local assignment", "--as-horovod"
-GLOBAL_BATCH, FILES = "data parallel", "files of --data-parallel"
+GLOBAL_BATCH, FILES, DISTRIBUTION = "data parallel", "files of --data-parallel", "keras.distribution"
 KEYS, SERVER, PEERS_SERVER = "keys of collectives", "server of tfdist", "server of hvkeras bench"
 _OF_A_JOB = (TRAINING, OPTIMIZERS, SCALED, RECORDING, PASSES, ORDER, GLOBAL_BATCH, FILES)
 
@@ -182,6 +185,27 @@ class GlobalBatchBehaviour:
     update_function: Callable[..., Any]
     update_metrics: Callable[..., Any]
     call_loss: Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class DistributionBehaviour:
+    """Functions of Keras's distribution API that depend on the job.
+
+    Attributes:
+        initialize: Joins the job, given addresses, number of processes and process ID.
+        num_processes: Returns the number of ranks.
+        process_id: Returns this process's rank.
+        list_devices: Wraps the function that returns the devices of this process.
+        get_device_count: Returns the number of devices of all ranks.
+        set_distribution: Called with a distribution before Keras stores it.
+    """
+
+    initialize: Callable[..., None]
+    num_processes: Callable[[], int]
+    process_id: Callable[[], int]
+    list_devices: Callable[..., list[str]]
+    get_device_count: Callable[..., int]
+    set_distribution: Callable[[Any], None]
 
 
 @dataclass(frozen=True)
@@ -369,6 +393,8 @@ _TRAINER, _ITERATOR = "keras.src.backend.tensorflow.trainer", "keras.src.backend
 _HANDLER = "tf_keras.src.engine.data_adapter:DataHandler"
 _TF_KERAS_LOSS_SCALE = "tf_keras.src.mixed_precision.loss_scale_optimizer"
 _TF_KERAS_NORMALIZATION = "tf_keras.src.layers.normalization.batch_normalization"
+_DEVICES = "keras.src.backend.tensorflow.distribution_lib:"
+_DISTRIBUTION = "keras.src.distribution.distribution_lib:"
 _BASE_OPTIMIZER = "keras.src.optimizers.base_optimizer:BaseOptimizer"
 _TF_TRAINER = "keras.src.backend.tensorflow.trainer:TensorFlowTrainer"
 _EXTENDED = "tensorflow.python.distribute.collective_all_reduce_strategy:CollectiveAllReduceExtended"
@@ -477,8 +503,8 @@ TABLE = (
     Patch(GLOBAL_BATCH, ("tensorflow:GradientTape.gradient",), _TENSORFLOW,
           "gradients are weighted by the rank's share of the rows, and in training steps of users reduced",
           _OF_KERAS_PROCESSES, around("gradient"), "gradients"),
-    Patch(GLOBAL_BATCH, ("keras.src.backend.tensorflow.optimizer:TFOptimizer.apply",), _KERAS, "names the line of a loop that is not distributed",
-          _OF_KERAS_PROCESSES, around("apply"), "custom loops"),
+    Patch(GLOBAL_BATCH, ("keras.src.backend.tensorflow.optimizer:TFOptimizer.apply",), _KERAS,
+          "names the line of a loop that is not distributed", _OF_KERAS_PROCESSES, around("apply"), "custom loops"),
     Patch(GLOBAL_BATCH, (f"{_FUNCTIONS}.polymorphic_function:Function.__call__",), _TENSORFLOW,
           "functions of users in a step become parts of it, since they may contain its gradients and losses",
           _OF_KERAS_PROCESSES, around("call_function"), "functions in steps"),
@@ -500,6 +526,16 @@ TABLE = (
           "metrics of users"),
     Patch(GLOBAL_BATCH, ("keras:losses.Loss.__call__",), _KERAS, "losses that are one number for a batch get all rows",
           _OF_KERAS_PROCESSES, around("call_loss"), "losses of whole batches"),
+    Patch(DISTRIBUTION, _each(_DEVICES, "initialize", "num_processes", "process_id", "get_device_count"), _KERAS,
+          "Keras has none of them for TensorFlow", _OF_KERAS_PROCESSES, implemented, adds=True),
+    Patch(DISTRIBUTION, (f"{_DEVICES}list_devices",), _KERAS, "lists the devices of all ranks", _OF_KERAS_PROCESSES,
+          around("list_devices")),
+    Patch(DISTRIBUTION, (f"{_DISTRIBUTION}global_state",), _KERAS,
+          "set_distribution starts data parallelism; scripts may have imported the function already",
+          _OF_KERAS_PROCESSES, global_state),
+    Patch(DISTRIBUTION, (f"{_DISTRIBUTION}Distribution._is_multi_process",), _KERAS,
+          "steps cut the batches, so Keras must not deal out datasets, or refuse other data", _OF_KERAS_PROCESSES,
+          never, adds=True),
     Patch(RECORDING, ("keras:Model.__call__", "tf_keras:Model.__call__"), _BOTH,
           "counts the samples that models are called on, in custom loops as well",
           "a public hook around calls of layers", around("model_call"), "the samples of steps"),

@@ -16,7 +16,7 @@ from rich.table import Table
 from hvkeras import __version__
 from hvkeras.backends import backend_class, backend_names, importable_backends
 from hvkeras.backends.horovod import installed
-from hvkeras.control.launch_environments import Launch, Rendezvous, indexed_job, torchrun
+from hvkeras.control.launch_environments import Launch, Rendezvous, indexed_job, keras_distribution, torchrun
 from hvkeras.errors import MachineError
 
 PACKAGES = ("tensorflow", "keras", "tf_keras", "mpi4py", "horovod", "ray", "pyspark")
@@ -39,6 +39,7 @@ def _rows() -> list[tuple[str, Launch, str]]:
         ("horovodrun --gloo", Launch("horovodrun (Gloo)", 0, 2, Rendezvous("horovod_store")),
          no_horovod or _built_without("Gloo", installed.has_gloo())),
         ("TF_CONFIG", Launch("TF_CONFIG", 0, 2, Rendezvous("tf_config")), ""),
+        ("keras.distribution", Launch(keras_distribution.LAUNCHER, 0, 2, Rendezvous("address")), ""),
         ("torchrun's variables", Launch(torchrun.LAUNCHER, 0, 2, Rendezvous("address")), ""),
         ("Kubernetes Indexed Job", Launch(indexed_job.LAUNCHER, 0, 2, Rendezvous("address")), ""),
         ("srun", Launch("srun (Slurm)", 0, 2, Rendezvous("folder")), no_slurm),

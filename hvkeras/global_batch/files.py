@@ -13,6 +13,7 @@ import inspect
 import os
 import pickle
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,15 @@ from typing import Any
 from hvkeras.collectives.broadcasts import allgather_object, broadcast_object
 from hvkeras.compat import patches
 from hvkeras.global_batch import rank_process
+from hvkeras.host.console import say
 from hvkeras.host.files import locked
 from hvkeras.host.private_folders import PrivateFolders
 from hvkeras.job.session import current_session, is_initialized
 
 _PATHS = ("filepath", "to_file", "path")  # names of the parameters for the file
 _OF_CALLBACKS = ("filepath", "backup_dir", "filename")  # their attributes for it
+_VISIBLE_AFTER, _POLL = 10.0, 0.1  # seconds: network file systems may know for some time that there is no file
+_CLOCK = 2 * 10**9  # nanoseconds by which the times of files may be too early
 _DECISIONS = ("best", "_last_batch_seen")  # what a callback learns when it saves
 
 
@@ -46,13 +50,14 @@ class _Functions(threading.local):
     def __init__(self, rank: int) -> None:
         self._rank, self._process = rank, os.getpid()
         self._written: list[str] | None = None  # by the function that this thread is in
+        self._shares_files = True  # with rank 0, as far as is known
 
     def _apply(self) -> bool:
         return self._written is None and os.getpid() == self._process and is_initialized()
 
     def write(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call a function that writes on rank 0, and make its files visible on all ranks."""
-        if self._apply():
+        if self._apply() and _path_of(original, args, kwargs):
             return self._write(original, args, kwargs)
         if self._written is not None:
             self._written.append(_path_of(original, args, kwargs))
@@ -82,10 +87,10 @@ class _Functions(threading.local):
         name = name or getattr(original, "__qualname__", "a save")
         own, callback = _path_of(original, args, kwargs), args[0] if args else None
         result, error = None, None
-        files: dict[str, None] = {}
+        files: dict[str, bool] = {}
         decisions: dict[str, Any] = {}
         if self._rank == 0:
-            before = _beside(own)
+            before, began = _beside(own), time.time_ns() - _CLOCK
             self._written = [own]
             try:
                 result = original(*args, **kwargs)
@@ -93,14 +98,17 @@ class _Functions(threading.local):
                 error = raised
             finally:
                 written, self._written = self._written, None
-            files = {path: None for target in written for path in (target, *_changed(target, before))}
+            new = [path for target in written for path, changed in _beside(target).items() if changed >= began]
+            removed = [path for path in before if not os.path.lexists(path)]
+            files = {path: os.path.lexists(path) for path in (*written, *new, *removed) if path}
             decisions = {each: vars(callback)[each] for each in _DECISIONS if each in getattr(callback, "__dict__", ())}
-        theirs, visible, reason, decisions = broadcast_object((own, list(files), _portable(error), decisions),
-                                                              name=name)
+        theirs, files, reason, decisions = broadcast_object((own, files, _portable(error), decisions), name=name)
         if error is not None:
             raise error
         if self._rank:
-            for path in visible:
+            for path, exists in files.items():
+                if exists and not self._sees(_common(path)):
+                    continue
                 _show(path, theirs, own)
             for attribute, value in decisions.items():
                 setattr(callback, attribute, value)
@@ -109,8 +117,24 @@ class _Functions(threading.local):
         return result
 
 
+    def _sees(self, path: Path) -> bool:
+        """Wait until this host sees a file of rank 0's host; return False if they do not seem to share the folder."""
+        deadline = time.monotonic() + _VISIBLE_AFTER
+        while not os.path.lexists(path):
+            if not self._shares_files or time.monotonic() >= deadline:
+                if self._shares_files and current_session().topology.local_rank == 0:
+                    say(f"the files that rank 0 writes are not visible on {current_session().topology.host}, which does"
+                        f" not seem to share the folder: {path}")
+                self._shares_files = False
+                return False
+            with contextlib.suppress(OSError):
+                os.listdir(path.parent)  # network file systems look again
+            time.sleep(_POLL)
+        return True
+
+
 def _path_of(original: Callable[..., Any], args: Any, kwargs: Any) -> str:
-    """Return the absolute path that a function writes to; "" if it is unknown."""
+    """Return the absolute path that a function writes to; "" if it writes to an object in memory."""
     found: Any = ""
     for name in _OF_CALLBACKS:
         found = found or (getattr(args[0], name, "") if args else "")
@@ -119,10 +143,10 @@ def _path_of(original: Callable[..., Any], args: Any, kwargs: Any) -> str:
         bound.apply_defaults()
         found = next((bound.arguments[name] for name in _PATHS if name in bound.arguments), found)
     try:
-        path = os.fspath(found)
-    except TypeError:  # a file object
+        path = str(os.fspath(found))
+    except TypeError:
         return ""
-    return os.path.abspath(path) if path and "://" not in path else ""
+    return os.path.abspath(path) if path and "://" not in path else path
 
 
 def _beside(path: str) -> dict[str, int]:
@@ -133,11 +157,6 @@ def _beside(path: str) -> dict[str, int]:
         with contextlib.suppress(OSError):
             found[each] = os.stat(each).st_mtime_ns
     return found
-
-
-def _changed(path: str, before: dict[str, int]) -> list[str]:
-    after = _beside(path)
-    return [each for each in {**before, **after} if after.get(each) != before.get(each)]
 
 
 def _portable(error: Exception | None) -> bytes | None:
@@ -159,8 +178,6 @@ def _show(path: str, theirs: str, own: str) -> None:
         theirs: The path that the function was given on rank 0.
         own: The path that it was given on this rank.
     """
-    if not path:
-        return
     target = own if path == theirs else os.path.join(
         os.path.dirname(own), os.path.relpath(path, os.path.dirname(theirs))) if own else path
     common = _common(path)

@@ -15,10 +15,11 @@ from hvkeras.collectives.operations import Sum
 from hvkeras.collectives.row_share import global_batch
 from hvkeras.compat import graphs, patches
 from hvkeras.control.location import call_site, innermost, is_library
-from hvkeras.errors import UnsupportedError, explain
-from hvkeras.global_batch import files, noise, step, whole_batch
+from hvkeras.errors import UnsupportedError, UsageError, explain
+from hvkeras.global_batch import files, noise, seeds, step, whole_batch
 from hvkeras.global_batch.pipelines import iterated, rebuilt
 from hvkeras.global_batch.probe import Probe
+from hvkeras.global_batch.rows import CANNOT_CUT, WRITE
 from hvkeras.global_batch.states import flat_metrics
 from hvkeras.gradients.optimizer import sum_over_ranks
 from hvkeras.gradients.options import ReductionOptions
@@ -31,26 +32,33 @@ from hvkeras.training.fit_hooks import running_calls
 _FLAG = "--data-parallel"
 
 
-def start() -> None:
+def start(is_whole: Callable[[], bool] | None = None) -> None:
     """Start the mode for the rest of this process; nothing changes in a job of one rank.
+
+    Args:
+        is_whole: Returns whether every rank gets the whole batch; False if each gets its part of it already.
 
     Raises:
         UnsupportedError: Keras is tf_keras, too old, or runs on a backend other than TensorFlow.
     """
     session = current_session()
+    if is_whole is not None:
+        global_batch().ask(is_whole)
     if session.topology.size == 1 or global_batch().started:
         return
     _require_keras()
     if session.settings.run_membership:
         raise UnsupportedError(explain(f"{_FLAG} needs a fixed number of ranks", "leave out --min-np and --max-np;"
                                        " --reset-limit restarts the script, for BackupAndRestore to resume"))
+    seeds.agree()
     global_batch().start()
     _install(Steps())
     files.install()
     if session.topology.rank == 0 and prints_at(session.settings, "WARNING"):
         moments = ("; BatchNormalization uses the mean and variance of the whole batch (HVKERAS_SYNC_BATCH_NORM=off: of"
                    " a rank's rows)" if session.settings.sync_batch_norm else "")
-        say(f"data parallel: each rank computes 1/{session.topology.size} of the rows of every batch{moments}")
+        rows = f"1/{session.topology.size} of the rows" if global_batch().whole else "its own part"
+        say(f"data parallel: each rank computes {rows} of every batch{moments}")
 
 
 def _require_keras() -> None:
@@ -103,14 +111,16 @@ class Steps:
         if trains:
             self._say_assumption(model, by_itself)
         cut_step = step.cutting(step_function, model, trains, trains and not by_itself, self._changes)
-        made = {True: original(model, cut_step)}
+        made: dict[tuple[bool, bool], Any] = {}
         calls = 0 if trains and self._is_of_user(model) else None  # None if there is nothing to check
 
         def function(iterator: Any) -> Any:
             nonlocal calls
-            is_shared = not running_calls().alone
-            if is_shared not in made:
-                made[is_shared] = original(model, step_function)
+            whole, on_batch = global_batch().whole, not isinstance(iterator, tf.data.Iterator)
+            # `evaluate` of each rank's part merges the metrics at its end: numbers of batches may differ.
+            is_shared = not running_calls().alone and (trains or whole or on_batch)
+            if (is_shared, whole) not in made:
+                made[is_shared, whole] = original(model, cut_step if is_shared else step_function)
             source = iterator
             if is_shared and calls is not None and not isinstance(iterator, tf.distribute.DistributedIterator):
                 calls += 1
@@ -119,8 +129,8 @@ class Steps:
                     batch = next(iterator)
                     self._check(model, step_function, batch)
                     source = itertools.chain([batch], iterator)
-            logs = made[is_shared](source)
-            if is_shared and not isinstance(iterator, tf.data.Iterator):  # of train_on_batch and test_on_batch
+            logs = _explained(made[is_shared, whole], source)
+            if is_shared and on_batch:  # of train_on_batch and test_on_batch
                 global_batch().require_same_batches()
             return logs
 
@@ -216,8 +226,7 @@ class Steps:
         return seed + self._probe.offset if self._probe.offset else seed
 
     def call_function(self, original: Callable[..., Any], function: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call a `tf.function`; one of the user becomes a part of the step, whose gradients and losses it may compute.
-        """
+        """Call a `tf.function`; one of the user becomes a part of the step, as it may compute its gradients."""
         in_step = global_batch().rows is not None or self._probe.running
         if not in_step or graphs.is_compiled(function) or is_library(
                 inspect.unwrap(function.python_function).__code__.co_filename):
@@ -235,8 +244,18 @@ _SUMS = ReductionOptions("the training step", op=Sum)
 
 def cut_early(data: Any) -> None:
     """Have the pipeline of data compute this rank's rows only, where that is provably the same."""
-    if not running_calls().alone and (data.is_of_arrays or data.is_of_dataset):
+    if global_batch().whole and not running_calls().alone and (data.is_of_arrays or data.is_of_dataset):
         data.replace(lambda dataset: rebuilt(dataset, data.is_of_arrays))
+
+
+def _explained(function: Callable[[Any], Any], iterator: Any) -> Any:
+    """Call a training or test function; raise its assertion about batches as an error of hvkeras."""
+    try:
+        return function(iterator)
+    except tf.errors.InvalidArgumentError as error:
+        if CANNOT_CUT not in str(error):
+            raise
+        raise UsageError(explain(CANNOT_CUT, WRITE)) from None
 
 
 def _is_weight(source: Any) -> bool:
@@ -248,3 +267,12 @@ def _require_plain(model: Any) -> None:
     if strategy is not None:
         raise UnsupportedError(explain(f"{_FLAG} trains models without a tf.distribute strategy", "leave out the"
                                        " strategy and its scope", strategy=type(strategy).__name__))
+    fixed = next((one.shape for one in tf.nest.flatten(getattr(model, "inputs", None) or []) if one.shape[0]), None)
+    if fixed is not None:
+        raise UnsupportedError(explain(f"Under {_FLAG}, a model must take any number of rows, since each rank computes"
+                                       " some of them", "leave out batch_size of Input, and batch_shape",
+                                       input_shape=tuple(fixed)))
+    stateful = next((layer.name for layer in model._flatten_layers() if getattr(layer, "stateful", False)), "")
+    if stateful:
+        raise UnsupportedError(explain(f"Under {_FLAG}, a layer must not keep states of rows from batch to batch",
+                                       "leave out stateful=True, or train on one process", layer=stateful))

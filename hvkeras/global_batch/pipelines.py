@@ -22,7 +22,7 @@ from hvkeras.compat import graphs
 from hvkeras.data import pipeline
 from hvkeras.global_batch.marks import Mark, mark_of
 from hvkeras.global_batch.noise import drawing_as, drawing_for_rank
-from hvkeras.global_batch.rows import Block, bounds, cut
+from hvkeras.global_batch.rows import Block, bounds, cut, cut_zipped
 from hvkeras.job.session import current_session, this_process
 
 _PACKED = "hvkeras_rows"
@@ -35,12 +35,12 @@ class Packed:
     Attributes:
         rows: This rank's rows, in the structure of the batch.
         block: Which rows these are.
-        mark: Mark of all elements up to this batch.
+        mark: Mark of all elements up to this batch; None if ranks get different parts of it.
     """
 
     rows: Any
     block: Block
-    mark: Mark
+    mark: Mark | None
 
 
 def packed(batch: Any) -> Packed | None:
@@ -65,7 +65,8 @@ def rebuilt(dataset: Any, of_arrays: bool) -> Any:
         of_arrays: Whether Keras has made it from arrays.
     """
     with graphs.unconverted():
-        return _rebuilt(dataset, of_arrays)
+        found = _rebuilt(dataset, of_arrays)
+        return _cut_zipped(dataset) if found is None and pipeline.zipped_batches(dataset) else found
 
 
 def _rebuilt(dataset: Any, of_arrays: bool) -> Any:
@@ -133,6 +134,18 @@ _AGAIN: dict[str, Callable[[Any, Any], Any]] = {
     "Options": lambda stage, inner: inner.with_options(stage.options()),
     "Shuffle": _shuffled_again,
 }
+
+
+def _cut_zipped(dataset: Any) -> Any:
+    """Cut batches of zipped datasets, whose numbers of rows may differ."""
+    topology, is_tuple = current_session().topology, isinstance(dataset.element_spec, tuple)
+
+    def packed_rows(*batch: Any) -> Any:
+        value = batch if is_tuple else batch[0]
+        rows, block = cut_zipped(value, topology.rank, topology.size)
+        return _pack(rows, block, mark_of(tf.nest.flatten(value)))
+
+    return dataset.map(packed_rows)
 
 
 def _cut_indices(stage: Any) -> Any:

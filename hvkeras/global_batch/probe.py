@@ -54,9 +54,11 @@ class Probe:
             UsageError: The gradients of the ranks do not combine to those of one process.
         """
         topology, self._combined = current_session().topology, {id(variable) for variable in combined}
-        batch = _some_rows(batch, _ROWS_OF_RANK * topology.size)
-        leaves = tf.nest.flatten(batch)
-        block = block_of(leaves, topology.rank, topology.size)
+        try:
+            batch = _some_rows(batch, _ROWS_OF_RANK * topology.size)
+            block = block_of(tf.nest.flatten(batch), topology.rank, topology.size)
+        except UsageError:  # the arrays of zipped datasets have different numbers of rows
+            return
         if block is None:
             return
 
@@ -73,8 +75,8 @@ class Probe:
         for name, difference in _differences(whole, cut_rows).items():
             if difference > tolerance:
                 raise UsageError(explain(
-                    f"{type(model).__name__}.train_step must compute means over the rows of its batch, each from its own"
-                    f" row, but on {topology.size} ranks {name} differ from those of one process",
+                    f"{type(model).__name__}.train_step must compute means over the rows of its batch, each from its"
+                    f" own row, but on {topology.size} ranks {name} differ from those of one process",
                     "gather what rows are compared by, embeddings = hvd.allgather(embeddings), in the loss; divide sums"
                     " over rows by the number of rows of the batch; or train on one process (docs/data-parallel.md)",
                     difference=f"{difference:.2g}"))
@@ -90,10 +92,10 @@ class Probe:
             self.running = False
         states = []
         for variable, value in self._states.values():
-            value = tf.cast(value, tf.float64)
+            state = tf.cast(value, tf.float64)
             if rows is not None:
-                value = allreduce(rows.times_share(value), op=Sum, name="a state of the checked step")
-            states.append((f"the values of {variable.path}", value.numpy()))
+                state = allreduce(rows.times_share(state), op=Sum, name="a state of the checked step")
+            states.append((f"the values of {variable.path}", state.numpy()))
         gradients = [(f"the gradients of {compat.variable_name(variable)}", _as_array(gradient))
                      for gradient, variable in self._gradients]
         return [*gradients, *states]

@@ -120,7 +120,7 @@ def _explain_folders(settings: Settings, folders: PrivateFolders | None) -> None
         level, text = "WARNING", "all ranks write to the same working folder: private ones cannot be created here"
     else:
         level, text = "INFO", (f"ranks other than 0 write to private folders ({folders.how}), which are removed at the"
-                               f" end: {', '.join(str(folder) for folder, _ in folders.pairs)}")
+                               f" end: {', '.join(str(pair[folders.how == 'copy']) for pair in folders.pairs)}")
     if prints_at(settings, level):
         say(text)
 

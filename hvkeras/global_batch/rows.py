@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,9 +14,9 @@ from hvkeras.compat import graphs
 from hvkeras.data.datasets import leading_rows
 from hvkeras.errors import UsageError, explain
 
-_CANNOT_CUT = "All arrays of a batch must have the same number of rows, so that each rank can compute its rows"
-_WRITE = ("for batches that are not made of rows, such as graphs whose nodes are concatenated, write the lines of"
-          " hvkeras (docs/training.md) and give each rank whole batches: hvd.shard(dataset)")
+CANNOT_CUT = "All arrays of a batch must have the same number of rows, so that each rank can compute its rows"
+WRITE = ('for batches that are not made of rows, such as graphs whose nodes are concatenated, run without'
+          ' --data-parallel, and give each rank whole batches: hvd.init(); hvd.shard(dataset, by="elements")')
 
 
 @dataclass(frozen=True)
@@ -57,12 +58,12 @@ def block_of(leaves: Sequence[Any], rank: int, size: int) -> Block | None:
         return None
     known = sorted({count for count in static if count is not None})
     if len(known) > 1:
-        raise UsageError(explain(_CANNOT_CUT, _WRITE, rows=known))
+        raise UsageError(explain(CANNOT_CUT, WRITE, rows=known))
     if None not in static:
         return bounds(known[0], rank, size)
     counts = [leading_rows(leaf) for leaf in leaves if _has_rows(leaf)]
     total = counts[0]
-    checks = [tf.debugging.assert_equal(count, total, explain(_CANNOT_CUT, _WRITE)) for count in counts[1:]]
+    checks = [tf.debugging.assert_equal(count, total, explain(CANNOT_CUT, WRITE)) for count in counts[1:]]
     with tf.control_dependencies([check for check in checks if check is not None]):
         return bounds(tf.identity(total), rank, size)
 
@@ -75,6 +76,31 @@ def bounds(total: Any, rank: int, size: int) -> Block:
     counted = each + (int(rank < more) if isinstance(total, int) else tf.cast(rank < more, total.dtype))
     rows = smaller(larger(counted, 1), total)
     return Block(smaller(start, larger(total - rows, 0)), rows, counted, total)
+
+
+@graphs.without_autograph
+def cut_zipped(batch: Any, rank: int, size: int) -> tuple[Any, Block]:
+    """Return a rank's rows of a batch of datasets that were batched one by one and then zipped, and its block.
+
+    Rows belong together in groups: of 16 labelled and 48 unlabelled rows, one and three. The block counts groups.
+    """
+    leaves = tf.nest.flatten(batch)
+    counts = [leading_rows(leaf) for leaf in leaves if _has_rows(leaf)]
+    groups = functools.reduce(_greatest_common_divisor, counts)
+    block = bounds(groups, rank, size)
+
+    def rows_of(leaf: Any) -> Any:
+        if not _has_rows(leaf):
+            return leaf
+        each = leading_rows(leaf) // groups
+        return _rows_of(leaf, Block(block.start * each, block.rows * each, block.counted, block.total))
+
+    return tf.nest.map_structure(rows_of, batch), block
+
+
+def _greatest_common_divisor(one: Any, other: Any) -> Any:
+    found, _ = tf.while_loop(lambda _, rest: rest > 0, lambda number, rest: (rest, number % rest), (one, other))
+    return found
 
 
 @graphs.without_autograph

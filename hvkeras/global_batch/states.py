@@ -45,12 +45,12 @@ class Changes:
                 before = compat.as_tf_variable(variable).read_value()
         self._before[id(variable)] = variable, before
 
-    def merge(self, model: Any, logs: Any, rows: RowShare, mark: Mark) -> Any:
+    def merge(self, model: Any, logs: Any, rows: RowShare, mark: Mark | None) -> Any:
         """Combine the changes of all ranks, and compare their batches.
 
         Args:
             logs: The result of the step on this rank.
-            mark: The mark of the whole batch on this rank.
+            mark: The mark of the whole batch on this rank; None if ranks get parts of it.
 
         Returns:
             The logs of all rows.
@@ -77,7 +77,8 @@ class Changes:
         for index, value in averaged.items():
             sums.add(rows.times_share(rows.counted(tf.cast(value, tf.float64))), functools.partial(
                 values.__setitem__, index))
-        sums.add(mark.value, mark.compare)
+        if mark is not None:
+            sums.add(mark.value, mark.compare)
         sums.reduce()
         return sources.logs(values)
 

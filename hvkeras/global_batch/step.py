@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from hvkeras.collectives.reductions import allgather
+from hvkeras.collectives.operations import Sum
+from hvkeras.collectives.reductions import allgather, allreduce
 from hvkeras.collectives.row_share import global_batch
 from hvkeras.compat import graphs
 from hvkeras.global_batch.marks import mark_of
 from hvkeras.global_batch.pipelines import Packed, packed
 from hvkeras.global_batch.rows import Block, block_of, cut
 from hvkeras.global_batch.states import Changes
+from hvkeras.gradients.weighting import joining
 from hvkeras.job.session import current_session
 
 
@@ -64,7 +67,7 @@ def predicting(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
     @functools.wraps(step)
     @graphs.without_autograph
     def cut_step(batch: Any) -> Any:
-        own = _own(batch)
+        own = _own(batch) if global_batch().whole else None
         if own is None:
             return step(batch)
         with global_batch().computing(own.block.share(trains=False, reduces=False)):
@@ -83,18 +86,35 @@ def _own(batch: Any) -> Packed | None:
         return found
     batch = tf.nest.map_structure(lambda leaf: tf.convert_to_tensor(leaf) if isinstance(leaf, np.ndarray) else leaf,
                                   batch)
+    if not global_batch().whole:
+        return _own_part(batch)
     leaves, topology = tf.nest.flatten(batch), current_session().topology
     block = block_of(leaves, topology.rank, topology.size)
     return None if block is None else Packed(cut(batch, block), block, mark_of(leaves))
 
 
+def _own_part(batch: Any) -> Packed | None:
+    """Return a batch that is this rank's part of the batch of all ranks."""
+    block = block_of(tf.nest.flatten(batch), 0, 1)
+    if block is None:
+        return None
+    rows = tf.cast(block.total, tf.int64)
+    if joining().active:  # a rank without a batch left repeats one
+        rows *= tf.cast(joining().weight(), tf.int64)
+    total = allreduce(rows, op=Sum, name="the number of rows")
+    return Packed(batch, replace(block, counted=rows, total=total), None)
+
+
 def whole(batch: Any) -> Any:
-    """Return all rows of a batch."""
-    own = packed(batch)
+    """Return all rows of a batch; nothing if they cannot be gathered."""
+    own = packed(batch) if global_batch().whole else _own(batch)
     if own is None:
         return batch
-    return tf.nest.map_structure(
-        lambda leaf: allgather(leaf[:own.block.counted], name="the rows of a batch"), own.rows)
+    if own.mark is None and not all(_can_be_gathered(leaf) for leaf in tf.nest.flatten(own.rows)):
+        return ()
+    has_rows = own.block.counted > 0
+    return tf.nest.map_structure(lambda leaf: allgather(leaf[: tf.where(has_rows, tf.shape(leaf)[0], 0)],
+                                                        name="the rows of a batch"), own.rows)
 
 
 def _can_be_gathered(output: Any) -> bool:

@@ -1,9 +1,9 @@
 """Private folders: a process works in a folder as it was at the start of the job, and its changes stay its own.
 
-The first process of a job on a host takes a snapshot of the folder: real folders, and hard links to files. The others
-mount it below an overlay, at the same path, in a mount namespace of their own. Where mounts are not permitted, as in
-most containers, a process copies the snapshot and changes to it; large files are then symbolic links. The original
-folder remains accessible to all at another path.
+The first process of a job on a host takes a snapshot of the folder: copies of small files, and hard links to others.
+The others mount it below an overlay, at the same path, in a mount namespace of their own. Where mounts are not
+permitted, as in most containers, a process copies the snapshot and changes to it; its links are then symbolic. The
+original folder remains accessible to all at another path.
 
 An overlay over the folder itself would not do: it would show some of the files that others create in the meantime.
 
@@ -32,13 +32,14 @@ from typing import Any
 
 from hvkeras.host.files import why_not_private
 
-ENTRIES = 10_000  # maximum size of a snapshot, in files; what exceeds it is overlaid as it is
+ENTRIES = 5_000  # maximum size of a snapshot, in files; what exceeds it is overlaid as it is
 _MOUNTS = 64  # maximum number of such larger folders
-_SMALL = 256 * 1024  # bytes up to which a file is copied where it cannot be linked
+_SMALL, _COPIES = 64 * 1024, 200  # bytes up to which a file is copied, and the maximum number of copies
 _POLL = 0.005  # seconds
 _OWNED = re.compile(r"hvkeras-private-[0-9a-f]{16}\.owner")
 _NEW_MOUNTS, _NEW_USER = 0x20000, 0x10000000  # CLONE_NEWNS, CLONE_NEWUSER
 _BIND, _RECURSIVE, _PRIVATE = 0x1000, 0x4000, 0x40000  # MS_BIND, MS_REC, MS_PRIVATE
+_DETACH = 2  # MNT_DETACH
 
 
 @dataclass(frozen=True)
@@ -81,12 +82,14 @@ class PrivateFolders:
             for _ in _mirrored(common, private, common, links=False):
                 pass
         else:
-            _mirror_file(common, private, common, links=False)
+            _mirror_file(str(common), str(private), str(common), links=False)
 
     def leave(self) -> None:
         """Remove everything private, unless other processes of the job are still running."""
         with contextlib.suppress(OSError):
             os.close(self.lock)
+        for _, common in self.pairs if self.how == "overlay" else ():
+            ctypes.CDLL(None).umount2(os.fsencode(common), _DETACH)  # only root may
         remove_abandoned()
 
     def to_text(self) -> str:
@@ -195,9 +198,9 @@ def _remove_if_abandoned(owner: Path) -> bool:
         if os.stat(owner, follow_symlinks=False).st_ino != found.st_ino:  # that of another process by now
             return False
         job = owner.with_suffix("")
-        for common in owner.parent.glob(f"{job.name}.common.*"):
-            common.rmdir()  # nothing else, since a common folder may be mounted there
         _remove(job)
+        for common in owner.parent.glob(f"{job.name}.common.*"):
+            common.rmdir()  # not its content, since a common folder may be mounted there; then, a later process does it
         owner.unlink()
     except BlockingIOError:
         return False
@@ -213,17 +216,14 @@ def _remove(folder: Path) -> None:
     if any(mount == str(folder) or mount.startswith(f"{folder}/") for mount in mounts):
         raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(folder))
 
-    def retry(function: Callable[..., Any], path: str, _: Any) -> None:
-        # Overlays leave a folder that nobody may read, and scripts may have made others read-only.
-        with contextlib.suppress(OSError):
-            os.chmod(os.path.dirname(path), 0o700)
-            if stat.S_ISDIR(os.stat(path, follow_symlinks=False).st_mode):
-                os.chmod(path, 0o700)
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                function(path)
-
-    shutil.rmtree(folder, onerror=retry)
+    # Overlays leave a folder that nobody may read, and scripts may have made others read-only.
+    for parent, names, _ in os.walk(folder):
+        for name in names:
+            path = os.path.join(parent, name)
+            if not os.path.islink(path):
+                with contextlib.suppress(OSError):
+                    os.chmod(path, 0o700)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 # Snapshots.
@@ -271,9 +271,9 @@ def _mirrored(source: Path, target: Path, common: Path, links: bool) -> Iterator
 
     Args:
         common: The tree that symbolic links to files point to.
-        links: Whether to create hard links where possible.
+        links: Whether to create hard links where possible, instead of symbolic ones.
     """
-    waiting = deque([""])
+    waiting, copies = deque([""]), 0
     while waiting:
         relative = waiting.popleft()
         try:
@@ -291,21 +291,25 @@ def _mirrored(source: Path, target: Path, common: Path, links: bool) -> Iterator
                     shutil.copymode(entry.path, new)
                     waiting.append(name)
                 else:
-                    _mirror_file(Path(entry.path), Path(new), common / name, links)
+                    copies += _mirror_file(entry.path, new, os.path.join(common, name), links,
+                                           copies < _COPIES)
 
 
-def _mirror_file(path: Path, new: Path, common: Path, links: bool) -> None:
-    if path.is_symlink():
-        new.symlink_to(common.parent / path.readlink())
-        return
+def _mirror_file(path: str, new: str, common: str, links: bool, may_copy: bool = True) -> bool:
+    """Mirror a file; return whether it was copied, so that no change of the original has an effect on it."""
+    kind = os.stat(path, follow_symlinks=False)
+    if stat.S_ISLNK(kind.st_mode):
+        os.symlink(os.path.join(os.path.dirname(common), os.readlink(path)), new)
+        return False
+    if may_copy and stat.S_ISREG(kind.st_mode) and kind.st_size <= _SMALL:
+        shutil.copy2(path, new)
+        return True
     if links:
         with contextlib.suppress(OSError):  # on another file system, or of another user
             os.link(path, new, follow_symlinks=False)
-            return
-    if path.is_file() and path.stat().st_size <= _SMALL:
-        shutil.copy2(path, new)
-    else:
-        new.symlink_to(common)
+            return False
+    os.symlink(common, new)
+    return False
 
 
 def _copied(job: Path, own: Path, tops: Sequence[Path], here: Path, lock: int) -> PrivateFolders:
@@ -327,9 +331,10 @@ def _overlaid(job: Path, own: Path, tops: Sequence[Path]) -> tuple[tuple[Path, P
     """Mount overlays over folders, in a new mount namespace.
 
     Raises:
-        OSError: Mounts are not permitted. Nothing was mounted for other processes.
+        OSError: Mounts are not permitted. Nothing is mounted.
     """
     libc = ctypes.CDLL(None, use_errno=True)
+    mounted: list[Path | str] = []
 
     def checked(result: int) -> None:
         if result:
@@ -338,6 +343,7 @@ def _overlaid(job: Path, own: Path, tops: Sequence[Path]) -> tuple[tuple[Path, P
     def mount(source: Path | str, target: Path | str, kind: str, flags: int, options: str = "") -> None:
         checked(libc.mount(os.fsencode(source), os.fsencode(target), kind.encode(), ctypes.c_ulong(flags),
                            options.encode() or None))
+        mounted.append(target)
 
     def overlay(lower: Path, target: Path, name: str) -> None:
         upper, work = _made(own / f"upper.{name}"), _made(own / f"work.{name}")
@@ -348,17 +354,21 @@ def _overlaid(job: Path, own: Path, tops: Sequence[Path]) -> tuple[tuple[Path, P
 
     extra = _enter_namespace(libc, checked)
     mount("none", "/", "", _RECURSIVE | _PRIVATE)
-    pairs = []
-    for number, top in enumerate(tops):
-        common = _common(job, number)
-        mount(top, common, "", _BIND | _RECURSIVE)
-        live = json.loads((job / f"live.{number}").read_text())
-        if "" not in live:
-            overlay(job / f"seen.{number}", top, str(number))
-        for index, relative in enumerate(live):
-            overlay(common / relative, top / relative, f"{number}.{index}")
-        pairs.append((top, common))
-    return tuple(pairs)
+    mounted.clear()
+    try:
+        for number, top in enumerate(tops):
+            common = _common(job, number)
+            mount(top, common, "", _BIND | _RECURSIVE)
+            live = json.loads((job / f"live.{number}").read_text())
+            if "" not in live:
+                overlay(job / f"seen.{number}", top, str(number))
+            for index, relative in enumerate(live):
+                overlay(common / relative, top / relative, f"{number}.{index}")
+    except OSError:  # such as where the folder for temporary files is an overlay itself
+        for target in reversed(mounted):
+            libc.umount2(os.fsencode(target), _DETACH)
+        raise
+    return tuple((top, _common(job, number)) for number, top in enumerate(tops))
 
 
 def _enter_namespace(libc: Any, checked: Callable[[int], None]) -> str:

@@ -226,6 +226,8 @@ class Launcher:
         """Check for stopped agents, and call `Membership.on_tick`, periodically."""
         while True:
             await asyncio.sleep(TICK)
+            with contextlib.suppress(OSError, MachineError):
+                self._printer.show_late()
             for agent in self._agents:
                 if agent.is_stopped(TICK):
                     if on_host := [worker for worker, its_agent in self._agent_of.items() if its_agent is agent]:

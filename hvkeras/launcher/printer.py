@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import re
 import time
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from typing import Any, BinaryIO
 
 from hvkeras.errors import MachineError, explain
 from hvkeras.host.files import room_left
+from hvkeras.launcher.echoes import Echoes
 
 # Lines that TensorFlow prints while it loads, before it has read any log level.
 CHATTER = re.compile(r"I\d{4} \d\d:\d\d:|WARNING: All log messages before absl::|To enable the following instr")
@@ -46,8 +48,8 @@ class Printer:
         quiet: Omit TensorFlow's startup lines on the screen, but not in files.
         folder: Folder for `rank.<n>/stdout` and `rank.<n>/stderr`; None for no files.
         append: Append to existing files.
-        as_one: Show the output as that of one process: worker 0's without a number, and of the others only standard
-            error.
+        as_one: Show the output as that of one process: worker 0's without a number, and of the others only lines of
+            standard error that differ from its own.
         clock: Function that returns the time in seconds since the epoch.
     """
 
@@ -58,7 +60,7 @@ class Printer:
         self._live = live
         self._timestamps = timestamps
         self._quiet = quiet
-        self._as_one = as_one
+        self._as_one, self._echoes = as_one, Echoes()
         self._clock = clock
         self._unfinished: dict[tuple[int, str], bytes] = {}
         self._open_screens = set(self._screens)  # a stream that is closed or full raises once, and is then unused
@@ -114,11 +116,23 @@ class Printer:
         self._unfinished[worker, stream] = rest
         if self._quiet and stream == "stderr":
             lines = [line for line in lines if not _CHATTER.match(line)]
+        if self._as_one and stream == "stderr":
+            lines = [_final_state(line) for line in lines]
+            self._echoes.add(worker, lines, self._clock())
+            lines = [] if worker else lines
+        self._print_lines(worker, stream, lines)
+        if self._live and worker == 0 and stream == "stdout":
+            self._show_unfinished()
+
+    def show_late(self, all_lines: bool = False) -> None:
+        """Show the lines that have waited for the same line of worker 0; to be called periodically."""
+        for worker, lines in self._echoes.due(math.inf if all_lines else self._clock()):
+            self._print_lines(worker, "stderr", lines)
+
+    def _print_lines(self, worker: int, stream: str, lines: list[bytes]) -> None:
         if lines:
             prefix = self._prefix(worker)
             self._print(stream, b"".join(prefix + _final_state(line) + b"\n" for line in lines))
-        if self._live and worker == 0 and stream == "stdout":
-            self._show_unfinished()
 
     def say(self, text: str) -> None:
         """Print the launcher's own text to standard error."""
@@ -130,6 +144,7 @@ class Printer:
 
     def finish(self) -> None:
         """Show the remaining unfinished lines, and close the files."""
+        self.show_late(all_lines=True)
         for (worker, stream), text in sorted(self._unfinished.items()):
             if text:
                 self._print(stream, self._prefix(worker) + _final_state(text) + b"\n", redraw=False)

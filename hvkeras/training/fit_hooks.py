@@ -332,7 +332,8 @@ def _hooked_logs(original: Callable[..., Any], model: Any, logs: Any) -> Any:
     kind, run, outer = call.kind, call.run, running_calls().run_of(model)
     name_of_call = "fit" if kind == "fit" else "evaluate" if outer is None else "validation"
     process_set = shared_by(model)
-    if process_set is None or global_batch().started:  # with the batches of all ranks, states are of all ranks
+    batch = global_batch()
+    if process_set is None or (batch.started and (batch.whole or kind == "fit")):  # states are those of all ranks
         result = original(model, logs)
         global_batch().require_same_batches()
     else:

@@ -111,7 +111,7 @@ class FitRun:
             compat.forget_train_function(self.model)
         self._data = data
         self._apply_decision(decide(self.process_set.ranks, everyone, session.settings.uneven,
-                                    self._has_global_batches))
+                                    self._has_global_batches and global_batch().whole))
         if any(fact.may_change for fact in everyone) and self._common_end is None:
             self._lengths = [fact.batches or 0 for fact in everyone]
             self._compares_lengths_at_begin = not data.at_each_pass(self._decide_again)
@@ -341,7 +341,7 @@ class FitRun:
     def _fingerprint(self) -> Any:
         """Return the fingerprint of the data; with the batches of all ranks, of all arguments that hold data."""
         given = self._arguments
-        if not self._has_global_batches:
+        if not (self._has_global_batches and global_batch().whole):
             return _fingerprint(given["x"])
         return {name: _fingerprint(given[name]) for name in DATA if given[name] is not None}
 

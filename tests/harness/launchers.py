@@ -19,7 +19,7 @@ LAUNCHERS = ("hvkeras_run", "mpirun", "horovodrun_mpi", "horovodrun_gloo", "tf_c
 ROLES = ("chief", "worker", "ps", "evaluator")
 ENGINES = ("native", "tfdist", "horovod")
 # Environment variables of schedulers for ranks on one host, whose processes the harness starts itself.
-SCHEDULERS = ("torchrun_variables", "slurm_step")
+SCHEDULERS = ("torchrun_variables", "keras_variables", "slurm_step")
 PAIRS = tuple((launcher, engine) for launcher in LAUNCHERS for engine in ENGINES)
 
 FIRST_PORT = 20_000  # lowest port on which tests listen
@@ -28,7 +28,7 @@ BIN = Path(sys.executable).parent
 TESTS = Path(__file__).resolve().parent.parent
 _FOREIGN = re.compile(
     r"(OMPI|OPAL|ORTE|PMI|PMIX|MPI|HYDRA|I_MPI|MPIR|HOROVOD|HVKERAS|SLURM|HARNESS|TORCHELASTIC|MASTER|PET)_|"
-    r"(RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|JOB_COMPLETION_INDEX)$|"
+    r"KERAS_DISTRIBUTION_|(RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|JOB_COMPLETION_INDEX)$|"
     # The import of TensorFlow in this process has set the last two.
     r"(TF_CONFIG|TF_CPP_MIN_LOG_LEVEL|PYTHONPATH|OMP_NUM_THREADS|TF2_BEHAVIOR|ENABLE_RUNTIME_UPTIME_TELEMETRY)$"
 )
@@ -108,6 +108,10 @@ def _scheduler_variables(launcher: str, np: int) -> list[dict[str, str]]:
         shared = {"WORLD_SIZE": str(np), "LOCAL_WORLD_SIZE": str(np), "MASTER_ADDR": "localhost",
                   "MASTER_PORT": str(number)}
         return [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(np)]
+    if launcher == "keras_variables":
+        names = ("JOB_ADDRESSES", "NUM_PROCESSES", "PROCESS_ID")
+        return [{f"KERAS_DISTRIBUTION_{name}": str(value) for name, value in
+                 zip(names, (f"localhost:{number}", np, rank), strict=True)} for rank in range(np)]
     shared = {"SLURM_JOB_ID": str(number), "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": str(np),
               "SLURM_STEP_NUM_NODES": "1", "SLURM_NTASKS": str(np)}
     return [{**shared, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)} for rank in range(np)]
@@ -131,7 +135,7 @@ def free_ports(count: int) -> list[int]:
 def announced_rank(environ: Mapping[str, str]) -> int | None:
     """Return the rank in a process's environment; None if there is none."""
     for name in ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "HVKERAS_RUN_RANK", "RANK", "JOB_COMPLETION_INDEX",
-                 "SLURM_PROCID"):
+                 "KERAS_DISTRIBUTION_PROCESS_ID", "SLURM_PROCID"):
         if environ.get(name):
             return int(environ[name])
     if environ.get("TF_CONFIG"):

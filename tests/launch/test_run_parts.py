@@ -12,6 +12,7 @@ import pytest
 from hvkeras.control.cause import Cause, CauseKind
 from hvkeras.errors import MachineError, UsageError
 from hvkeras.host.ssh import Ssh
+from hvkeras.launcher.echoes import DELAY, REMEMBERED, Echoes
 from hvkeras.launcher.exit_report import exit_code, exit_report
 from hvkeras.launcher.host_agents import exported, remote_agent_command
 from hvkeras.launcher.placement import HostRanks, place_ranks
@@ -98,6 +99,34 @@ def test_a_screen_that_is_gone_leaves_the_files(tmp_path: Path) -> None:
     printer.show(0, "stdout", b"two\n")
     printer.finish()
     assert (tmp_path / "rank.0" / "stdout").read_bytes() == b"one\ntwo\n"
+
+
+def test_ranks_that_run_one_script_speak_with_one_voice(tmp_path: Path) -> None:
+    now, output, errors = [0.0], io.BytesIO(), io.BytesIO()
+    printer = Printer(3, output, errors, folder=tmp_path, as_one=True, clock=lambda: now[0])
+    printer.show(1, "stderr", b"warning\nwarning\nonly 1\n")
+    for worker in range(3):
+        printer.show(worker, "stdout", b"step 1\rstep 2\nloss\n")
+    printer.show(0, "stderr", b"warning\n")
+    printer.show(2, "stderr", b"warning\n")
+    printer.show_late()
+    assert (output.getvalue(), errors.getvalue()) == (b"step 2\nloss\n", b"warning\n")
+    now[0] = DELAY
+    printer.show_late()
+    assert errors.getvalue() == b"warning\n[1] warning\n[1] only 1\n"
+    printer.show(2, "stderr", b"last")
+    printer.show(2, "stderr", b" words\nand")
+    printer.finish()
+    assert errors.getvalue().endswith(b"[2] last words\n[2] and\n")
+    assert (tmp_path / "rank.2" / "stdout").read_bytes() == b"step 1\rstep 2\nloss\n"
+
+
+def test_only_so_many_lines_are_remembered() -> None:
+    echoes = Echoes()
+    echoes.add(0, [b"%d" % number for number in range(REMEMBERED + 1)], 0)
+    echoes.add(1, [b"0", b"1"], 0)
+    assert echoes.due(DELAY) == [(1, [b"0"])]
+    assert echoes.due(DELAY) == []
 
 
 def test_more_files_than_may_be_open_get_every_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,13 @@ from unittest.mock import ANY
 
 import pytest
 
-from hvkeras.control.launch_environments import Launch, Rendezvous, describe_cluster, detect_launch
+from hvkeras.control.launch_environments import (
+    Launch,
+    Rendezvous,
+    describe_cluster,
+    detect_launch,
+    initialized_launch,
+)
 from hvkeras.control.launch_environments.horovod_variables import launch_variables
 from hvkeras.errors import UsageError
 
@@ -77,6 +83,8 @@ TORCHRUN = {
 }
 # As Kubeflow's PyTorchJob sets them for pod 1 of 2, and others do as well.
 LIKE_TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "train-master-0", "MASTER_PORT": "23456"}
+KERAS = {"KERAS_DISTRIBUTION_JOB_ADDRESSES": "a:1234,b:1234", "KERAS_DISTRIBUTION_NUM_PROCESSES": "2",
+         "KERAS_DISTRIBUTION_PROCESS_ID": "1"}
 INDEXED_JOB = {
     "JOB_COMPLETION_INDEX": "1", "HOSTNAME": "train-1", "HVKERAS_KUBERNETES_SIZE": "2",
     "HVKERAS_KUBERNETES_SERVICE": "workers",
@@ -108,13 +116,14 @@ TWO_WORKERS = {"worker": ["a:2222", "b:2222"]}
     (SLURM_BATCH_SCRIPT, Launch("none")),
     (LIKE_TORCHRUN, Launch("torchrun or the like", 1, 2, Rendezvous("address", "train-master-0:23456", ANY))),
     (TORCHRUN, Launch("torchrun", 1, 2, Rendezvous("address", "vm:29501", ANY), 1, 2)),
+    (KERAS, Launch("keras.distribution", 1, 2, Rendezvous("address", "a:1234", ANY))),
     (INDEXED_JOB, Launch("a Kubernetes Indexed Job", 1, 2,
                          Rendezvous("address", "train-0.workers:29400", "kubernetes-train-0"),
                          tasks=("pod train-0", "pod train-1"))),
     ({"JOB_COMPLETION_INDEX": "1", "HOSTNAME": "sweep-1"}, Launch("none")),
 ], ids=["none", "hvkeras run", "spark", "horovodrun gloo", "mpirun", "horovodrun mpi", "mpich",
-        "intel mpi", "srun", "srun on one node", "sbatch script", "like torchrun", "torchrun", "indexed job",
-        "job of independent pods"])
+        "intel mpi", "srun", "srun on one node", "sbatch script", "like torchrun", "torchrun", "keras.distribution",
+        "indexed job", "job of independent pods"])
 def test_each_launcher_is_recognised(environ: dict[str, str], launch: Launch) -> None:
     assert detect_launch(environ) == launch
 
@@ -136,14 +145,14 @@ def test_numbers_have_horovods_names_and_are_no_launch(environ: dict[str, str], 
 
 
 def test_the_order_is_launchers_then_tf_config_then_slurm() -> None:
-    everything = [HVKERAS_RUN, SPARK, HOROVODRUN_GLOO, OPEN_MPI, MPICH, tf_config(TWO_WORKERS), TORCHRUN,
+    everything = [HVKERAS_RUN, SPARK, HOROVODRUN_GLOO, OPEN_MPI, MPICH, KERAS, tf_config(TWO_WORKERS), TORCHRUN,
                   INDEXED_JOB, SLURM_STEP]
     found = []
     while everything:
         found.append(detect_launch({name: value for one in everything for name, value in one.items()}).launcher)
         del everything[0]
     assert found == ["hvkeras run", "Spark", "horovodrun (Gloo)", "mpirun (Open MPI)", "mpiexec (MPICH)",
-                     "TF_CONFIG", "torchrun", "a Kubernetes Indexed Job", "srun (Slurm)"]
+                     "keras.distribution", "TF_CONFIG", "torchrun", "a Kubernetes Indexed Job", "srun (Slurm)"]
 
 
 @pytest.mark.parametrize(("environ", "name", "value"), [
@@ -166,6 +175,7 @@ def test_the_order_is_launchers_then_tf_config_then_slurm() -> None:
     (TORCHRUN, "RANK", "2"),
     (TORCHRUN, "MASTER_PORT", "http"),
     (LIKE_TORCHRUN, "WORLD_SIZE", "two"),
+    (KERAS, "KERAS_DISTRIBUTION_PROCESS_ID", "one"),
     (INDEXED_JOB, "JOB_COMPLETION_INDEX", "2"),
     (INDEXED_JOB, "HVKERAS_KUBERNETES_SIZE", "0"),
     (INDEXED_JOB, "HVKERAS_KUBERNETES_SERVICE", "http://workers"),
@@ -231,6 +241,49 @@ def test_torchruns_ranks_meet_beside_its_own_store_and_anew_after_each_restart()
     assert detect_launch(LIKE_TORCHRUN | {"MASTER_ADDR": "fd00::1"}).rendezvous.address == "[fd00::1]:23456"
 
 
+def test_processes_of_keras_distribution_are_on_one_host_if_all_addresses_say_so() -> None:
+    launch = initialized_launch("10.0.0.1:1,10.0.0.1:2", 2, 1, {})
+    assert (launch.local_rank, launch.local_size) == (1, 2)
+    coordinator = initialized_launch("10.0.0.1:1", 2, 1, {})
+    assert (coordinator.local_size, coordinator.rendezvous) == (None, launch.rendezvous)
+    assert initialized_launch("a:1,b:1,c:1", None, 2, {}).size == 3
+    assert initialized_launch("[fe80::1]:1,[fe80::2]:1", 2, 0, {}).rendezvous.address == "[fe80::1]:1"
+
+
+@pytest.mark.parametrize(("arguments", "complaint"), [
+    (("a:1", None, None), "needs num_processes and process_id as well"),
+    ((None, 2, 0), "needs job_addresses as well"),
+    (("a:1", 2, None), "needs process_id as well"),
+    (("a:1,b:1", 3, 0), "the address of process 0, or one address for each process"),
+    (("a:1", 2, 2), "process_id must be below num_processes"),
+    (("a", 2, 0), "The address of process 0 must be host:port"),
+    (("http://a:1", 2, 0), "The address of process 0 must be host:port"),
+    (("a:70000", 2, 0), "The address of process 0 must be host:port"),
+])
+def test_arguments_of_keras_distribution_that_are_wrong_or_missing(
+        arguments: tuple[str | None, int | None, int | None], complaint: str) -> None:
+    with pytest.raises(UsageError, match=complaint):
+        initialized_launch(*arguments, {})
+
+
+def test_keras_distribution_joins_the_job_of_a_launcher() -> None:
+    launch = initialized_launch(None, None, None, OPEN_MPI)
+    assert (launch.launcher, launch.rank, launch.size) == ("mpirun (Open MPI)", 1, 2)
+    assert initialized_launch("a:1", 2, 1, OPEN_MPI | KERAS) == launch
+    for arguments in ((None, 3, None), (None, None, 0), ("a:1", 2, 0)):
+        with pytest.raises(UsageError, match=r"the job that mpirun \(Open MPI\) has started: this is process 1 of 2"):
+            initialized_launch(*arguments, OPEN_MPI)
+
+
+def test_keras_distribution_without_a_job_is_one_process() -> None:
+    assert initialized_launch(None, None, None, {}) == Launch("none")
+    assert initialized_launch("a:1", 1, 0, {}).size == 1
+    for environ in (SLURM_SHELL_STEP, {"HVKERAS_RUN_RANK": "0"}):  # one rank, or a rest of variables
+        assert initialized_launch("a:1", 2, 1, environ).launcher == "keras.distribution"
+    with pytest.raises(UsageError, match="HVKERAS_RUN_SIZE"):
+        initialized_launch(None, None, None, {"HVKERAS_RUN_RANK": "0"})
+
+
 def test_an_indexed_jobs_service_may_name_a_port() -> None:
     launch = detect_launch(INDEXED_JOB | {"HVKERAS_KUBERNETES_SERVICE": "workers.team.svc:5000"})
     assert launch.rendezvous.address == "train-0.workers.team.svc:5000"
@@ -252,6 +305,8 @@ SEVERAL = {
     "TF_CONFIG in the script of a batch job": (SLURM_BATCH_SCRIPT | tf_config(TWO_WORKERS), "TF_CONFIG", 2),
     "`torchrun` in a step of Slurm's": (SLURM_STEP | TORCHRUN, "torchrun", 2),
     "torchrun's variables beside a TF_CONFIG": (LIKE_TORCHRUN | tf_config(TWO_WORKERS), "TF_CONFIG", 2),
+    "the variables of `keras.distribution` beside a TF_CONFIG": (KERAS | tf_config(TWO_WORKERS), "keras.distribution",
+                                                                 2),
     "`mpirun` in the pod of an Indexed Job": (INDEXED_JOB | OPEN_MPI, "mpirun (Open MPI)", 2),
     "`srun --mpi=pmi2`": (SLURM_STEP | {"PMI_RANK": "3", "PMI_SIZE": "4", "PMI_FD": "9"}, "srun (Slurm)", 4),
     "`mpirun`, and half of horovodrun's variables": (OPEN_MPI | {"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2"},
