@@ -66,6 +66,7 @@ class KerasData:
         self.element_spec = self._given.element_spec
         self.is_of_arrays: bool = type(adapter).__name__ == "ArrayDataAdapter"
         self.is_of_dataset: bool = type(adapter).__name__ == "TFDatasetAdapter"
+        self.is_of_generator: bool = type(adapter).__name__ == "GeneratorDataAdapter"
         self.source: Any = _source(getattr(adapter, "py_dataset", None))
         self.last_rows: int | None = _rows(lambda: adapter.partial_batch_size or adapter.batch_size)
 

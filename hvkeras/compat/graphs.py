@@ -252,6 +252,38 @@ def variables_read_by(tensor: Any) -> set[int]:
     return found
 
 
+_OF_WEIGHTS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
+_OF_SHAPES = ("Shape", "ShapeN", "Size", "Rank")
+
+
+def depends_on_data(tensor: Any) -> bool:
+    """Return whether a tensor may differ between ranks with equal weights; True in eager mode, where it is unknown.
+
+    It does if the graph under construction computes it from inputs of a function, from iterators, random numbers or
+    other state. The shapes of inputs do not count.
+    """
+    if not tf.is_symbolic_tensor(tensor):
+        return True
+    seen: set[int] = set()
+    pending = [tensor]
+    while pending:
+        operation = pending.pop().op
+        if id(operation) in seen or operation.type in ("Const", *_OF_WEIGHTS, *_OF_SHAPES):
+            continue
+        seen.add(id(operation))
+        inputs = [one for one in operation.inputs if one.dtype != tf.resource]
+        if operation.type.startswith("Placeholder"):
+            outer = next((external for external, internal in getattr(operation.graph, "captures", ())
+                          if internal is operation.outputs[0]), None)
+            if outer is None:
+                return True
+            inputs = [outer] if tf.is_symbolic_tensor(outer) else []
+        elif operation._is_stateful or not inputs:
+            return True
+        pending.extend(inputs)
+    return False
+
+
 def function_graph() -> Any:
     """Return the function under construction that encloses all branches and loop bodies; None in eager mode."""
     if tf.executing_eagerly():

@@ -168,6 +168,7 @@ class GlobalBatchBehaviour:
         update_function: Adds the values of a metric function.
         update_metrics: Adds a batch to the metrics of an output.
         call_loss: Computes a loss.
+        call_losses: Computes the losses of a model.
     """
 
     make_function: Callable[..., Any]
@@ -185,6 +186,7 @@ class GlobalBatchBehaviour:
     update_function: Callable[..., Any]
     update_metrics: Callable[..., Any]
     call_loss: Callable[..., Any]
+    call_losses: Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -536,6 +538,9 @@ TABLE = (
     Patch(DISTRIBUTION, (f"{_DISTRIBUTION}Distribution._is_multi_process",), _KERAS,
           "steps cut the batches, so Keras must not deal out datasets, or refuse other data", _OF_KERAS_PROCESSES,
           never, adds=True),
+    Patch(GLOBAL_BATCH, ("keras.src.trainers.compile_utils:CompileLoss.call",), _KERAS,
+          "losses of users that are not computed as Keras does get all rows", _OF_KERAS_PROCESSES,
+          around("call_losses"), "losses of users"),
     Patch(RECORDING, ("keras:Model.__call__", "tf_keras:Model.__call__"), _BOTH,
           "counts the samples that models are called on, in custom loops as well",
           "a public hook around calls of layers", around("model_call"), "the samples of steps"),

@@ -17,7 +17,7 @@ from hvkeras.compat import graphs, patches
 from hvkeras.control.location import call_site, innermost, is_library
 from hvkeras.errors import UnsupportedError, UsageError, explain
 from hvkeras.global_batch import files, noise, seeds, step, whole_batch
-from hvkeras.global_batch.pipelines import iterated, rebuilt
+from hvkeras.global_batch.pipelines import iterated, rebuilt, without_prefetching
 from hvkeras.global_batch.probe import Probe
 from hvkeras.global_batch.rows import CANNOT_CUT, WRITE
 from hvkeras.global_batch.states import flat_metrics
@@ -83,7 +83,8 @@ def _install(steps: Steps) -> None:
         data=cut_early, iterate=iterated().iterate, apply=steps.apply, call_function=steps.call_function,
         gradient=steps.gradient, assign=steps.assign, next_seed=steps.next_seed, operation_seed=noise.operation_seed,
         update_mean=whole_batch.update_mean, update_function=whole_batch.update_function,
-        update_metrics=steps.update_metrics, call_loss=whole_batch.call_loss))
+        update_metrics=steps.update_metrics, call_loss=whole_batch.call_loss,
+        call_losses=whole_batch.call_losses))
 
 
 class Steps:
@@ -143,15 +144,20 @@ class Steps:
 
     @staticmethod
     def _is_of_user(model: Any) -> bool:
-        """Return whether the training step or the loss of a model is the user's."""
-        methods = ("train_step", "compute_loss")
-        owners = (next(base for base in type(model).__mro__ if method in vars(base)) for method in methods)
+        """Return whether the training step of a model, its computation of losses, a loss or a layer is the user's."""
+        owners = [next(base for base in type(model).__mro__ if method in vars(base))
+                  for method in ("train_step", "compute_loss")]
+        losses = tf.nest.flatten(getattr(model._compile_loss, "_user_loss", None))
+        owners += [loss if inspect.isfunction(loss) else type(loss) for loss in losses
+                   if loss is not None and not isinstance(loss, str)]
+        owners += [type(layer) for layer in model._flatten_layers() if layer is not model]
         return not all(map(compat.is_of_keras, owners))
 
     def _say_assumption(self, model: Any, by_itself: bool) -> None:
         """Say once for each class what is assumed about a training step or loss of the user."""
         cls, session = type(model), current_session()
-        own = "" if not self._is_of_user(model) else "compute_loss" if by_itself else "train_step"
+        own = "train_step" if not by_itself else "compute_loss" if not compat.is_of_keras(next(
+            base for base in cls.__mro__ if "compute_loss" in vars(base))) else ""
         if not own or cls in self._assumed:
             return
         self._assumed.add(cls)
@@ -243,8 +249,16 @@ _SUMS = ReductionOptions("the training step", op=Sum)
 
 
 def cut_early(data: Any) -> None:
-    """Have the pipeline of data compute this rank's rows only, where that is provably the same."""
-    if global_batch().whole and not running_calls().alone and (data.is_of_arrays or data.is_of_dataset):
+    """Have the pipeline of data compute this rank's rows only, where that is provably the same.
+
+    Generators are not prefetched: how many elements are, and then lost when Keras starts a new pass over the same
+    generator, would differ between ranks.
+    """
+    if running_calls().alone:
+        return
+    if data.is_of_generator:
+        data.replace(without_prefetching)
+    elif global_batch().whole and (data.is_of_arrays or data.is_of_dataset):
         data.replace(lambda dataset: rebuilt(dataset, data.is_of_arrays))
 
 

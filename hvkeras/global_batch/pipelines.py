@@ -136,6 +136,14 @@ _AGAIN: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
+def without_prefetching(dataset: Any) -> Any:
+    """Return the dataset before stages that prefetch; None if there are none."""
+    found = dataset
+    while pipeline.stage_name(found) in ("Prefetch", "Options"):
+        found = pipeline.inputs(found)[0]
+    return None if found is dataset else found
+
+
 def _cut_zipped(dataset: Any) -> Any:
     """Cut batches of zipped datasets, whose numbers of rows may differ."""
     topology, is_tuple = current_session().topology, isinstance(dataset.element_spec, tuple)

@@ -82,7 +82,32 @@ def _returns_scalar(metric: Any, y_true: Any, y_pred: Any) -> bool:
 
 
 def _is_scalar_loss(loss: Any, y_true: Any, y_pred: Any) -> bool:
-    return _rank_of(loss.call(y_true, y_pred)) == 0
+    import keras
+
+    def converted(value: Any) -> Any:  # as `Loss.__call__` does
+        return keras.tree.map_structure(lambda leaf: keras.ops.convert_to_tensor(leaf, dtype=loss.dtype), value)
+
+    return _rank_of(loss.call(converted(y_true), converted(y_pred))) == 0
+
+
+def call_losses(original: Callable[..., Any], losses: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+    """Compute the losses of a model, from all rows if a class of the user does not compute them as Keras does."""
+    import keras
+
+    rows = global_batch().rows
+    own = [one for one in keras.tree.flatten(losses._user_loss) if isinstance(one, keras.losses.Loss)
+           and "__call__" in vars(type(one)) | _inherited(type(one), keras.losses.Loss)]
+    if rows is None or not own:
+        return original(losses, y_true, y_pred, sample_weight)
+    whole = [_gathered(one, rows) for one in (y_true, y_pred, sample_weight)]
+    with global_batch().computing(None):
+        return original(losses, *whole)
+
+
+def _inherited(cls: type, base: type) -> dict[str, Any]:
+    """Return what a class inherits from those between it and `base`."""
+    between = cls.__mro__[: cls.__mro__.index(base)]
+    return {name: value for each in reversed(between) for name, value in vars(each).items()}
 
 
 def _rank_of(value: Any) -> int | None:

@@ -112,6 +112,8 @@ class GradientReducer:
                        if gradient is not None and compat.is_overwritten(variable)]
         if joining().active:
             gradients = joining().apply_weights(gradients, exchange.op, exchange.process_set, overwritten)
+        same_rows = {index: gradient for index, gradient in enumerate(gradients) if self._has_same_rows(gradient)}
+        gradients = [gradient.values if index in same_rows else gradient for index, gradient in enumerate(gradients)]
         results = [
             gradient if gradient is None or (isinstance(gradient, tf.IndexedSlices) and not exchange.sparse_as_dense)
             else tf.convert_to_tensor(gradient) for gradient in gradients
@@ -138,7 +140,15 @@ class GradientReducer:
                                            process_set=exchange.process_set, name=f"the new values of {exchange.name}")
             for index, value in zip(maxima, values, strict=True):
                 reduced[index] = value
-        return reduced[: len(gradients)]
+        return [_as_rows(gradient, same_rows.get(index)) for index, gradient in enumerate(reduced[: len(gradients)])]
+
+    def _has_same_rows(self, gradient: Any) -> bool:
+        """Return whether a sparse gradient has the same rows on all ranks, such as that of an embedding of positions.
+
+        Its rows are then summed up, as in one process, instead of gathered.
+        """
+        return (isinstance(gradient, tf.IndexedSlices) and self.shares is None and not self.exchange.sparse_as_dense
+                and not graphs.depends_on_data(gradient.indices))
 
     @property
     def _scaling(self) -> Scaling:
@@ -265,6 +275,11 @@ class GradientReducer:
             order = [index for index in order if index not in chunk]
         sizes = {index: _bytes_of(sent[index].tensor) for index in order}
         return buckets + pack(order, kinds, sizes, limit, FIRST_BUCKET)
+
+
+def _as_rows(values: Any, rows: Any) -> Any:
+    """Return reduced values as rows of a sparse gradient, if the gradient had the same rows on all ranks."""
+    return values if rows is None or values is None else tf.IndexedSlices(values, rows.indices, rows.dense_shape)
 
 
 def _nan_flag(gradients: Sequence[Any]) -> Any:
