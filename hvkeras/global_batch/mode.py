@@ -212,7 +212,10 @@ class Steps:
         gradients = original(tape, target, sources, tf.nest.pack_sequence_as(target, scaled), unconnected_gradients)
         if not rows.reduces:
             return gradients
-        reduced = GradientReducer(_SUMS, differentiable=True).reduce(tf.nest.flatten(gradients), variables)
+        flat = tf.nest.flatten(gradients)
+        if self._probe.running:
+            flat = [gradient if gradient is None else tf.convert_to_tensor(gradient) for gradient in flat]
+        reduced = GradientReducer(_SUMS, differentiable=True).reduce(flat, variables)
         if self._probe.running:
             self._probe.note_gradients(reduced, variables)
         return tf.nest.pack_sequence_as(gradients, reduced)
