@@ -83,6 +83,7 @@ class GlobalBatch:
             UsageError: This rank's batches differ from those of other ranks.
         """
         if self._deviation is not None and not self._deviation.numpy() <= _TOLERANCE:
+            self._deviation.assign(0.0)
             raise UsageError(explain(
                 "All ranks must get the same batches, of which each computes a part", "seed what makes them:"
                 " an unseeded numpy.random.default_rng() and other entropy of the operating system differ between"

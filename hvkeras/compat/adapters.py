@@ -248,10 +248,5 @@ def shuffled(decide: Any, original: Any, self: Any, x: Any, *args: Any, shuffle:
     return original(self, x, *args, shuffle=decide(x, shuffle), **kwargs)
 
 
-def in_order(original: Callable[..., list[str]], *args: Any, **kwargs: Any) -> list[str]:
-    """Return a sorted list."""
-    return sorted(original(*args, **kwargs))
-
-
 def nothing(*_: Any, **__: Any) -> None:
     """Do nothing."""

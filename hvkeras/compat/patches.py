@@ -29,7 +29,6 @@ from hvkeras.compat.adapters import (
     given,
     global_state,
     implemented,
-    in_order,
     masked,
     masked_by_tf_keras,
     moments_of_layer,
@@ -238,6 +237,7 @@ class FilesBehaviour:
         read: Wraps methods of callbacks that read the files that one rank has written.
         callbacks: Wraps the constructor of `CallbackList`.
         download: Wraps `get_file`.
+        listed: Wraps functions that list a folder.
     """
 
     write: Callable[..., Any]
@@ -245,6 +245,7 @@ class FilesBehaviour:
     read: Callable[..., Any]
     callbacks: Callable[..., None]
     download: Callable[..., Any]
+    listed: Callable[..., list[str]]
 
 
 class Installer:
@@ -601,8 +602,8 @@ TABLE = (
                "reuters"))), _KERAS, "each file must be downloaded once per host, where ranks share the folder",
           "a lock in Keras", around("download"), "downloads"),
     Patch(FILES, ("tensorflow:io.gfile.listdir", "tensorflow.python.lib.io.file_io:list_directory_v2"), _TENSORFLOW,
-          "ranks must list folders in the same order, which depends on the file system", "sorted lists in TensorFlow",
-          repaired(in_order)),
+          "private folders must be listed in the order of the common ones", "sorted lists in TensorFlow",
+          around("listed")),
     Patch(STRATEGIES, (f"{_TRAINER}:reduce_per_replica",), _KERAS,
           "scalars are averaged over workers as if they were rows", "keras-team/keras#20585",
           repaired(strategies.reduce_per_replica)),

@@ -37,7 +37,8 @@ def install() -> None:
     """Make Keras write and download each file once."""
     functions = _Functions(current_session().topology.rank)
     patches.install(patches.FILES, patches.FilesBehaviour(
-        functions.write, functions.write_alone, functions.read, functions.callbacks, functions.download))
+        functions.write, functions.write_alone, functions.read, functions.callbacks, functions.download,
+        functions.listed))
 
 
 class _Functions(threading.local):
@@ -82,6 +83,10 @@ class _Functions(threading.local):
     def download(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call `get_file`."""
         return _download(original, args, kwargs) if self._apply() else original(*args, **kwargs)
+
+    def listed(self, original: Callable[..., list[str]], path: Any) -> list[str]:
+        """List a folder."""
+        return rank_process.in_common_order(original(path), path, original)
 
     def _write(self, original: Callable[..., Any], args: Any, kwargs: Any, name: str = "") -> Any:
         name = name or getattr(original, "__qualname__", "a save")

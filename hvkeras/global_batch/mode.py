@@ -145,7 +145,7 @@ class Steps:
     @staticmethod
     def _is_of_user(model: Any) -> bool:
         """Return whether the training step of a model, its computation of losses, a loss or a layer is the user's."""
-        owners = [next(base for base in type(model).__mro__ if method in vars(base))
+        owners: list[Any] = [next(base for base in type(model).__mro__ if method in vars(base))
                   for method in ("train_step", "compute_loss")]
         losses = tf.nest.flatten(getattr(model._compile_loss, "_user_loss", None))
         owners += [loss if inspect.isfunction(loss) else type(loss) for loss in losses

@@ -128,20 +128,17 @@ def _explain_folders(settings: Settings, folders: PrivateFolders | None) -> None
 def install() -> None:
     """Make this process do the same as those of other ranks, and make `import keras` join the job.
 
-    Random numbers of Python, NumPy and TensorFlow have the same seeds, and folders are listed in the same order, which
-    otherwise depends on the file system.
+    Random numbers of Python, NumPy and TensorFlow have the same seeds, and private folders are listed in the order of
+    the common ones.
     """
     process, seed = os.getpid(), int(os.environ[_HASH_SEED])
     os.environ[_PROCESS] = str(process)
     random.seed(seed)
-    os.listdir, os.scandir = _sorted_listdir(os.listdir), _sorted_scandir(os.scandir)
-    os.supports_fd.update((os.listdir, os.scandir))
 
     def after_import(module: str, function: Callable[[Any], None]) -> None:
         # Not in processes that were forked from this one.
         wrapt.register_post_import_hook(lambda found: function(found) if os.getpid() == process else None, module)
 
-    after_import("numpy.random.bit_generator", functools.partial(_seed_generators, seed))
     after_import("numpy.random", lambda found: found.seed(seed))
     after_import("tensorflow", lambda found: found.random.set_seed(seed))
     after_import("tf_keras", _refuse_tf_keras)
@@ -150,30 +147,52 @@ def install() -> None:
     entered = folders()
     if entered is not None:
         at_exit(entered.leave)
+        if entered.pairs:
+            os.listdir, os.scandir = _ordered_listdir(os.listdir), _ordered_scandir(os.scandir, os.listdir)
+            os.supports_fd.update((os.listdir, os.scandir))
     if os.path.samestat(os.fstat(0), os.stat(os.devnull)):
         for stream in ("stdin",):
             setattr(sys, stream, _NoInput(open(0, "rb", closefd=False)))  # noqa: SIM115 - stays open
 
 
-def _seed_generators(seed: int, bit_generator: Any) -> None:
-    """Let generators without a seed, such as `default_rng()`, draw it from a generator with a seed."""
-    bit_generator.randbits = random.Random(seed).getrandbits
+def in_common_order(names: list[Any], path: Any, list_common: Callable[[str], list[Any]]) -> list[Any]:
+    """Return names in a folder in the order in which rank 0 lists them; private folders list in another order.
+
+    Args:
+        names: The names in this rank's folder.
+        path: The folder.
+        list_common: Lists a folder.
+    """
+    entered = folders()
+    if entered is None or isinstance(path, int):
+        return names
+    common = str(entered.common(os.fsdecode(path)))
+    if common == os.path.abspath(os.fsdecode(path)):
+        return names
+    try:
+        order = {os.fsdecode(name): index for index, name in enumerate(list_common(common))}
+    except OSError:
+        return names
+    return sorted(names, key=lambda name: (order.get(os.fsdecode(name), len(order)), name))
 
 
-def _sorted_listdir(listdir: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-    return functools.wraps(listdir)(lambda path=".": sorted(listdir(path)))
+def _ordered_listdir(listdir: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+    return functools.wraps(listdir)(
+        lambda path=".": in_common_order(listdir(path), "." if path is None else path, listdir))
 
 
-def _sorted_scandir(scandir: Callable[..., Any]) -> Callable[..., Any]:
-    return functools.wraps(scandir)(lambda path=".": _SortedEntries(scandir(path)))
+def _ordered_scandir(scandir: Callable[..., Any], listdir: Callable[..., list[Any]]) -> Callable[..., Any]:
+    return functools.wraps(scandir)(lambda path=".": _OrderedEntries(scandir(path), path, listdir))
 
 
-class _SortedEntries:
-    """Entries of a folder, with the interface of `os.scandir`."""
+class _OrderedEntries:
+    """Entries of a folder in the order in which rank 0 lists them, with the interface of `os.scandir`."""
 
-    def __init__(self, entries: Any) -> None:
+    def __init__(self, entries: Any, path: Any, listdir: Callable[..., list[Any]]) -> None:
         with entries:
-            self._entries = iter(sorted(entries, key=lambda entry: entry.name))
+            found = {entry.name: entry for entry in entries}
+        self._entries = iter([found[name] for name in in_common_order(
+            list(found), "." if path is None else path, listdir)])
 
     def __iter__(self) -> Any:
         return self

@@ -29,7 +29,7 @@ import json, os, random, subprocess, sys
 import numpy as np
 
 def told():
-    return [random.random(), hash("a"), np.random.rand(), np.random.default_rng().random()]
+    return [random.random(), hash("a"), np.random.rand()]
 
 if len(sys.argv) > 1:
     code = "import random, sys; print(random.random(), 'wrapt' in sys.modules)"
