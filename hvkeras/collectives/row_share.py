@@ -29,12 +29,15 @@ class RowShare:
         has_rows: Boolean scalar; False if this rank computes a row that does not count, since there are too few.
         trains: Whether the step trains.
         reduces: Whether gradients are reduced where a tape computes them, instead of by the optimizer.
+        constants: The numbers of rows of the batch and of this rank, if tensors of a constant number of rows are to be
+            made for this rank's rows.
     """
 
     share: Any
     has_rows: Any
     trains: bool = False
     reduces: bool = False
+    constants: tuple[int, int] | None = None
 
     def times_share(self, value: Any) -> Any:
         """Return a tensor times the share."""

@@ -163,6 +163,7 @@ class GlobalBatchBehaviour:
         assign: Assigns to a variable of Keras.
         next_seed: Draws the seed of a random operation of Keras.
         operation_seed: Returns the seeds of a random operation of TensorFlow.
+        make: Makes a tensor of a shape, which is its first argument.
         update_mean: Adds values to a `Mean` or `Sum`.
         update_function: Adds the values of a metric function.
         update_metrics: Adds a batch to the metrics of an output.
@@ -181,6 +182,7 @@ class GlobalBatchBehaviour:
     assign: Callable[..., Any]
     next_seed: Callable[..., Any]
     operation_seed: Callable[..., Any]
+    make: Callable[..., Any]
     update_mean: Callable[..., Any]
     update_function: Callable[..., Any]
     update_metrics: Callable[..., Any]
@@ -405,6 +407,7 @@ _CONTEXT = "tensorflow.python.eager.context:Context"
 _DATASET = "tensorflow.python.data.ops.iterator_ops:OwnedIterator"
 _FUNCTIONS = "tensorflow.python.eager.polymorphic_function"
 
+_BOTH_OF_THEM = "Keras 3, TensorFlow"
 _OF_KERAS_PROCESSES = "a Keras that trains on several processes with TensorFlow"
 _OWN_OPTIMIZERS = "a Keras that reduces first under strategies"
 _ONE_WRITER = "a Keras that writes on one process with every backend"
@@ -518,6 +521,12 @@ TABLE = (
           "ranks draw different numbers for different rows", _OF_KERAS_PROCESSES, around("next_seed"), "random seeds"),
     Patch(GLOBAL_BATCH, ("tensorflow.python.framework.random_seed:get_seed",), _TENSORFLOW, "the same for TensorFlow's",
           _OF_KERAS_PROCESSES, around("operation_seed"), "random seeds"),
+    Patch(GLOBAL_BATCH,
+          (*_each("keras.src.backend.tensorflow.random:", "normal", "uniform", "randint", "truncated_normal"),
+           *_each("keras.src.backend.tensorflow.numpy:", "ones", "zeros", "full"),
+           *_each("tensorflow:random", "normal", "uniform", "truncated_normal"), "tensorflow:ones", "tensorflow:zeros"),
+          _BOTH_OF_THEM, "steps that make tensors for a constant batch size make them for the rank's rows",
+          _OF_KERAS_PROCESSES, around("make"), "constant batch sizes"),
     Patch(GLOBAL_BATCH, ("keras:metrics.Mean.update_state", "keras:metrics.Sum.update_state"), _KERAS,
           "a scalar of a step counts by the rank's share of the rows", _OF_KERAS_PROCESSES, around("update_mean"),
           "scalar metrics"),

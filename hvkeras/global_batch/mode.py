@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import itertools
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -15,12 +14,11 @@ from hvkeras.collectives.operations import Sum
 from hvkeras.collectives.row_share import global_batch
 from hvkeras.compat import graphs, patches
 from hvkeras.control.location import call_site, innermost, is_library
-from hvkeras.errors import UnsupportedError, UsageError, explain
+from hvkeras.errors import UnsupportedError, explain
 from hvkeras.global_batch import files, noise, seeds, step, whole_batch
+from hvkeras.global_batch.functions import StepFunction
 from hvkeras.global_batch.pipelines import iterated, rebuilt, without_prefetching
 from hvkeras.global_batch.probe import Probe
-from hvkeras.global_batch.rows import CANNOT_CUT, WRITE
-from hvkeras.global_batch.states import flat_metrics
 from hvkeras.gradients.optimizer import sum_over_ranks
 from hvkeras.gradients.options import ReductionOptions
 from hvkeras.gradients.reducer import GradientReducer
@@ -82,7 +80,7 @@ def _install(steps: Steps) -> None:
         make_function=steps.make_function, make_predict=steps.make_predict, predict=steps.predicting,
         data=cut_early, iterate=iterated().iterate, apply=steps.apply, call_function=steps.call_function,
         gradient=steps.gradient, assign=steps.assign, next_seed=steps.next_seed, operation_seed=noise.operation_seed,
-        update_mean=whole_batch.update_mean, update_function=whole_batch.update_function,
+        make=whole_batch.make, update_mean=whole_batch.update_mean, update_function=whole_batch.update_function,
         update_metrics=steps.update_metrics, call_loss=whole_batch.call_loss,
         call_losses=whole_batch.call_losses))
 
@@ -111,47 +109,7 @@ class Steps:
             sum_over_ranks(model.optimizer)
         if trains:
             self._say_assumption(model, by_itself)
-        cut_step = step.cutting(step_function, model, trains, trains and not by_itself, self._changes)
-        made: dict[tuple[bool, bool], Any] = {}
-        calls = 0 if trains and self._is_of_user(model) else None  # None if there is nothing to check
-
-        def function(iterator: Any) -> Any:
-            nonlocal calls
-            whole, on_batch = global_batch().whole, not isinstance(iterator, tf.data.Iterator)
-            # `evaluate` of each rank's part merges the metrics at its end: numbers of batches may differ.
-            is_shared = not running_calls().alone and (trains or whole or on_batch)
-            if (is_shared, whole) not in made:
-                made[is_shared, whole] = original(model, cut_step if is_shared else step_function)
-            source = iterator
-            if is_shared and calls is not None and not isinstance(iterator, tf.distribute.DistributedIterator):
-                calls += 1
-                if calls == _CHECKED_CALL:  # all layers are built
-                    calls = None
-                    batch = next(iterator)
-                    self._check(model, step_function, batch)
-                    source = itertools.chain([batch], iterator)
-            logs = _explained(made[is_shared, whole], source)
-            if is_shared and on_batch:  # of train_on_batch and test_on_batch
-                global_batch().require_same_batches()
-            return logs
-
-        return function
-
-    def _check(self, model: Any, step_function: Any, batch: Any) -> None:
-        """Check that the ranks' gradients combine to those of one process."""
-        states = [variable for metric in flat_metrics(model) for variable in metric.variables]
-        self._probe.check(model, step_function, step.whole(batch), states)
-
-    @staticmethod
-    def _is_of_user(model: Any) -> bool:
-        """Return whether the training step of a model, its computation of losses, a loss or a layer is the user's."""
-        owners: list[Any] = [next(base for base in type(model).__mro__ if method in vars(base))
-                  for method in ("train_step", "compute_loss")]
-        losses = tf.nest.flatten(getattr(model._compile_loss, "_user_loss", None))
-        owners += [loss if inspect.isfunction(loss) else type(loss) for loss in losses
-                   if loss is not None and not isinstance(loss, str)]
-        owners += [type(layer) for layer in model._flatten_layers() if layer is not model]
-        return not all(map(compat.is_of_keras, owners))
+        return StepFunction(original, model, step_function, trains, self._changes, self._probe)
 
     def _say_assumption(self, model: Any, by_itself: bool) -> None:
         """Say once for each class what is assumed about a training step or loss of the user."""
@@ -247,7 +205,6 @@ class Steps:
         return whole_batch.update_metrics(self._changes.current, original, metrics, *args, **kwargs)
 
 
-_CHECKED_CALL = 2
 _SUMS = ReductionOptions("the training step", op=Sum)
 
 
@@ -263,16 +220,6 @@ def cut_early(data: Any) -> None:
         data.replace(without_prefetching)
     elif global_batch().whole and (data.is_of_arrays or data.is_of_dataset):
         data.replace(lambda dataset: rebuilt(dataset, data.is_of_arrays))
-
-
-def _explained(function: Callable[[Any], Any], iterator: Any) -> Any:
-    """Call a training or test function; raise its assertion about batches as an error of hvkeras."""
-    try:
-        return function(iterator)
-    except tf.errors.InvalidArgumentError as error:
-        if CANNOT_CUT not in str(error):
-            raise
-        raise UsageError(explain(CANNOT_CUT, WRITE)) from None
 
 
 def _is_weight(source: Any) -> bool:

@@ -47,14 +47,28 @@ def packed(batch: Any) -> Packed | None:
     """Return the rows of a batch of a rebuilt pipeline; None for other batches."""
     if not isinstance(batch, dict) or _PACKED not in batch:
         return None
-    numbers = batch["numbers"]
-    block = Block(0, numbers["rows"], numbers["counted"], numbers["total"])
+    numbers, topology = batch["numbers"], current_session().topology
+    if "of" in batch:
+        block = bounds(int(batch["of"].shape[0]), topology.rank, topology.size)
+    else:
+        block = Block(0, numbers["rows"], numbers["counted"], numbers["total"])
     return Packed(batch[_PACKED], block, Mark(batch["mark"], batch["scale"]))
+
+
+def rows_in_spec(spec: Any) -> int | None:
+    """Return the number of rows of all batches of a dataset, given their type specification; None if it varies."""
+    if isinstance(spec, dict) and _PACKED in spec:
+        return int(spec["of"].shape[0]) if "of" in spec else None
+    shapes = [one.shape for one in tf.nest.flatten(spec) if getattr(getattr(one, "shape", None), "rank", None)]
+    found: int | None = shapes[0][0] if shapes else None
+    return found
 
 
 def _pack(rows: Any, block: Block, mark: Mark) -> dict[str, Any]:
     numbers = {name: tf.cast(getattr(block, name), tf.int64) for name in ("rows", "counted", "total")}
-    return {_PACKED: rows, "numbers": numbers, "mark": mark.value, "scale": mark.scale}
+    # A constant number of rows is a part of the type.
+    of = {"of": tf.zeros([block.total, 0], tf.int8)} if isinstance(block.total, int) else {}
+    return {_PACKED: rows, "numbers": numbers, "mark": mark.value, "scale": mark.scale, **of}
 
 
 def rebuilt(dataset: Any, of_arrays: bool) -> Any:
@@ -186,7 +200,7 @@ def _cut_elements(stage: Any) -> Any:
     is_full = drops or count == tf.data.INFINITE_CARDINALITY or count % size == 0
 
     def block_of(number: Any) -> Block:
-        total = tf.constant(size, tf.int64) if is_full else tf.minimum(count - number * size, size)
+        total = size if is_full else tf.minimum(count - number * size, size)
         return bounds(total, topology.rank, topology.size)
 
     def is_own(element: Any) -> Any:

@@ -63,7 +63,10 @@ class Probe:
             return
 
         entries = _collectives()
-        whole = self._run(step, batch, None, 0)
+        try:
+            whole = self._run(step, batch, None, 0)
+        except Exception:  # noqa: BLE001 - a step may fail eagerly, or on a few rows
+            return
         if _collectives() != entries:
             return  # the step knows of ranks
         again = self._run(step, batch, None, 1)
@@ -80,6 +83,27 @@ class Probe:
                     "gather what rows are compared by, embeddings = hvd.allgather(embeddings), in the loss; divide sums"
                     " over rows by the number of rows of the batch; or train on one process (docs/data-parallel.md)",
                     difference=f"{difference:.2g}"))
+
+    def fails(self, step: Callable[[Any], Any], batch: Any, rows: RowShare) -> bool:
+        """Return whether a step fails on this rank's rows, as it makes tensors of a constant number of rows.
+
+        The step runs eagerly and without an effect, except that it may build layers.
+
+        Args:
+            batch: This rank's rows.
+        """
+        numpy_state, seeds = np.random.get_state(), graphs.eager_seeds()
+        self.running = True
+        try:
+            with global_batch().computing(rows):
+                step(batch)
+        except (TypeError, ValueError, tf.errors.InvalidArgumentError):
+            return True
+        finally:
+            self.running = False
+            np.random.set_state(numpy_state)
+            graphs.set_eager_seeds(seeds)
+        return False
 
     def _run(self, step: Callable[[Any], Any], batch: Any, rows: RowShare | None, offset: int) -> list[tuple[str, Any]]:
         """Run the step without an effect, and return the gradients and the changes of states, by name."""

@@ -35,10 +35,20 @@ class Block:
     counted: Any
     total: Any
 
-    def share(self, trains: bool, reduces: bool) -> RowShare:
-        """Return the share of the rows for a step."""
+    @property
+    def is_static(self) -> bool:
+        """True if the numbers are integers, and this rank computes some of the rows."""
+        return isinstance(self.total, int) and self.rows != self.total
+
+    def share(self, trains: bool, reduces: bool, cuts_constants: bool = False) -> RowShare:
+        """Return the share of the rows for a step.
+
+        Args:
+            cuts_constants: Whether tensors of a constant number of rows are to be made for this rank's rows.
+        """
         share = tf.math.divide_no_nan(tf.cast(self.counted, tf.float64), tf.cast(self.total, tf.float64))
-        return RowShare(share, tf.convert_to_tensor(self.counted > 0), trains, reduces)
+        constants = (self.total, self.rows) if cuts_constants and self.is_static else None
+        return RowShare(share, tf.convert_to_tensor(self.counted > 0), trains, reduces, constants)
 
 
 def block_of(leaves: Sequence[Any], rank: int, size: int) -> Block | None:

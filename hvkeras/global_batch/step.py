@@ -12,12 +12,13 @@ import tensorflow as tf
 
 from hvkeras.collectives.operations import Sum
 from hvkeras.collectives.reductions import allgather, allreduce
-from hvkeras.collectives.row_share import global_batch
+from hvkeras.collectives.row_share import RowShare, global_batch
 from hvkeras.compat import graphs
 from hvkeras.global_batch.marks import mark_of
-from hvkeras.global_batch.pipelines import Packed, packed
-from hvkeras.global_batch.rows import Block, block_of, cut
+from hvkeras.global_batch.pipelines import Packed, packed, rows_in_spec
+from hvkeras.global_batch.rows import Block, block_of, bounds, cut
 from hvkeras.global_batch.states import Changes
+from hvkeras.global_batch.whole_batch import gathering_metrics
 from hvkeras.gradients.weighting import joining
 from hvkeras.job.session import current_session
 
@@ -30,7 +31,7 @@ class StepChanges:
 
 
 def cutting(step: Callable[[Any], Any], model: Any, trains: bool, reduces: bool, changes: StepChanges,
-            ) -> Callable[[Any], Any]:
+            cuts_constants: bool = False) -> Callable[[Any], Any]:
     """Return a training or test step that computes this rank's rows, and leaves the state of one process.
 
     Args:
@@ -38,6 +39,8 @@ def cutting(step: Callable[[Any], Any], model: Any, trains: bool, reduces: bool,
         trains: Whether it is a training step.
         reduces: Whether gradients are reduced where a tape computes them, since the step is the user's.
         changes: Gets the changes of variables while the step runs.
+        cuts_constants: Whether tensors that the step makes for a constant number of rows, that of the whole batch, are
+            made for this rank's rows.
     """
 
     @functools.wraps(step)
@@ -46,10 +49,10 @@ def cutting(step: Callable[[Any], Any], model: Any, trains: bool, reduces: bool,
         own = _own(batch)
         if own is None:
             return step(batch)
-        rows = own.block.share(trains, reduces)
+        rows = own.block.share(trains, reduces, cuts_constants)
         outer, changes.current = changes.current, Changes()
         try:
-            with global_batch().computing(rows):
+            with global_batch().computing(rows), gathering_metrics(model, changes.current):
                 logs = step(own.rows)
             return changes.current.merge(model, logs, rows, own.mark)
         finally:
@@ -91,6 +94,21 @@ def _own(batch: Any) -> Packed | None:
     leaves, topology = tf.nest.flatten(batch), current_session().topology
     block = block_of(leaves, topology.rank, topology.size)
     return None if block is None else Packed(cut(batch, block), block, mark_of(leaves))
+
+
+def constant_rows(iterator: Any) -> RowShare | None:
+    """Return the share of this rank's rows if all batches of an iterator have the same known number of rows."""
+    spec, topology = iterator.element_spec, current_session().topology
+    total = rows_in_spec(spec)
+    if total is None or not global_batch().whole or topology.size == 1:
+        return None
+    return bounds(total, topology.rank, topology.size).share(trains=True, reduces=True)
+
+
+def rows_of(batch: Any) -> Any:
+    """Return this rank's rows of a batch."""
+    own = _own(batch)
+    return batch if own is None else own.rows
 
 
 def _own_part(batch: Any) -> Packed | None:

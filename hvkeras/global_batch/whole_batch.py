@@ -8,15 +8,18 @@ combined from each rank's rows (`hvkeras.training.losses`, `hvkeras.global_batch
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
 
+from hvkeras import compat
 from hvkeras.collectives.reductions import allgather
 from hvkeras.collectives.row_share import RowShare, global_batch
 from hvkeras.compat import graphs
-from hvkeras.global_batch.states import Changes, is_undeclared
+from hvkeras.global_batch.states import Changes, flat_metrics, is_undeclared
 
 
 def update_mean(original: Callable[..., Any], metric: Any, values: Any, sample_weight: Any = None) -> Any:
@@ -54,6 +57,39 @@ def update_metrics(changes: Changes | None, original: Callable[..., Any], listed
             metric.update_state(*whole[:2], sample_weight=whole[2])
         changes.complete |= {id(variable) for variable in metric.variables}
     return None
+
+
+@contextlib.contextmanager
+def gathering_metrics(model: Any, changes: Changes) -> Iterator[None]:
+    """Enter a scope in which the metrics of users that a model tracks, and that cannot be merged, get all rows."""
+    with contextlib.ExitStack() as stack:
+        for metric in flat_metrics(model):
+            if is_undeclared(metric):
+                updated = functools.partial(_update_whole, changes, metric, metric.update_state)
+                stack.enter_context(compat.attribute(metric, "update_state", updated))
+        yield
+
+
+def _update_whole(changes: Changes, metric: Any, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    rows = global_batch().rows
+    if rows is None:
+        return original(*args, **kwargs)
+    args, kwargs = tf.nest.map_structure(lambda one: _gather(one, rows) if _rank_of(one) else one, (args, kwargs))
+    with global_batch().computing(None):
+        result = original(*args, **kwargs)
+    changes.complete |= {id(variable) for variable in metric.variables}
+    return result
+
+
+def make(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Make a tensor of a shape; where the step needs it, one with the rows of the batch gets this rank's rows."""
+    rows = global_batch().rows
+    shape = args[0] if args else kwargs.get("shape")
+    if rows is None or rows.constants is None or not isinstance(shape, (list, tuple)) or shape[:1] not in (
+            [rows.constants[0]], (rows.constants[0],)):
+        return original(*args, **kwargs)
+    own = (rows.constants[1], *shape[1:])
+    return original(own, *args[1:], **kwargs) if args else original(**{**kwargs, "shape": own})
 
 
 def call_loss(original: Callable[..., Any], loss: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
