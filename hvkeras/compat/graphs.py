@@ -260,7 +260,7 @@ def depends_on_data(tensor: Any) -> bool:
     """Return whether a tensor may differ between ranks with equal weights; True in eager mode, where it is unknown.
 
     It does if the graph under construction computes it from inputs of a function, from iterators, random numbers or
-    other state. The shapes of inputs do not count.
+    other state. Shapes of inputs do not count, and constants are taken as equal.
     """
     if not tf.is_symbolic_tensor(tensor):
         return True

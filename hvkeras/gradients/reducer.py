@@ -33,6 +33,7 @@ from hvkeras.collectives.operations import (
     shaped,
 )
 from hvkeras.collectives.reductions import grouped_allreduce
+from hvkeras.collectives.row_share import global_batch
 from hvkeras.compat import graphs
 from hvkeras.control.heartbeat import GRADIENTS
 from hvkeras.diagnostics import recorder, spans
@@ -145,10 +146,11 @@ class GradientReducer:
     def _has_same_rows(self, gradient: Any) -> bool:
         """Return whether a sparse gradient has the same rows on all ranks, such as that of an embedding of positions.
 
-        Its rows are then summed up, as in one process, instead of gathered.
+        Its rows are then summed up, as in one process, instead of gathered. Only scripts that know of no ranks have
+        equal constants on all of them.
         """
-        return (isinstance(gradient, tf.IndexedSlices) and self.shares is None and not self.exchange.sparse_as_dense
-                and not graphs.depends_on_data(gradient.indices))
+        return (isinstance(gradient, tf.IndexedSlices) and global_batch().rows is not None and self.shares is None
+                and not self.exchange.sparse_as_dense and not graphs.depends_on_data(gradient.indices))
 
     @property
     def _scaling(self) -> Scaling:
