@@ -136,7 +136,8 @@ def _unusable(name: str, processes: int, record: Record | None, data_parallel: b
         return (f"the script chose the backend {record.backend} itself: leave it out of hvd.init() and of the script's"
                 " arguments")
     if not len(record.stamps) and not record.no_steps and data_parallel:
-        return "no training step was seen: the script must train with fit or train_on_batch of Keras 3"
+        return ("no training step was seen that the ranks share: the script must train with fit or train_on_batch of"
+                " Keras 3, as a loop of its own is not divided")
     if not len(record.stamps) and not record.no_steps:
         return "no training step was seen: the script needs hvd.DistributedOptimizer or hvd.DistributedGradientTape"
     return ""
