@@ -161,9 +161,10 @@ def _run_with(flags: argparse.Namespace, hosts: Sequence[HostRanks], environment
     folder = Path(flags.output_filename).absolute() if flags.output_filename else None
     live = sys.stdout.isatty()
     command = flags.command
-    if flags.data_parallel and sum(len(host.ranks) for host in hosts) > 1:
+    has_several_ranks = sum(len(host.ranks) for host in hosts) > 1
+    if flags.data_parallel and (has_several_ranks or rank_process.is_recorded(settings)):
         command = rank_process.wrapped(command, not flags.no_private_folders)
-        environment = {**environment, rank_process.SWITCH: "on"}
+        environment = {**environment, **({rank_process.SWITCH: "on"} if has_several_ranks else {})}
     job = JobSpec(
         command=command,
         hosts=hosts,

@@ -50,6 +50,8 @@ def parser() -> argparse.ArgumentParser:
                         " processes, at least 2; several (1,2,4) give a scaling curve, the table shows the largest.")
     parser.add_argument("--backends", metavar="NAME,...", help="Backends, in order; the final weights are compared"
                         " with those of the first one. By default, all that work here.")
+    parser.add_argument("--data-parallel", action="store_true", help="Compare a Keras script for one process: several"
+                        " ranks share the work of each batch, one process trains as without hvkeras.")
     parser.add_argument("--shard-update", type=switches, default=(), metavar="on,off", help="Run backends with a"
                         " sharded update of the optimizer, without, or both; by default, as the script specifies.")
     parser.add_argument("--baseline", action=argparse.BooleanOptionalAction, default=True, help="Run on one process"
@@ -146,7 +148,8 @@ def comparison_of(flags: argparse.Namespace, display: ProgressDisplay, title: st
         names = [name + SHARED * is_shared for name in names for is_shared in flags.shard_update]
     problems = {(name, size): _problem(backend_of(name), size, hosts[size]) for size in several for name in names}
     folder = _folder(flags.out)
-    cores, environment = _cores_of_one(hosts[several[-1]])
+    # A script for one process uses all cores, also on one process.
+    cores, environment = ("", {}) if flags.data_parallel else _cores_of_one(hosts[several[-1]])
     jobs: list[Job] = [*problems, *([(ONE_PROCESS, 1)] if flags.baseline else [])]
     fewer = {job: environment for job in jobs if job[1] < several[-1]}
     trials = trials_of(jobs, flags, folder, fewer)
@@ -154,7 +157,7 @@ def comparison_of(flags: argparse.Namespace, display: ProgressDisplay, title: st
     with exiting_on_signals():
         results = Runs(trials, problems, flags, display).results()
     comparison = Comparison(title, several, flags.repeat, rows_of(results), cores, folder, began, time.time() - began,
-                            machine)
+                            machine, flags.data_parallel)
     results_file.write(comparison, folder)
     report.write(comparison, folder)
     return comparison

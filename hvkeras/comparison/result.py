@@ -90,7 +90,7 @@ class Result:
 
 
 def result(name: str, processes: int, records: Sequence[Record | None], printed: str,
-           difference: float | str | None = None) -> Result:
+           difference: float | str | None = None, data_parallel: bool = False) -> Result:
     """Return the result of a successful job.
 
     Args:
@@ -98,9 +98,10 @@ def result(name: str, processes: int, records: Sequence[Record | None], printed:
         records: The record of each rank, in rank order.
         printed: The standard output of rank 0.
         difference: See `Result`.
+        data_parallel: Whether it is a script for one process, with `--data-parallel`.
     """
     first = records[0] if records else None
-    reason = _unusable(name, processes, first)
+    reason = _unusable(name, processes, first, data_parallel)
     if reason or first is None:
         return Result(name, processes, reason)
     summary = Summary(Path(), processes, records, None, time_splits(records), ())
@@ -122,8 +123,11 @@ def backend_of(name: str) -> str:
     return "local" if name == ONE_PROCESS else name.removesuffix(SHARED)
 
 
-def _unusable(name: str, processes: int, record: Record | None) -> str:
+def _unusable(name: str, processes: int, record: Record | None, data_parallel: bool) -> str:
     """Return why a record does not describe the requested job; "" if it does."""
+    if record is None and data_parallel:
+        return ("rank 0 left no record: the Python process of the command must import Keras, and --out must be a folder"
+                " that all hosts share")
     if record is None:
         return "rank 0 left no record: the script must call hvd.init(), and --out must be a folder that all hosts share"
     if record.size != processes:
@@ -131,6 +135,9 @@ def _unusable(name: str, processes: int, record: Record | None) -> str:
     if name != ONE_PROCESS and backend_of(name) != record.backend:
         return (f"the script chose the backend {record.backend} itself: leave it out of hvd.init() and of the script's"
                 " arguments")
+    if not len(record.stamps) and not record.no_steps and data_parallel:
+        return ("no training step was seen that the ranks share: the script must train with fit or train_on_batch of"
+                " Keras 3, as a loop of its own is not divided")
     if not len(record.stamps) and not record.no_steps:
         return "no training step was seen: the script needs hvd.DistributedOptimizer or hvd.DistributedGradientTape"
     return ""

@@ -40,6 +40,7 @@ def document(comparison: Comparison) -> dict[str, Any]:
         "reference": reference_of(comparison.compared),
         "machine": dict(comparison.machine),
         "one_process": comparison.cores,
+        "data_parallel": comparison.data_parallel,
         "sentences": sentences(comparison),
         "rows": rows(comparison),
         "runs": [_without_nonfinite(_run(run)) for row in comparison.rows for run in row.runs],
@@ -54,7 +55,8 @@ def rows(comparison: Comparison) -> list[dict[str, Any]]:
 def _row(row: Row, comparison: Comparison) -> dict[str, Any]:
     return {
         "backend": row.name, "processes": row.processes, "runs": len(row.good), "failure": row.reason,
-        **_common_fields(row), "spread": row.spread, "scaling_efficiency": comparison.share(row),
+        **_common_fields(row), "spread": row.spread, "speed_up": comparison.speed_up(row),
+        "scaling_efficiency": comparison.share(row),
         **_step_parts(row.split), "steps_timed": sum(len(run.step_times) for run in row.good),
         "metrics": dict(row.good[0].metrics) if row.good else {}, "remarks": list(row.remarks),
     }

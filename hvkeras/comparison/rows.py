@@ -151,6 +151,7 @@ class Comparison:
         folder: The folder of the ranks' output.
         began: Start time in seconds since the epoch.
         machine: A description of this machine at the start.
+        data_parallel: Whether the script is one for one process, whose batches are those of all ranks.
     """
 
     command: str
@@ -162,6 +163,7 @@ class Comparison:
     began: float
     seconds: float
     machine: Mapping[str, Any] = field(default_factory=dict)
+    data_parallel: bool = False
 
     @property
     def processes(self) -> int:
@@ -188,13 +190,21 @@ class Comparison:
         """True if any run of a backend failed."""
         return any(run.reason for row in self.rows if row.name != ONE_PROCESS for run in row.runs)
 
-    def share(self, row: Row) -> float | None:
-        """Return the scaling efficiency: a row's samples per second, over its processes times those of one process.
+    def speed_up(self, row: Row) -> float | None:
+        """Return how many times as fast as one process a row trains; None if unknown.
 
-        None if unknown.
+        That is the ratio of the samples per second. With `data_parallel`, steps have the same samples on any number of
+        processes, so it is the ratio of the step times, also if samples are unknown.
         """
-        single = self.single.samples if self.single else None
-        return None if row.samples is None or not single else row.samples / (row.processes * single)
+        single = self.single
+        if single is not None and self.data_parallel:
+            return None if row.step is None or single.step is None else single.step[1] / row.step[1]
+        return None if single is None or row.samples is None or not single.samples else row.samples / single.samples
+
+    def share(self, row: Row) -> float | None:
+        """Return the scaling efficiency: the speed-up over the number of processes; None if unknown."""
+        speed_up = self.speed_up(row)
+        return None if speed_up is None else speed_up / row.processes
 
 
 def reference_of(rows: Sequence[Row | Result]) -> str:

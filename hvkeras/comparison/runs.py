@@ -37,9 +37,18 @@ def _trial(job: Job, number: int, flags: argparse.Namespace, folder: Path, envir
     output = folder.joinpath(*parts)
     arguments = ["-np", str(processes), "--backend", backend_of(name), "--output-filename", str(output)]
     arguments += ["-H", flags.hosts] if flags.hosts else []
+    arguments += ["--data-parallel"] if flags.data_parallel else []
     trial: Trial = flags.trial(name, processes, output, [*arguments, "--", *flags.command], {}, number)
     shares = {"HVKERAS_SHARD_UPDATE": str(int(name.endswith(SHARED)))} if flags.shard_update else {}
-    return replace(trial, environment={**os.environ, **environment, **shares, "HVKERAS_RECORD": str(trial.records)})
+    seed = {"PYTHONHASHSEED": _common_seed()} if flags.data_parallel else {}
+    return replace(trial, environment={**os.environ, **environment, **shares, **seed,
+                                       "HVKERAS_RECORD": str(trial.records)})
+
+
+def _common_seed() -> str:
+    """Return the seed of scripts for one process that set none, so that all jobs train on the same random numbers."""
+    chosen = os.environ.get("PYTHONHASHSEED", "")
+    return chosen if chosen.isdecimal() else "0"
 
 
 def _has_several_sizes(flags: argparse.Namespace) -> bool:
@@ -88,7 +97,7 @@ class Runs:
         else:
             self._seconds[job] = seconds
             records = [Record.read(trial.records, rank) for rank in range(trial.processes)]
-            found = result(*job, records, trial.printed(), self._difference(trial))
+            found = result(*job, records, trial.printed(), self._difference(trial), self._flags.data_parallel)
         if found.reason:
             self._failed.add(job)
         elif trial.name != ONE_PROCESS:

@@ -28,7 +28,8 @@ def cells(comparison: Comparison) -> tuple[list[str], list[list[str]], list[str]
     headers = ["backend", "step, ms\n(quartiles)", "samples\nper s"]
     headers[2:2] = ["spread"] if comparison.repeat > 1 else []
     if comparison.single is not None:
-        headers.append(f"share of\n{comparison.processes} x one\nprocess")
+        headers.append("speed-up\nover one\nprocess" if comparison.data_parallel else
+                       f"share of\n{comparison.processes} x one\nprocess")
     headers += ["accuracy", "loss", f"weights\nagainst\n{reference}" if reference else "weights"]
     headers += ["peak\nmemory,\nMB"] if _has_memory_column(comparison) else []
     reasons: dict[str, int] = {}
@@ -59,7 +60,8 @@ def _laid_out(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
 
 def scaling_cells(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
     """Return the cells of the table of rates by number of processes: the headers, and the rows."""
-    headers = ["samples per s\n(share) on", *(str(size) for size in comparison.sizes)]
+    relative = "speed-up" if comparison.data_parallel else "share"
+    headers = [f"samples per s\n({relative}) on", *(str(size) for size in comparison.sizes)]
     rows = []
     for name in dict.fromkeys(row.name for row in comparison.rows if row.name != ONE_PROCESS):
         own = {row.processes: row for row in comparison.rows if row.name == name}
@@ -68,8 +70,16 @@ def scaling_cells(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
 
 
 def _scaling_cell(comparison: Comparison, row: Row) -> str:
-    share = comparison.share(row)
-    return "failed" if row.reason else rate(row.samples) + (f" ({share:.0%})" if share is not None else "")
+    relative = _relative_speed(comparison, row)
+    return "failed" if row.reason else rate(row.samples) + (f" ({relative})" if relative else "")
+
+
+def _relative_speed(comparison: Comparison, row: Row) -> str:
+    """Return the speed-up over one process for scripts for one process, otherwise the share; "" if unknown."""
+    speed_up, share = comparison.speed_up(row), comparison.share(row)
+    if speed_up is None or share is None:
+        return ""
+    return f"{speed_up:.2f}" if comparison.data_parallel else f"{share:.0%}"
 
 
 def scaling_table(comparison: Comparison) -> Table:
@@ -82,8 +92,7 @@ def _cells(comparison: Comparison, row: Row, is_reference: bool, marks: str) -> 
     step = UNKNOWN if row.step is None else (f"{milliseconds(row.step[1])} ({milliseconds(row.step[0])}"
                                              f"-{milliseconds(row.step[2])})")
     spread = [NOT_APPLICABLE if row.spread is None else f"{row.spread:.0%}"] if comparison.repeat > 1 else []
-    share = comparison.share(row)
-    shares = [UNKNOWN if share is None else f"{share:.0%}"] if comparison.single is not None else []
+    shares = [_relative_speed(comparison, row) or UNKNOWN] if comparison.single is not None else []
     if row.difference is None:
         difference = NOT_APPLICABLE if is_reference or row.name == ONE_PROCESS else UNKNOWN
     else:
@@ -121,7 +130,10 @@ def explanations(comparison: Comparison) -> list[str]:
     if comparison.repeat > 1:
         lines.append("spread: between the medians of the slowest and of the fastest run, over the median step time")
     lines.append("samples: those of all ranks in a typical step, over the median step time")
-    if comparison.single is not None:
+    if comparison.single is not None and comparison.data_parallel:
+        lines.append("speed-up: step time of one process, which uses all cores, over that of the backend; steps have"
+                     " the same samples")
+    elif comparison.single is not None:
         cores = f" ({comparison.cores})" if comparison.cores else ""
         lines.append(f"share: samples per s over {comparison.processes} times those of one process{cores}")
     by_source: dict[str, list[str]] = {}
@@ -263,14 +275,23 @@ def bottleneck(comparison: Comparison) -> str:
     if not timed:
         return "What limits the job is not known, as no step was timed."
     fastest = timed[0]
-    share = comparison.share(fastest)
+    share, speed_up = comparison.share(fastest), comparison.speed_up(fastest)
     size = comparison.processes
-    efficiency = "" if share is None else (f"With {fastest.name}, the scaling efficiency on {size} processes"
-                                           f" is {share:.0%}{_slower(share * size)}. ")
+    if share is None or speed_up is None:
+        efficiency = ""
+    elif comparison.data_parallel:
+        efficiency = f"With {fastest.name}, {size} processes train {_times(speed_up)} one process. "
+    else:
+        efficiency = (f"With {fastest.name}, the scaling efficiency on {size} processes is {share:.0%}"
+                      f"{_slower(speed_up)}. ")
     first = fastest.good[0]
     limits = sorted(first.limits, key=lambda finding: finding.what == "pauses")  # last, as pauses are between the steps
     text = limit(first.splits, limits).replace(COMPARE, "")
     return (efficiency + text).strip() or "What limits the job is not known, as its step time could not be split."
+
+
+def _times(speed: float) -> str:
+    return f"{speed:.2f} times as fast as" if speed >= 0.995 else f"more slowly, at {speed:.2f} times the speed of"
 
 
 def _slower(speed: float) -> str:

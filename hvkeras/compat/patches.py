@@ -57,8 +57,9 @@ TRAINING, OPTIMIZERS, SCALED, RECORDING, TRACES, PASSES, ORDER = (
     "training", "optimizers", "scaled gradients", "recording", "elastic traces", "passes over data", "order of batches")
 STRATEGIES, STEPS, LOCAL, KERAS_2 = "strategies", "steps of strategies", "local assignment", "--as-horovod"
 GLOBAL_BATCH, FILES, DISTRIBUTION = "data parallel", "files of --data-parallel", "keras.distribution"
+ONE_RANK = "record of one rank"
 KEYS, SERVER, PEERS_SERVER = "keys of collectives", "server of tfdist", "server of hvkeras bench"
-_OF_A_JOB = (TRAINING, OPTIMIZERS, SCALED, RECORDING, PASSES, ORDER, GLOBAL_BATCH, FILES)
+_OF_A_JOB = (TRAINING, OPTIMIZERS, SCALED, RECORDING, PASSES, ORDER, GLOBAL_BATCH, FILES, ONE_RANK)
 
 
 @dataclass(frozen=True)
@@ -188,6 +189,17 @@ class GlobalBatchBehaviour:
     update_metrics: Callable[..., Any]
     call_loss: Callable[..., Any]
     call_losses: Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class OneRankBehaviour:
+    """Recording of optimizers that are not distributed.
+
+    Attributes:
+        apply: Wraps the application of gradients.
+    """
+
+    apply: Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -511,6 +523,9 @@ TABLE = (
           _OF_KERAS_PROCESSES, around("gradient"), "gradients"),
     Patch(GLOBAL_BATCH, ("keras.src.backend.tensorflow.optimizer:TFOptimizer.apply",), _KERAS,
           "names the line of a loop that is not distributed", _OF_KERAS_PROCESSES, around("apply"), "custom loops"),
+    Patch(ONE_RANK, ("keras.src.backend.tensorflow.optimizer:TFOptimizer.apply",), _KERAS,
+          "records the steps of optimizers that are not distributed", "a public hook around apply", around("apply"),
+          "the steps of one rank"),
     Patch(GLOBAL_BATCH, (f"{_FUNCTIONS}.polymorphic_function:Function.__call__",), _TENSORFLOW,
           "functions of users in a step become parts of it, since they may contain its gradients and losses",
           _OF_KERAS_PROCESSES, around("call_function"), "functions in steps"),

@@ -193,15 +193,25 @@ def _ranks_section(summary: Summary) -> Section:
     for rank, record in enumerate(summary.records):
         end = summary.end(rank)
         if record is None:
-            rows.append([f"rank {rank}", summary.host(rank) or "?", *["?"] * gpus, "?", "?", "?",
+            rows.append([f"rank {rank}", summary.host(rank) or "?", *["?"] * gpus, "?", "?", "?", "?",
                          _missing(summary, rank)])
             continue
         rows.append([f"rank {rank}", summary.host(rank), *[record.gpu or "none"] * gpus, record.pid,
-                     f"{record.first_step + len(record.stamps):,}", _size(record.peak_memory or None),
-                     "ended well" if end == WELL else end])
-    heads = ["", "host", *["GPU"] * gpus, "pid", "steps", "peak memory", "end"]
-    return Section("Ranks", table_html(heads, rows), "Peak memory is the maximum resident memory of the rank's process,"
-                   " without GPU memory.")
+                     f"{record.first_step + len(record.stamps):,}", _samples(summary, rank),
+                     _size(record.peak_memory or None), "ended well" if end == WELL else end])
+    heads = ["", "host", *["GPU"] * gpus, "pid", "steps", "samples", "peak memory", "end"]
+    return Section("Ranks", table_html(heads, rows), "Samples are the rows that the rank computed in training steps,"
+                   " and their share of those of all ranks. Peak memory is the maximum resident memory of the rank's"
+                   " process, without GPU memory.")
+
+
+def _samples(summary: Summary, rank: int) -> str:
+    """Return the samples of a rank, with their share of those of all ranks if there are several."""
+    own, everyone = summary.samples(rank), [summary.samples(other) for other in range(summary.size)]
+    known = [samples for samples in everyone if samples is not None]
+    if own is None:
+        return "?"
+    return f"{own:,}" + (f" ({own / sum(known):.0%})" if summary.size > 1 and len(known) == summary.size else "")
 
 
 def _missing(summary: Summary, rank: int) -> str:
@@ -266,7 +276,7 @@ def _rank_data(summary: Summary, rank: int) -> dict[str, Any]:
         "rank": rank, "host": summary.host(rank), "pid": None if record is None else record.pid,
         "recorded": record is not None, "ended": summary.end(rank),
         "steps": None if record is None else record.first_step + len(record.stamps),
-        "no_steps": "" if record is None else record.no_steps,
+        "samples": summary.samples(rank), "no_steps": "" if record is None else record.no_steps,
         "compile_seconds": None if record is None else record.compiling,
         "split": None if split is None else dataclasses.asdict(split),
         "peak_memory": None if record is None or not record.peak_memory else record.peak_memory,

@@ -131,6 +131,13 @@ class Summary:
             return record.host
         return self.outcome.hosts[rank] if self.outcome is not None else ""
 
+    def samples(self, rank: int) -> int | None:
+        """Return the samples that a rank has computed in training steps; None if unknown."""
+        record = self.records[rank]
+        if record is None or record.no_samples or not len(record.stamps):
+            return None
+        return int(record.stamps[-1, 1]) or None
+
     def name(self, rank: int) -> str:
         """Return a rank and its host, for messages."""
         return f"rank {rank} on {self.host(rank)}" if self.host(rank) else f"rank {rank}"

@@ -14,12 +14,14 @@ from hvkeras.collectives.operations import Sum
 from hvkeras.collectives.row_share import global_batch
 from hvkeras.compat import graphs, patches
 from hvkeras.control.location import call_site, innermost, is_library
+from hvkeras.diagnostics.recorder import recording
 from hvkeras.errors import UnsupportedError, explain
 from hvkeras.global_batch import files, noise, seeds, step, whole_batch
 from hvkeras.global_batch.functions import StepFunction
 from hvkeras.global_batch.pipelines import iterated, rebuilt, without_prefetching
 from hvkeras.global_batch.probe import Probe
 from hvkeras.gradients.optimizer import sum_over_ranks
+from hvkeras.gradients.optimizer_classes import distributed_part
 from hvkeras.gradients.options import ReductionOptions
 from hvkeras.gradients.reducer import GradientReducer
 from hvkeras.gradients.tape import sources_of
@@ -31,7 +33,7 @@ _FLAG = "--data-parallel"
 
 
 def start(is_whole: Callable[[], bool] | None = None) -> None:
-    """Start the mode for the rest of this process; nothing changes in a job of one rank.
+    """Start the mode for the rest of this process; in a job of one rank, only record the steps if a record is made.
 
     Args:
         is_whole: Returns whether every rank gets the whole batch; False if each gets its part of it already.
@@ -42,7 +44,11 @@ def start(is_whole: Callable[[], bool] | None = None) -> None:
     session = current_session()
     if is_whole is not None:
         global_batch().ask(is_whole)
-    if session.topology.size == 1 or global_batch().started:
+    if session.topology.size == 1:
+        if recording().is_on():
+            patches.install(patches.ONE_RANK, patches.OneRankBehaviour(_recorded))
+        return
+    if global_batch().started:
         return
     _require_keras()
     if session.settings.run_membership:
@@ -57,6 +63,14 @@ def start(is_whole: Callable[[], bool] | None = None) -> None:
                    " a rank's rows)" if session.settings.sync_batch_norm else "")
         rows = f"1/{session.topology.size} of the rows" if global_batch().whole else "its own part"
         say(f"data parallel: each rank computes {rows} of every batch{moments}")
+
+
+def _recorded(original: Callable[..., Any], optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
+    """Apply gradients on the only rank, and record the step."""
+    if distributed_part(optimizer) is None:  # that of a distributed optimizer is recorded already
+        variables = optimizer._trainable_variables if trainable_variables is None else trainable_variables
+        recording().step(list(grads), list(variables))
+    return original(optimizer, grads, trainable_variables)
 
 
 def _require_keras() -> None:

@@ -21,6 +21,7 @@ from hvkeras.collectives.operations import Sum
 from hvkeras.collectives.reductions import allreduce
 from hvkeras.collectives.row_share import RowShare, global_batch
 from hvkeras.compat import graphs
+from hvkeras.diagnostics.recorder import recording
 from hvkeras.errors import UsageError, explain
 from hvkeras.global_batch.rows import block_of, cut
 from hvkeras.job.session import current_session
@@ -95,7 +96,7 @@ class Probe:
         numpy_state, seeds = np.random.get_state(), graphs.eager_seeds()
         self.running = True
         try:
-            with global_batch().computing(rows):
+            with global_batch().computing(rows), recording().paused():
                 step(batch)
         except (TypeError, ValueError, tf.errors.InvalidArgumentError):
             return True
@@ -110,7 +111,7 @@ class Probe:
         self._gradients, self._states, self._offset = [], {}, offset
         self.running = True
         try:
-            with global_batch().computing(rows), _same_randomness():
+            with global_batch().computing(rows), _same_randomness(), recording().paused():
                 step(batch)
         finally:
             self.running = False

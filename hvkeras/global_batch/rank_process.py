@@ -46,7 +46,9 @@ def wrapped(command: Sequence[str], private_folders: bool) -> list[str]:
 
 
 def become(command: list[str], private_folders: bool) -> NoReturn:
-    """Replace this process by a command, with the environment of a rank; with one rank, with the current environment.
+    """Replace this process by a command, with the environment of a rank.
+
+    With one rank, the environment stays the same, except that the rank records what a report or comparison needs.
 
     Args:
         private_folders: As for `wrapped`.
@@ -61,6 +63,8 @@ def become(command: list[str], private_folders: bool) -> NoReturn:
         environ.update(_enter_folders(settings, launch, command, private_folders))
         if launch.rank and launch.launcher != hvkeras_run.LAUNCHER:  # `hvkeras run` only shows that of rank 0
             _mute(1)
+    elif is_recorded(settings):
+        environ = recorded(environ)
     try:
         os.execvpe(command[0], command, environ)
     except OSError as error:
@@ -70,6 +74,18 @@ def become(command: list[str], private_folders: bool) -> NoReturn:
         sys.exit(126 if isinstance(error, PermissionError) else 127)  # as shells do
 
 
+def is_recorded(settings: Settings) -> bool:
+    """Return whether ranks record their training, and therefore join a job even if it has only one rank."""
+    return bool(settings.record or settings.report or settings.trace_steps)
+
+
+def recorded(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment in which the only rank of a job calls `install()`, which makes it join the job."""
+    paths = [path for path in environ.get("PYTHONPATH", "").split(os.pathsep) if path and path != str(SITE)]
+    without = {name: value for name, value in environ.items() if name not in (SWITCH, _PROCESS, _FOLDERS)}
+    return {**without, "PYTHONPATH": os.pathsep.join([str(SITE), *paths])}
+
+
 def environment(environ: Mapping[str, str], seed: int) -> dict[str, str]:
     """Return an environment in which the first Python process of a rank calls `install()` at its start.
 
@@ -77,11 +93,8 @@ def environment(environ: Mapping[str, str], seed: int) -> dict[str, str]:
         environ: The environment to extend.
         seed: Seed of all random numbers that the script does not seed itself, unless PYTHONHASHSEED is a number.
     """
-    paths = [path for path in environ.get("PYTHONPATH", "").split(os.pathsep) if path and path != str(SITE)]
     chosen = environ.get(_HASH_SEED, "")
-    without = {name: value for name, value in environ.items() if name not in (_PROCESS, _FOLDERS)}
-    return {**without, "PYTHONPATH": os.pathsep.join([str(SITE), *paths]), SWITCH: "on",
-            _HASH_SEED: chosen if chosen.isdecimal() else str(seed)}
+    return {**recorded(environ), SWITCH: "on", _HASH_SEED: chosen if chosen.isdecimal() else str(seed)}
 
 
 def seed_of(settings: Settings, launch: Launch) -> int:
@@ -128,19 +141,22 @@ def _explain_folders(settings: Settings, folders: PrivateFolders | None) -> None
 def install() -> None:
     """Make this process do the same as those of other ranks, and make `import keras` join the job.
 
-    Random numbers of Python, NumPy and TensorFlow have the same seeds, and private folders are listed in the order of
-    the common ones.
+    Random numbers of Python, NumPy and TensorFlow have the same seeds, in a comparison also in its job of one rank.
+    Private folders are listed in the order of the common ones.
     """
-    process, seed = os.getpid(), int(os.environ[_HASH_SEED])
+    process = os.getpid()
     os.environ[_PROCESS] = str(process)
-    random.seed(seed)
 
     def after_import(module: str, function: Callable[[Any], None]) -> None:
         # Not in processes that were forked from this one.
         wrapt.register_post_import_hook(lambda found: function(found) if os.getpid() == process else None, module)
 
-    after_import("numpy.random", lambda found: found.seed(seed))
-    after_import("tensorflow", lambda found: found.random.set_seed(seed))
+    settings, chosen = Settings(), os.environ.get(_HASH_SEED, "")
+    if chosen.isdecimal() and (settings.data_parallel or settings.record):  # not for the report on one rank
+        seed = int(chosen)
+        random.seed(seed)
+        after_import("numpy.random", lambda found: found.seed(seed))
+        after_import("tensorflow", lambda found: found.random.set_seed(seed))
     after_import("tf_keras", _refuse_tf_keras)
     after_import("keras.src.backend.config", _require_tensorflow)
     after_import("keras", _start)

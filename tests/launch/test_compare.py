@@ -103,6 +103,40 @@ def check_report(out: Path, found: dict[str, list[str]]) -> None:
     assert all(run["compile_seconds"] > 0 for run in written["runs"])
 
 
+FOR_ONE_PROCESS = """
+import keras
+import numpy as np
+
+x = np.random.rand(148, 4).astype("float32")
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+model.fit(x, x.sum(axis=1), batch_size=37, epochs=4, verbose=0)
+print("loss:", model.evaluate(x, x.sum(axis=1), verbose=0))
+"""
+
+
+def test_a_script_for_one_process_is_compared_with_itself(tmp_path: Path) -> None:
+    (tmp_path / "plain.py").write_text(FOR_ONE_PROCESS)
+    done = compare(["--data-parallel", "--backends", "native,tfdist", sys.executable, "plain.py"], tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    written = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert written["data_parallel"] and " on 2 processes" in done.stdout and "speed-up" in done.stdout
+    assert [(row["backend"], row["steps_timed"]) for row in written["rows"]] == [
+        ("native", 10), ("tfdist", 10), ("one process", 10)]
+    single = written["rows"][-1]
+    for row in written["rows"]:
+        assert row["samples_per_s"] == pytest.approx(1000 * 37 / row["step_ms"])  # those of all ranks together
+        assert row["speed_up"] == pytest.approx(single["step_ms"] / row["step_ms"])
+        assert row["scaling_efficiency"] == pytest.approx(row["speed_up"] / row["processes"])
+        assert row["loss"] == pytest.approx(single["loss"], rel=1e-4)  # on data that the script does not seed
+    for name, shares in (("native", [19, 18]), ("tfdist", [19, 18]), ("one-process", [37])):
+        for rank, samples in enumerate(shares):
+            record = Record.read(tmp_path / "out" / name / "record", rank)
+            assert record is not None
+            assert np.diff(record.stamps[:, 1], prepend=0).tolist() == [samples] * 16
+    assert (tmp_path / "out" / "native" / "stdout").read_text().count("loss:") == 1
+
+
 @pytest.mark.nightly
 def test_rounds_and_sizes_give_spreads_and_a_table_of_sizes(tmp_path: Path) -> None:
     done = compare(["-np", "2,3", "--repeat", "2", "--backends", "native", "--verbose", "--no-baseline",

@@ -113,6 +113,27 @@ def test_a_killed_rank_leaves_a_report_that_says_so(tmp_path: Path) -> None:
     assert "or was killed" in data(folder)["ranks"][1]["ended"]
 
 
+@pytest.mark.parametrize("samples", [["300 (50%)", "300 (50%)"], pytest.param(["600"], marks=pytest.mark.slow)])
+def test_a_report_shows_that_ranks_share_the_work_of_a_script(samples: list[str], tmp_path: Path) -> None:
+    code = """
+import keras
+import numpy as np
+
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+model.fit(np.ones((300, 4)), np.ones(300), batch_size=30, epochs=2, verbose=0)
+model.evaluate(np.ones((300, 4)), np.ones(300), verbose=0)
+"""
+    arguments = ["--data-parallel", "--report", "-np", str(len(samples))]
+    done = run([*arguments, sys.executable, "-c", code], tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = data(tmp_path / "hvkeras-report")["ranks"]
+    assert [(rank["steps"], rank["samples"], rank["ended"]) for rank in found] == [
+        (20, 600 // len(samples), WELL)] * len(samples)
+    page = (tmp_path / "hvkeras-report" / "report.html").read_text()
+    assert all(f">{text}<" in page for text in samples)
+
+
 def test_a_folder_without_records_is_an_error(tmp_path: Path) -> None:
     done = run(["nothing"], tmp_path, command="report")
     assert done.returncode == 1 and "needs the records of ranks" in done.stderr

@@ -239,6 +239,18 @@ def test_the_share_is_of_so_many_times_one_process() -> None:
     assert [line[5 if line[0] == "one" else 4] for line in lines[-2:]] == ["54%", "100%"]
 
 
+def test_a_script_for_one_process_is_as_many_times_as_fast() -> None:
+    made = replace(comparison([RESULTS[0], replace(SINGLE, samples_in_step=None, step_times=(0.0224,) * 5)]),
+                   data_parallel=True)
+    text, _ = table(made)
+    found, single = (line.split() for line in drawn(text, 80)[-2:])
+    assert (found[4], single[5]) == ("1.50", "1.00")
+    assert (made.speed_up(made.rows[0]), made.share(made.rows[0])) == pytest.approx((0.0224 / 0.0149, 0.0112 / 0.0149))
+    assert "With horovod, 2 processes train 1.50 times as fast as one process." in sentences(made)[2]
+    slower = replace(made, rows=(made.rows[0], replace(made.rows[1], runs=(SINGLE,))))
+    assert "train more slowly, at 0.67 times the speed of one process." in sentences(slower)[2]
+
+
 def test_without_a_baseline_there_is_no_share() -> None:
     lines = shown(RESULTS[:3], 80)
     assert not any("share" in line or "one process" in line for line in lines)
