@@ -46,12 +46,12 @@ class StepFunction:
 
     def __call__(self, iterator: Any) -> Any:
         """Run one or several steps, and return the logs of the last one."""
-        on_batch = not isinstance(iterator, tf.data.Iterator)
+        on_batch = not isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator))
         # `evaluate` of each rank's part merges the metrics at its end: numbers of batches may differ.
         if running_calls().alone or not (self._trains or global_batch().whole or on_batch):
             return self._run(iterator, cuts=False)
         batches = list(iterator) if on_batch else iterator
-        if self._is_first and not on_batch and (own := step.constant_rows(iterator)) is not None:
+        if self._is_first and isinstance(iterator, tf.data.Iterator) and (own := step.constant_rows(iterator)) is not None:
             batches = list(self._next(iterator))
             self._cuts_constants = self._probe.fails(self._step, step.rows_of(batches[0]), own)
         self._is_first = False

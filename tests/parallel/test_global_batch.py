@@ -12,7 +12,7 @@ from harness import Outcome
 
 WORKER = Path(__file__).parent / "workers" / "global_batch.py"
 SAME = ("arrays", "masks", "reductions", "losses_and_metrics_of_users", "structures", "py_datasets_and_eager_steps",
-        "zipped_batches", "steps_of_users", "equal_rows_of_embeddings")
+        "zipped_batches", "steps_of_users", "constant_batch_sizes", "equal_rows_of_embeddings")
 MAPPED_BY_OWNERS = ("map", "map before shuffle", "zipped elements", "table", "cache")
 REFUSED = {
     "fixed batch": "a model must take any number of rows",

@@ -270,6 +270,54 @@ def steps_of_users() -> list[float]:
     return found + [float(one) for weight in model.weights for one in np.ravel(weight)]
 
 
+class OfSixteen(keras.Sequential):
+    """Steps for batches of 16 rows, with a metric of the user that compares rows."""
+
+    class Products(keras.metrics.Metric):
+        def __init__(self) -> None:
+            super().__init__(name="products")
+            self.mean = keras.metrics.Mean()
+
+        def update_state(self, one: Any, other: Any) -> None:
+            self.mean.update_state(ops.mean(ops.square(ops.matmul(one, ops.transpose(other)))))
+
+        def result(self) -> Any:
+            return self.mean.result()
+
+    def __init__(self) -> None:
+        super().__init__([keras.Input((6,)), layers.Dense(6)])
+        self.products, self.tracker = self.Products(), keras.metrics.Mean(name="tracker")
+
+    @property
+    def metrics(self) -> list[Any]:
+        return [self.tracker, self.products]
+
+    def train_step(self, data: Any) -> Any:
+        noise = 0.0 * keras.random.normal((16, 6))
+        with tf.GradientTape() as tape:
+            loss = ops.mean(ops.abs(self(data + noise) * ops.ones((16, 1)) - 1.0))
+        weights = self.trainable_weights
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        self.tracker.update_state(loss)
+        return {"tracker": self.tracker.result()}
+
+    def test_step(self, data: Any) -> Any:
+        self.products.update_state(data, self(data + 0.0 * keras.random.normal((16, 6))))
+        return {"products": self.products.result()}
+
+
+@check
+def constant_batch_sizes() -> list[float]:
+    found = []
+    for map_elements in (False, True):
+        dataset = tf.data.Dataset.from_tensor_slices(X)
+        dataset = (dataset.map(lambda row: row * 1.0) if map_elements else dataset).batch(16, drop_remainder=True)
+        model = OfSixteen()
+        model.compile("adam")
+        found += trained(model, dataset, validation_data=dataset)
+    return found
+
+
 @check
 def equal_rows_of_embeddings() -> list[float]:
     """An embedding of positions: its gradient has the same rows on all ranks."""
