@@ -51,7 +51,8 @@ class StepFunction:
         if running_calls().alone or not (self._trains or global_batch().whole or on_batch):
             return self._run(iterator, cuts=False)
         batches = list(iterator) if on_batch else iterator
-        if self._is_first and isinstance(iterator, tf.data.Iterator) and (own := step.constant_rows(iterator)) is not None:
+        own = step.constant_rows(iterator) if self._is_first and isinstance(iterator, tf.data.Iterator) else None
+        if own is not None:
             batches = list(self._next(iterator))
             self._cuts_constants = self._probe.fails(self._step, step.rows_of(batches[0]), own)
         self._is_first = False

@@ -108,6 +108,7 @@ def _shared_digest(settings: Settings, launch: Launch) -> str:
     return hashlib.sha256(shared.encode()).hexdigest()
 
 
+_OF_IMPORTS = ("importlib", "_frozen_importlib", "_frozen_importlib_external", "wrapt", "horovod")
 # Settings with paths that all ranks must see.
 _COMMON_PATHS = ("elastic_dir", "record", "rendezvous_dir", "report", "run_cause", "timeline", "trace_file")
 
@@ -158,6 +159,7 @@ def install() -> None:
         after_import("numpy.random", lambda found: found.seed(seed))
         after_import("tensorflow", lambda found: found.random.set_seed(seed))
     after_import("tf_keras", _refuse_tf_keras)
+    after_import("horovod", _refuse_horovod)
     after_import("keras.src.backend.config", _require_tensorflow)
     after_import("keras", _start)
     entered = folders()
@@ -253,6 +255,20 @@ def _start(_: Any) -> None:
             raise UsageError(explain(f"Only one Python process of each rank can import Keras under {FLAG}",
                                      f"run the scripts one after the other, each with hvkeras run {FLAG}")) from None
     resolve_name("hvkeras.startup:data_parallel")()  # by name, since that package is above this one
+
+
+def _refuse_horovod(_: Any) -> None:
+    """Refuse a script that imports Horovod; the backend of that name may do so."""
+    frame: Any = sys._getframe(1)
+    while _module_of(frame).partition(".")[0] in _OF_IMPORTS or _module_of(frame) == __name__:
+        frame = frame.f_back
+    if not _module_of(frame).startswith("hvkeras."):
+        raise UsageError(explain(f"{FLAG} is for scripts that are written for one process", "run a script for Horovod"
+                                 " with --as-horovod instead, or remove its lines of Horovod", imports="horovod"))
+
+
+def _module_of(frame: Any) -> str:
+    return "" if frame is None else str(frame.f_globals.get("__name__", ""))
 
 
 def _refuse_tf_keras(_: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import importlib.util
 import io
 import json
 import os
@@ -131,6 +132,16 @@ def test_the_error_of_a_rank_and_its_exit_code_arrive(work: Path) -> None:
     assert os.listdir(work.parent / "temporary") == []
     assert started(["-np", "2", sys.executable, "-c", "import sys; sys.exit(7)"], work).returncode == 7
     assert started(["-np", "2", "nowhere"], work).returncode == 127
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="needs Horovod")
+def test_a_script_for_horovod_is_refused(work: Path) -> None:
+    done = started(["-np", "2", sys.executable, "-c", "import horovod.tensorflow as hvd; hvd.init()"], work)
+    assert done.returncode == 1
+    assert "scripts that are written for one process. Received: imports='horovod'. HINT: run a script" in done.stderr
+    trains = "import keras; keras.ops.ones(1)"
+    assert started(["-np", "2", "--backend", "horovod", sys.executable, "-c", trains], work).returncode == 0
 
 
 def test_what_a_killed_job_leaves_is_removed_by_the_next_one(work: Path) -> None:
