@@ -115,6 +115,7 @@ print("loss:", model.evaluate(x, x.sum(axis=1), verbose=0))
 """
 
 
+@pytest.mark.slow
 def test_a_script_for_one_process_is_compared_with_itself(tmp_path: Path) -> None:
     (tmp_path / "plain.py").write_text(FOR_ONE_PROCESS)
     done = compare(["--data-parallel", "--backends", "native,tfdist", sys.executable, "plain.py"], tmp_path)

@@ -85,7 +85,7 @@ EXPECTED = {
     # GradientTape and apply_gradients outside of fit
     "custom_loop": Expected("named", words=(r"a training loop of this script is not distributed .*custom_loop\.py",)),
 }
-QUICK = ("mnist_convnet", "vae")
+QUICK = ("mnist_convnet",)
 EXACT = {"NOISE": "off", "FLOAT64": "1"}
 ROUNDED = {"NOISE": "off"}
 
@@ -196,7 +196,7 @@ def test_with_noise_all_is_there(script: str, ranks: int, one_process: Callable[
     require_same_output(job, alone)
 
 
-@pytest.mark.parametrize("script", [pytest.param(name, marks=() if name == QUICK[0] else pytest.mark.nightly)
+@pytest.mark.parametrize("script", [pytest.param(name, marks=pytest.mark.slow if name == QUICK[0] else pytest.mark.nightly)
                                     for name in EXPECTED])
 def test_one_process_repeats_itself_and_a_small_change_is_noticed(script: str, one_process: Callable[..., Outcome],
                                                                   ) -> None:

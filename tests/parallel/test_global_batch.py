@@ -11,8 +11,10 @@ import pytest
 from harness import Outcome
 
 WORKER = Path(__file__).parent / "workers" / "global_batch.py"
-SAME = ("arrays", "masks", "reductions", "losses_and_metrics_of_users", "structures", "py_datasets_and_eager_steps",
-        "zipped_batches", "steps_of_users", "constant_batch_sizes", "equal_rows_of_embeddings")
+SLOW = ("masks", "reductions", "structures", "py_datasets_and_eager_steps", "zipped_batches", "constant_batch_sizes",
+        "equal_rows_of_embeddings")
+SAME = ("arrays", "losses_and_metrics_of_users", "steps_of_users",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW))
 MAPPED_BY_OWNERS = ("map", "map before shuffle", "zipped elements", "table", "cache")
 REFUSED = {
     "fixed batch": "a model must take any number of rows",
@@ -46,6 +48,7 @@ def test_training_is_that_of_one_process(check: str, outcome: Outcome, alone: Ou
         np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-8)
 
 
+@pytest.mark.slow
 def test_pipelines_give_what_they_give_one_process(outcome: Outcome, alone: Outcome) -> None:
     [expected] = alone.results("pipelines")
     for found in outcome.results("pipelines"):
@@ -65,6 +68,7 @@ def test_elements_are_mapped_by_the_rank_that_computes_them(outcome: Outcome) ->
         assert [each[name] for each in found] == [None] * len(found)
 
 
+@pytest.mark.slow
 def test_steps_of_users_are_checked(outcome: Outcome, alone: Outcome) -> None:
     [expected] = alone.results("steps_that_are_checked")
     for found in outcome.results("steps_that_are_checked"):
