@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 from collections.abc import Callable
@@ -121,6 +122,8 @@ class Steps:
             _require_plain(model)
         if trains and by_itself and model.optimizer is not None:
             sum_over_ranks(model.optimizer)
+            if compat.is_built(model):  # otherwise, the first trace of the step does, and another one follows
+                compat.build_optimizer(model.optimizer, model.trainable_variables)
         if trains:
             self._say_assumption(model, by_itself)
         return StepFunction(original, model, step_function, trains, self._changes, self._probe)
@@ -209,8 +212,7 @@ class Steps:
     def call_function(self, original: Callable[..., Any], function: Any, *args: Any, **kwargs: Any) -> Any:
         """Call a `tf.function`; one of the user becomes a part of the step, as it may compute its gradients."""
         in_step = global_batch().rows is not None or self._probe.running
-        if not in_step or graphs.is_compiled(function) or is_library(
-                inspect.unwrap(function.python_function).__code__.co_filename):
+        if not in_step or graphs.is_compiled(function) or not _is_of_user(function.python_function):
             return original(function, *args, **kwargs)
         return graphs.inlined(function, *args, **kwargs)
 
@@ -234,6 +236,15 @@ def cut_early(data: Any) -> None:
         data.replace(without_prefetching)
     elif global_batch().whole and (data.is_of_arrays or data.is_of_dataset):
         data.replace(lambda dataset: rebuilt(dataset, data.is_of_arrays))
+
+
+def _is_of_user(function: Any) -> bool:
+    """Return whether a function is defined by the user, and not in a library."""
+    function = inspect.unwrap(function)
+    if isinstance(function, functools.partial):
+        return _is_of_user(function.func)
+    code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
+    return code is not None and not is_library(code.co_filename)
 
 
 def _is_weight(source: Any) -> bool:

@@ -1,10 +1,10 @@
 """`tf.data` pipelines in which each rank computes its rows only: batches are cut before their elements are mapped.
 
 A pipeline such as `paths.shuffle(1000).map(load).batch(32).prefetch(1)` is rebuilt. Every rank reads and shuffles all
-elements, but maps only those that it computes: `elements.enumerate().filter(own).map(load).batch(16).prefetch(1)`. A
-map before a shuffle is moved behind it, which changes nothing if its result depends on its element only. All of this
-is done only where it is provably the same: for known stages, functions without state, and batches whose numbers of
-rows are known. Other pipelines stay as they are, and the step cuts their batches.
+elements, but maps only those that it computes: `paths.shuffle(1000).batch(32).map(cut).unbatch().map(load).batch(16)
+.prefetch(1)`. A map before a shuffle is moved behind it, which changes nothing if its result depends on its element
+only. All of this is done only where it is provably the same: for known stages, functions without state, and elements
+of equal shapes. Other pipelines stay as they are, and the step cuts their batches.
 
 The batches of a rebuilt pipeline are packed with their numbers of rows, see `Packed`.
 """
@@ -47,12 +47,12 @@ def packed(batch: Any) -> Packed | None:
     """Return the rows of a batch of a rebuilt pipeline; None for other batches."""
     if not isinstance(batch, dict) or _PACKED not in batch:
         return None
-    numbers, topology = batch["numbers"], current_session().topology
+    topology = current_session().topology
     if "of" in batch:
         block = bounds(int(batch["of"].shape[0]), topology.rank, topology.size)
     else:
-        block = Block(0, numbers["rows"], numbers["counted"], numbers["total"])
-    return Packed(batch[_PACKED], block, Mark(batch["mark"], batch["scale"]))
+        block = Block(0, *tf.unstack(batch["numbers"]))
+    return Packed(batch[_PACKED], block, Mark(*tf.unstack(batch["mark"])))
 
 
 def rows_in_spec(spec: Any) -> int | None:
@@ -65,10 +65,11 @@ def rows_in_spec(spec: Any) -> int | None:
 
 
 def _pack(rows: Any, block: Block, mark: Mark) -> dict[str, Any]:
-    numbers = {name: tf.cast(getattr(block, name), tf.int64) for name in ("rows", "counted", "total")}
-    # A constant number of rows is a part of the type.
-    of = {"of": tf.zeros([block.total, 0], tf.int8)} if isinstance(block.total, int) else {}
-    return {_PACKED: rows, "numbers": numbers, "mark": mark.value, "scale": mark.scale, **of}
+    if isinstance(block.total, int):  # a constant number of rows is a part of the type
+        numbers = {"of": tf.zeros([block.total, 0], tf.int8)}
+    else:
+        numbers = {"numbers": tf.stack([tf.cast(one, tf.int64) for one in (block.rows, block.counted, block.total)])}
+    return {_PACKED: rows, "mark": tf.stack([mark.value, mark.scale]), **numbers}
 
 
 def rebuilt(dataset: Any, of_arrays: bool) -> Any:
@@ -179,75 +180,59 @@ def _cut_indices(stage: Any) -> Any:
     function, topology = stage._map_func._func, current_session().topology
 
     def gathered(indices: Any, arrays: Any) -> Any:
-        total = tf.shape(indices, tf.int64)[0]
+        total = tf.shape(indices, tf.int64)[0] if indices.shape[0] is None else indices.shape[0]
         block = bounds(total, topology.rank, topology.size)
-        return _pack(function(cut(indices, block), arrays), block, mark_of([indices]))
+        # In another order, the first index of some batch is another one.
+        mark = Mark(tf.cast(indices[0], tf.float64), tf.constant(1.0, tf.float64))
+        return _pack(function(cut(indices, block), arrays), block, mark)
 
     return sources[0].map(gathered, num_parallel_calls=tf.data.AUTOTUNE)
 
 
 def _cut_elements(stage: Any) -> Any:
     """Map and batch this rank's elements only."""
-    source = pipeline.inputs(stage)[0]
-    lazy, count, size = _lazy(source), int(source.cardinality()), int(stage._batch_size)
-    if not lazy.functions or count == tf.data.UNKNOWN_CARDINALITY:
+    lazy, size = _lazy(pipeline.inputs(stage)[0]), int(stage._batch_size)
+    elements = lazy.dataset
+    if not lazy.functions or not _have_equal_shapes(elements.element_spec):
         return None
-    topology, drops = current_session().topology, bool(stage._drop_remainder)
-    if drops and count != tf.data.INFINITE_CARDINALITY:
-        count = count // size * size
-    if not count:
-        return None
-    is_full = drops or count == tf.data.INFINITE_CARDINALITY or count % size == 0
+    count, batches = int(elements.cardinality()), int(stage.cardinality())
+    is_full = stage._drop_remainder or count == tf.data.INFINITE_CARDINALITY or (count >= 0 and count % size == 0)
+    topology, is_tuple = current_session().topology, isinstance(elements.element_spec, tuple)
 
-    def block_of(number: Any) -> Block:
-        total = size if is_full else tf.minimum(count - number * size, size)
-        return bounds(total, topology.rank, topology.size)
+    def cut_batch(*batch: Any) -> Any:
+        value = batch if is_tuple else batch[0]
+        leaves = tf.nest.flatten(value)
+        total = size if is_full else tf.shape(leaves[0], tf.int64)[0]
+        block, mark = bounds(total, topology.rank, topology.size), mark_of(leaves)
+        about = {"mark": tf.stack([mark.value, mark.scale])}
+        if not is_full:
+            about["total"] = total
+        return cut(value, block), tf.nest.map_structure(
+            lambda one: tf.broadcast_to(one, tf.concat([[block.rows], tf.cast(tf.shape(one), tf.int64)], 0)), about)
 
-    def is_own(element: Any) -> Any:
-        block, position = block_of(element["index"] // size), element["index"] % size
-        return tf.logical_and(position >= block.start, position < block.start + block.rows)
+    def mapped(element: Any, about: Any) -> Any:
+        return lazy.compute(element), about
 
-    def mapped(element: Any) -> Any:
-        return {**element, "element": lazy.compute(element["element"])}
+    def pack(rows: Any, about: Any) -> Any:
+        block = bounds(size if is_full else about["total"][0], topology.rank, topology.size)
+        return _pack(rows, block, Mark(*tf.unstack(about["mark"][0])))
 
-    def pack(batch: Any) -> Any:
-        block = block_of(batch["index"][0] // size)
-        return _pack(batch["element"], block, Mark(batch["mark"][0], batch["scale"][0]))
-
-    elements = lazy.dataset if count == tf.data.INFINITE_CARDINALITY else lazy.dataset.take(count)
-    rows = max(1, _static(bounds(size, topology.rank, topology.size).rows))
-    own = _marked(elements, size).filter(is_own)
+    rows = bounds(size, topology.rank, topology.size).rows
+    own = elements.batch(size, drop_remainder=is_full).map(cut_batch).unbatch()
     with drawing_for_rank():
         own = own.map(mapped, num_parallel_calls=tf.data.AUTOTUNE if lazy.in_parallel else None)
     result = own.batch(rows, drop_remainder=is_full).map(pack)
-    batches = tf.data.INFINITE_CARDINALITY if count == tf.data.INFINITE_CARDINALITY else -(-count // size)
-    result = result.apply(tf.data.experimental.assert_cardinality(batches)).with_options(stage.options())
+    if batches != tf.data.UNKNOWN_CARDINALITY:
+        result = result.apply(tf.data.experimental.assert_cardinality(batches))
+    result = result.with_options(stage.options())
     return result if _is_same(result.element_spec[_PACKED], stage.element_spec) else None
 
 
-def _static(number: Any) -> int:
-    return int(number if isinstance(number, int) else number.numpy())
-
-
-def _marked(elements: Any, size: int) -> Any:
-    """Return elements with their indices, and the mark of all batches before their own."""
-
-    def mark(index: Any, value: Any) -> Any:
-        own = mark_of(tf.nest.flatten(value))
-        return {"index": index, "element": value, "mark": own.value, "scale": own.scale}
-
-    def accumulate(state: Any, element: Any) -> Any:
-        value, scale, value_before, scale_before = state
-        is_first = element["index"] % size == 0
-        before = (tf.where(is_first, value, value_before), tf.where(is_first, scale, scale_before))
-        # Elements in another order give another sum.
-        factor = 1.0 + tf.cast(element["index"] % 1009, tf.float64) / 1009.0
-        state = (value + factor * element["mark"], scale + factor * element["scale"], *before)
-        return state, {**element, "mark": before[0], "scale": before[1]}
-
-    enumerated = elements.enumerate().map(mark)
-    zero = tf.constant(0.0, tf.float64)
-    return enumerated.scan((zero, zero, zero, zero), accumulate)
+def _have_equal_shapes(spec: Any) -> bool:
+    """Return whether elements can be batched: all have the same shapes, which are known."""
+    leaves = tf.nest.flatten(spec)
+    return bool(leaves) and all(type(leaf) is tf.TensorSpec and leaf.shape.is_fully_defined()
+                                and leaf.dtype not in (tf.variant, tf.resource) for leaf in leaves)
 
 
 @dataclass(frozen=True)
@@ -257,7 +242,7 @@ class _Lazy:
     Attributes:
         functions: Functions to map them by, in order; each takes and returns an element.
         in_parallel: Whether the user maps in parallel.
-        keeps_state: Whether a function draws random numbers, so that its elements must keep their order.
+        draws: Whether a function draws random numbers, so that its elements must keep their order.
     """
 
     dataset: Any

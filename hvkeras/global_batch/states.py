@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
@@ -58,27 +59,16 @@ class Changes:
         rules = self._rules(model)
         self._reduce_extremes(rules, rows)
         sources = _Sources(model, self._before, logs)
-        sums = _Sums()
+        sums = _Sums(rows)
         for identity, (variable, before) in self._before.items():
             rule = rules.get(identity, "")
-            if not rule:
-                continue
-            now = tf.convert_to_tensor(variable.value)
-            if rule == "sum":
-                change = rows.counted(tf.cast(now, tf.float64) - tf.cast(before, tf.float64))
-                sums.add(change, _adding(variable, before))
-            elif rule == "first":
-                first = tf.cast(current_session().topology.rank == 0, tf.float64)
-                sums.add(tf.cast(now, tf.float64) * first, _assigning(variable))
-            elif rule == "mean":
-                sums.add(rows.times_share(rows.counted(tf.cast(now, tf.float64))), _assigning(variable))
-        averaged = sources.other_numbers()
+            if rule in ("sum", "first", "mean"):
+                sums.add(rule, tf.convert_to_tensor(variable.value), variable.assign, before)
         values: dict[int, Any] = {}
-        for index, value in averaged.items():
-            sums.add(rows.times_share(rows.counted(tf.cast(value, tf.float64))), functools.partial(
-                values.__setitem__, index))
+        for index, value in sources.other_numbers().items():
+            sums.add("mean", value, functools.partial(values.__setitem__, index))
         if mark is not None:
-            sums.add(mark.value, mark.compare)
+            sums.add("mark", mark.value, mark.compare)
         sums.reduce()
         return sources.logs(values)
 
@@ -102,41 +92,78 @@ class Changes:
                     variable.assign(allreduce(now, op=op, name=f"the {rule} of a metric"))
 
 
+@dataclass(frozen=True)
+class _Number:
+    """A tensor to be combined from all ranks.
+
+    Attributes:
+        now: Its value on this rank.
+        before: Its value before the step, equal on all ranks; None if it is not known.
+        use: Takes the combined value.
+    """
+
+    now: Any
+    before: Any
+    use: Callable[[Any], Any]
+
+
 class _Sums:
-    """Numbers to sum up over all ranks in one allreduce, each with what is done with its sum."""
+    """Numbers to combine from all ranks in one allreduce of float64 numbers; those of a kind and dtype are packed."""
 
-    def __init__(self) -> None:
-        self._numbers: list[tuple[Any, Callable[[Any], Any]]] = []
+    def __init__(self, rows: RowShare) -> None:
+        self._rows = rows
+        self._groups: dict[tuple[str, Any], list[_Number]] = {}
 
-    def add(self, number: Any, use: Callable[[Any], Any]) -> None:
-        """Add a float64 tensor."""
-        self._numbers.append((number, use))
+    def add(self, kind: str, now: Any, use: Callable[[Any], Any], before: Any = None) -> None:
+        """Add a number.
+
+        Args:
+            kind: How to combine it: `sum` of the changes since `before`, `mean` weighted by rows, value of the `first`
+                rank, or `mark`, the sum of the ranks' values.
+            now: A tensor of any real dtype, this rank's value.
+            use: Takes the combined value, of the same dtype and shape.
+            before: The value before the step.
+        """
+        self._groups.setdefault((kind, now.dtype), []).append(_Number(now, before, use))
 
     def reduce(self) -> None:
-        """Sum up the numbers, and use the sums."""
-        if not self._numbers:
+        """Combine the numbers, and use the results."""
+        if not self._groups:
             return
-        flat = [tf.reshape(number, [-1]) for number, _ in self._numbers]
-        summed = allreduce(tf.concat(flat, 0), op=Sum, name="the states of a step")
-        parts = tf.split(summed, [_length(one) for one in flat])
-        for (number, use), part in zip(self._numbers, parts, strict=True):
-            use(tf.reshape(part, tf.shape(number)))
+        own = [self._of_rank(kind, numbers) for (kind, _), numbers in self._groups.items()]
+        summed = allreduce(tf.concat(own, 0), op=Sum, name="the states of a step")
+        parts = tf.split(summed, [_length(one) for one in own])
+        for ((kind, dtype), numbers), part in zip(self._groups.items(), parts, strict=True):
+            total = _flat([number.before for number in numbers]) + part if kind == "sum" else part
+            for number, value in zip(numbers, _unflat(tf.cast(total, dtype), numbers), strict=True):
+                number.use(value)
+
+    def _of_rank(self, kind: str, numbers: Sequence[_Number]) -> Any:
+        """Return this rank's part of a group, a float64 vector."""
+        now = _flat([number.now for number in numbers])
+        if kind == "sum":
+            return self._rows.counted(now - _flat([number.before for number in numbers]))
+        if kind == "mean":
+            return self._rows.times_share(self._rows.counted(now))
+        return now * tf.cast(current_session().topology.rank == 0, tf.float64) if kind == "first" else now
 
 
-def _length(flat: Any) -> Any:
-    return tf.shape(flat)[0] if flat.shape[0] is None else flat.shape[0]
+def _flat(tensors: Sequence[Any]) -> Any:
+    if all(tensor.shape.rank == 0 for tensor in tensors):
+        return tf.cast(tf.stack(tensors), tf.float64)
+    return tf.cast(tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], 0), tf.float64)
 
 
-def _adding(variable: Any, before: Any) -> Callable[[Any], Any]:
-    def add(total: Any) -> None:
-        variable.assign(tf.cast(tf.cast(before, tf.float64) + tf.ensure_shape(total, variable.shape), before.dtype))
+def _unflat(flat: Any, numbers: Sequence[_Number]) -> list[Any]:
+    if all(number.now.shape.rank == 0 for number in numbers):
+        return list(tf.unstack(flat, len(numbers)))
+    parts = tf.split(flat, [_length(number.now) for number in numbers])
+    return [tf.ensure_shape(tf.reshape(part, tf.shape(number.now)), number.now.shape)
+            for number, part in zip(numbers, parts, strict=True)]
 
-    return add
 
-
-def _assigning(variable: Any) -> Callable[[Any], Any]:
-    return lambda total: variable.assign(tf.cast(tf.ensure_shape(total, variable.shape),
-                                                 compat.as_tf_variable(variable).dtype))
+def _length(tensor: Any) -> Any:
+    return tf.size(tensor) if tensor.shape.num_elements() is None else tensor.shape.num_elements()
 
 
 def flat_metrics(model: Any) -> list[Any]:
@@ -188,7 +215,7 @@ class _Sources:
         results: dict[int, Any] = {}
         flat = list(self._flat)
         for index, value in averaged.items():
-            flat[index] = tf.cast(value, flat[index].dtype)
+            flat[index] = value
         for index, metric in self._metrics.items():
             if id(metric) not in results:
                 results[id(metric)] = metric.result()

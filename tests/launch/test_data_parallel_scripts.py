@@ -105,7 +105,8 @@ def one_process(launch_once: Callable[..., Outcome]) -> Callable[..., Outcome]:
 
     def run_once(name: str, settings: Mapping[str, str]) -> Outcome:
         script = SCRIPTS / f"{name}.py"
-        command = (script, ()) if EXPECTED[name].seeds_itself else (SEEDED, (str(SEED), str(script)))
+        seed = settings.get(SEED_VARIABLE, str(SEED))
+        command = (script, ()) if EXPECTED[name].seeds_itself else (SEEDED, (seed, str(script)))
         return launch_once("none", *command, np=1, env=environment(settings), cold=True, deadline=DEADLINE)
 
     return run_once
@@ -194,9 +195,20 @@ def test_with_noise_all_is_there(script: str, ranks: int, one_process: Callable[
                                                                     expected.items()}
     assert all(np.isfinite(value).all() for value in found.values() if value.dtype.kind == "f")
     require_same_output(job, alone)
+    if not EXPECTED[script].seeds_itself:
+        require_within_spread(found, [results.arrays(one_process(script, {SEED_VARIABLE: str(SEED + more)} if more else
+                                                                 {}).cwd) for more in range(3)])
 
 
-@pytest.mark.parametrize("script", [pytest.param(name, marks=pytest.mark.slow if name == QUICK[0] else pytest.mark.nightly)
+def require_within_spread(found: Mapping[str, Any], seeds: list[Mapping[str, Any]]) -> None:
+    """Assert that the last value of each metric is no farther from those of other seeds than these are apart."""
+    for name in (name for name in found if name.startswith("history.")):
+        last = [float(arrays[name][-1]) for arrays in seeds]
+        spread = max(last) - min(last)
+        assert min(last) - spread <= float(found[name][-1]) <= max(last) + spread, (name, found[name][-1], last)
+
+
+@pytest.mark.parametrize("script", [pytest.param(name, marks=pytest.mark.slow if name in QUICK else pytest.mark.nightly)
                                     for name in EXPECTED])
 def test_one_process_repeats_itself_and_a_small_change_is_noticed(script: str, one_process: Callable[..., Outcome],
                                                                   ) -> None:

@@ -5,6 +5,7 @@ With one rank, nothing changes: that is the result of one process.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -160,21 +161,31 @@ def moved(x: Any, y: Any) -> Any:
     return x, y
 
 
-TABLE = layers.StringLookup(vocabulary=[str(index) for index in range(ROWS)])
-NUMBERS, AUTOTUNE = tf.data.Dataset.range(ROWS), tf.data.AUTOTUNE
+@functools.cache  # TensorFlow's collectives must start before the first tensor
+def table() -> Any:
+    return layers.StringLookup(vocabulary=[str(index) for index in range(ROWS)])
+
+
+def indices() -> Any:
+    return tf.data.Dataset.range(ROWS)
+
+
+AUTOTUNE = tf.data.AUTOTUNE
 # Pipelines, and whether each rank maps its own elements only.
 PIPELINES: dict[str, tuple[Callable[[], Any], bool]] = {
-    "map": (lambda: NUMBERS.shuffle(100).map(scaled, AUTOTUNE).map(moved).batch(12).prefetch(2), True),
-    "map before shuffle": (lambda: NUMBERS.map(scaled).shuffle(30, seed=3).map(moved).batch(12).repeat(2), True),
-    "endless": (lambda: NUMBERS.map(scaled).repeat().shuffle(30).batch(12, drop_remainder=True), True),
-    "zipped elements": (lambda: tf.data.Dataset.zip((NUMBERS.map(lambda index: scaled(index)[0]),
-                                                     NUMBERS.map(lambda index: scaled(index)[1]))).batch(30), True),
+    "map": (lambda: indices().shuffle(100).map(scaled, AUTOTUNE).map(moved).batch(12).prefetch(2), True),
+    "map before shuffle": (lambda: indices().map(scaled).shuffle(30, seed=3).map(moved).batch(12).repeat(2), True),
+    "endless": (lambda: indices().map(scaled).repeat().shuffle(30).batch(12, drop_remainder=True), True),
+    "zipped elements": (lambda: tf.data.Dataset.zip((indices().map(lambda index: scaled(index)[0]),
+                                                     indices().map(lambda index: scaled(index)[1]))).batch(30), True),
     "table": (lambda: tf.data.Dataset.from_tensor_slices([str(index) for index in range(ROWS)]).shuffle(100).map(
-        lambda text: scaled(tf.cast(TABLE(text), tf.int64) - 1)).batch(31).shuffle(3), True),
-    "cache": (lambda: NUMBERS.map(scaled).cache().shuffle(100).map(moved).batch(12), True),
-    "unknown length": (lambda: NUMBERS.filter(lambda index: index % 3 > 0).map(scaled).batch(12), False),
-    "map of batches": (lambda: NUMBERS.map(scaled).batch(12).map(lambda x, y: (x - tf.reduce_mean(x), y)), False),
-    "python": (lambda: NUMBERS.map(lambda index: (tf.ensure_shape(tf.numpy_function(
+        lambda text: scaled(tf.cast(table()(text), tf.int64) - 1)).batch(31).shuffle(3), True),
+    "cache": (lambda: indices().map(scaled).cache().shuffle(100).map(moved).batch(12), True),
+    "unknown length": (lambda: indices().filter(lambda index: index % 3 > 0).shuffle(9).map(scaled).batch(12), True),
+    "unequal shapes": (lambda: tf.data.Dataset.from_tensor_slices(tf.ragged.range(np.arange(ROWS))).map(
+        lambda row: scaled(tf.size(row))).batch(12), False),
+    "map of batches": (lambda: indices().map(scaled).batch(12).map(lambda x, y: (x - tf.reduce_mean(x), y)), False),
+    "python": (lambda: indices().map(lambda index: (tf.ensure_shape(tf.numpy_function(
         lambda one: X[one], [index], tf.float64), [6]), 1)).batch(12), False),
 }
 
@@ -188,7 +199,7 @@ def pipelines() -> dict[str, list[float]]:
         model.compile("adam", crossentropy(), metrics=["accuracy"])
         dataset = make()
         options = {"steps_per_epoch": 4} if name == "endless" else {"class_weight": {0: 1.0, 1: 2.0, 2: 0.5, 3: 1.0}}
-        result = trained(model, dataset, epochs=3, validation_data=NUMBERS.map(scaled).batch(20), **options)
+        result = trained(model, dataset, epochs=3, validation_data=indices().map(scaled).batch(20), **options)
         found[name] = [*result, *np.ravel(model.evaluate(dataset, verbose=0, steps=2))]
     return found
 
