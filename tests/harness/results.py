@@ -18,7 +18,7 @@ WEIGHT = "weight."  # the names of weights begin with it
 FLOOR = 1.0  # arrays whose root mean square is smaller are compared absolutely
 
 Arrays = Mapping[str, Any]
-_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?|\b(?:nan|inf)\b")
+_NUMBER = re.compile(r" *[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?|\b(?:nan|inf)\b")
 _STYLE = re.compile(r"\x1b\[[\d;]*[A-Za-z]")
 _ADDRESS = re.compile(r"\bfile:\S+")  # it contains the folder of the run
 _PROGRESS = re.compile(r"^\s*(\d+)/(\d+|Unknown)\s")
@@ -91,7 +91,7 @@ def different_files(found: Path, expected: Path, tolerance: float) -> list[str]:
 
 
 def lines_of(text: str) -> Counter[str]:
-    """Return how often each line was printed, with `#` for numbers.
+    """Return how often each line was printed, with `#` for numbers and the spaces before them.
 
     Of a progress bar, the complete one counts: its number of steps, and the names of the metrics. Empty lines, and the
     rank with which the launcher begins each line, do not count.
