@@ -18,7 +18,7 @@ WEIGHT = "weight."  # the names of weights begin with it
 FLOOR = 1.0  # arrays whose root mean square is smaller are compared absolutely
 
 Arrays = Mapping[str, Any]
-_NUMBER = re.compile(r" *[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?|\b(?:nan|inf)\b")
+_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?|\b(?:nan|inf)\b")
 _STYLE = re.compile(r"\x1b\[[\d;]*[A-Za-z]")
 _ADDRESS = re.compile(r"\bfile:\S+")  # it contains the folder of the run
 _PROGRESS = re.compile(r"^\s*(\d+)/(\d+|Unknown)\s")
@@ -91,7 +91,7 @@ def different_files(found: Path, expected: Path, tolerance: float) -> list[str]:
 
 
 def lines_of(text: str) -> Counter[str]:
-    """Return how often each line was printed, with `#` for numbers and the spaces before them.
+    """Return how often each line was printed, with `#` for numbers, and without spaces that align them.
 
     Of a progress bar, the complete one counts: its number of steps, and the names of the metrics. Empty lines, and the
     rank with which the launcher begins each line, do not count.
@@ -107,7 +107,7 @@ def lines_of(text: str) -> Counter[str]:
             metrics = sorted(part.split(": ")[0] for part in last.split(" - ") if ": " in part)
             found[f"{progress[1]}/{progress[2]} {metrics}"] += 1
         elif last and not progress:
-            found[_NUMBER.sub("#", _ADDRESS.sub("file:", last))] += 1
+            found[" ".join(_NUMBER.sub("#", _ADDRESS.sub("file:", last)).split()).replace("[ ", "[")] += 1
     return found
 
 
