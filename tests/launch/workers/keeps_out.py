@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import tensorflow as tf
@@ -34,8 +36,21 @@ def descriptors() -> dict[str, int]:
 
 def threads() -> list[str]:
     """Return the names of all threads except TensorFlow's, of which it starts some late."""
-    names = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
+    names = []
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(OSError):  # it ended meanwhile
+            names.append((task / "comm").read_text().strip())
     return sorted(name for name in names if not name.startswith("tf_"))
+
+
+def left_threads() -> list[str]:
+    """Return `threads()` once they stay the same: the system lists a thread for a moment after it was joined."""
+    last, same, deadline = threads(), 0, time.monotonic() + 10
+    while same < 5 and time.monotonic() < deadline:
+        time.sleep(0.05)
+        now = threads()
+        last, same = now, same + 1 if now == last else 0
+    return last
 
 
 before = signals()
@@ -47,5 +62,5 @@ for _ in range(3):  # TensorFlow may start unnamed threads in the second one
     inside = {"threads": threads(), "descriptors": descriptors()}
     total = float(hvd.allreduce(tf.ones([300_000]), op=hvd.Sum)[-1])
     hvd.shutdown()
-    print("STATE " + json.dumps({"sum": total, "inside": inside, "threads": threads(), "descriptors": descriptors()}),
-          flush=True)
+    print("STATE " + json.dumps({"sum": total, "inside": inside, "threads": left_threads(),
+                                 "descriptors": descriptors()}), flush=True)
