@@ -166,6 +166,13 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
+def _modules(text: str) -> tuple[str, ...]:
+    names = _names(text)
+    if not all(part.isidentifier() for name in names for part in name.split(".")):
+        raise ValueError("it must be names of Python modules, separated by commas, such as tensorflow,keras")
+    return names
+
+
 def _log_level(text: str) -> str:
     level = text.strip().upper()
     if level not in LOG_LEVELS:
@@ -247,6 +254,8 @@ TABLE: tuple[Setting, ...] = (
             " commas."),
     Setting("network_costs", _network_costs, None, "Latency and bandwidth between hosts, such as 25us,10Gbit, from"
             " which backend native chooses its algorithms; measured at the start by default."),
+    Setting("preload", _modules, (), "Python modules, separated by commas, that each host imports once, before it forks"
+            " its ranks; same as `hvkeras run --preload`."),
     Setting("secret", str, "", "The job's secret, equal on all ranks; required on several hosts by jobs of TF_CONFIG,"
             " torchrun and Kubernetes."),
     Setting("rendezvous_dir", str, "", "Private folder, shared by all hosts, for the secret of jobs of TF_CONFIG,"

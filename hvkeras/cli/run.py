@@ -222,6 +222,7 @@ def _environment(flags: argparse.Namespace) -> dict[str, str]:
         "HVKERAS_BACKEND": flags.backend,
         "HVKERAS_START_TIMEOUT": flags.start_timeout,
         "HVKERAS_NETWORK_INTERFACES": ",".join(flags.network_interfaces or ()) or None,
+        "HVKERAS_PRELOAD": flags.preload,
         "HVKERAS_TIMELINE": flags.timeline_filename,
         "HVKERAS_REPORT": _report_folder(flags.report),
         "HVKERAS_TRACE_STEPS": flags.trace_steps,

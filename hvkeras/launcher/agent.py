@@ -5,6 +5,9 @@ standard library. The agent reads lines of JSON from standard input: a request t
 (`{"reserve": 2, "interfaces": ["eth0"]}`), the job, more workers for it, and signals to send to workers
 (`{"signal": 15, "workers": [0]}`). It writes events to standard output (see `hvkeras.launcher.host_agents`).
 
+With `preload` in a job, workers are forked from a fork server (see `hvkeras.launcher.fork_server`), whose sources the
+job contains. They are children of the agent as well.
+
 When standard input closes, because the job is done or the launcher has died, the agent ends all its descendants. The
 agent is the child of a guard, a watchdog process. If one of them is killed, or the agent stays stopped, the other one
 ends all processes.
@@ -28,6 +31,7 @@ import sys
 import termios
 import time
 import tty
+from collections.abc import Callable
 from typing import Any
 
 TERMINATE_GRACE = 3.0  # seconds between SIGTERM and SIGKILL when the launcher has died
@@ -44,14 +48,95 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 class WorkerProcess:
-    """Running worker: its process, which leads a session, and the read ends of its output pipes."""
+    """Worker: its process, which leads a session, and the read ends of its output pipes.
 
-    def __init__(self, number: int, process: subprocess.Popen[bytes], streams: dict[int, str]) -> None:
+    Attributes:
+        pid: Its process ID; 0 while the fork server has not forked it.
+    """
+
+    def __init__(self, number: int, streams: dict[int, str]) -> None:
         self.number: int = number
-        self.process: subprocess.Popen[bytes] = process
+        self.pid = 0
+        self.server: ForkServer | None = None  # that is asked to fork it
         self.streams: dict[int, str] = streams
         self.is_suspended = False  # by the launcher
         self.stopped = 0.0  # seconds for which it was stopped by something other than the launcher
+
+
+class ForkServer:
+    """Process that imports the modules of a job, and forks its workers.
+
+    Args:
+        preload: The part of a job for fork servers: Python with its options (`python`), and the order that the
+            program `boot` gets.
+
+    Raises:
+        OSError: The process cannot be started.
+    """
+
+    def __init__(self, preload: dict[str, Any], folder: str, environment: dict[str, str],
+                 before_exec: Callable[[], None]) -> None:
+        self._control, theirs = socket.socketpair()
+        self._errors, errors = os.pipe()
+        order = _file_of({**preload["order"], "control": theirs.fileno()})
+        try:
+            process = subprocess.Popen(
+                [*preload["python"], "-c", preload["boot"], str(order)], cwd=folder, env=environment,
+                stdin=subprocess.DEVNULL, stdout=errors, stderr=errors, pass_fds=[order, theirs.fileno()],
+                start_new_session=True, preexec_fn=before_exec)  # noqa: PLW1509 - this process has one thread
+        except OSError:
+            self.close()
+            raise
+        finally:
+            theirs.close()
+            os.close(order)
+            os.close(errors)
+        process.returncode = 0  # prevents Popen from waiting; `Agent` collects it
+        self.pid: int = process.pid
+
+    def fork(self, request: dict[str, Any], streams: list[int]) -> socket.socket:
+        """Request a worker, and return the connection to it.
+
+        Args:
+            request: See `hvkeras.launcher.fork_server`.
+            streams: Its standard input, output and error.
+
+        Raises:
+            OSError: The server has ended.
+        """
+        ours, theirs = socket.socketpair()
+        file = _file_of(request)
+        try:
+            socket.send_fds(self._control, [b"c"], [theirs.fileno()])
+            socket.send_fds(ours, [b"r"], [file, *streams])
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+            os.close(file)
+        return ours
+
+    def has_ended(self) -> bool:
+        """Return whether the process has ended; wait for a moment, as its connections end shortly before."""
+        deadline = time.monotonic() + 1.0
+        while time.monotonic() < deadline:
+            if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+                return True
+            time.sleep(0.01)
+        return False
+
+    def last_output(self) -> bytes:
+        """Return what the process has printed."""
+        os.set_blocking(self._errors, False)
+        with contextlib.suppress(OSError):
+            return os.read(self._errors, CHUNK)
+        return b""
+
+    def close(self) -> None:
+        """Close the connections, on which the process ends."""
+        self._control.close()
+        os.close(self._errors)
 
 
 class Agent:
@@ -68,12 +153,14 @@ class Agent:
         self._patience, self._next_check = patience, 0.0
         self._workers: list[WorkerProcess] = []
         self._running: dict[int, WorkerProcess] = {}  # by pid
+        self._servers: dict[str, ForkServer] = {}  # by what distinguishes their ranks
+        self._forking: dict[socket.socket, WorkerProcess] = {}  # workers that fork servers have not forked yet
         self._selector = selectors.DefaultSelector()
         self._launcher_alive = self._guard_alive = True
         self._is_preempted = False
         self._partial = bytearray()
         self._reserved: list[socket.socket] = []
-        self._guard = os.getppid()
+        self._guard, self._pid = os.getppid(), os.getpid()
         self._open_files = resource.getrlimit(resource.RLIMIT_NOFILE)  # for workers; this process needs two for each
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (self._open_files[1], self._open_files[1]))
@@ -108,23 +195,19 @@ class Agent:
             self._launcher_alive = self._guard_alive = False
 
     def _start(self, job: dict[str, Any], spec: dict[str, Any]) -> None:
-        environment = {**os.environ, **job["environment"], **spec["environment"]}
-        parent = os.getpid()
-
-        def before_exec() -> None:
-            libc.prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
-            if os.getppid() != parent:
-                os._exit(1)
-            resource.setrlimit(resource.RLIMIT_NOFILE, self._open_files)
-
         ends: list[int] = []
         try:
             ends += terminal(spec["terminal"]) if spec["terminal"] else os.pipe()
             ends += os.pipe()
-            process = subprocess.Popen(
-                spec["command"], cwd=job["folder"], env=environment, stdin=subprocess.DEVNULL,
-                stdout=ends[1], stderr=ends[3], start_new_session=True,
-                preexec_fn=before_exec)  # noqa: PLW1509 - this process has one thread
+            worker = WorkerProcess(spec["worker"], {ends[0]: "stdout", ends[2]: "stderr"})
+            environment = {**os.environ, **job["environment"], **spec["environment"]}
+            connection = self._forked(worker, job, environment, ends) if job.get("preload") else None
+            if connection is None:
+                process = subprocess.Popen(
+                    spec["command"], cwd=job["folder"], env=environment, stdin=subprocess.DEVNULL,
+                    stdout=ends[1], stderr=ends[3], start_new_session=True,
+                    preexec_fn=self._before_exec)  # noqa: PLW1509 - this process has one thread
+                process.returncode = 0  # prevents Popen from waiting; `_reap` collects it
         except OSError as error:
             for descriptor in (*ends, *self._spare):
                 os.close(descriptor)
@@ -135,15 +218,70 @@ class Agent:
             return
         os.close(ends[1])
         os.close(ends[3])
-        worker = WorkerProcess(spec["worker"], process, {ends[0]: "stdout", ends[2]: "stderr"})
         self._workers.append(worker)
-        self._running[process.pid] = worker
         for descriptor in worker.streams:
             os.set_blocking(descriptor, False)
             self._selector.register(descriptor, selectors.EVENT_READ,
                                     lambda worker=worker, descriptor=descriptor:
                                     self._forward_output(worker, descriptor))
-        self._report({"type": "started", "worker": worker.number, "pid": process.pid})
+        if connection is None:
+            self._on_started(worker, process.pid)
+            return
+        self._forking[connection] = worker
+        self._selector.register(connection, selectors.EVENT_READ, lambda: self._on_forked(connection))
+
+    def _on_started(self, worker: WorkerProcess, pid: int, **details: str) -> None:
+        worker.pid = pid
+        self._running[pid] = worker
+        self._report({"type": "started", "worker": worker.number, "pid": pid, **details})
+
+    def _before_exec(self) -> None:
+        libc.prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != self._pid:
+            os._exit(1)
+        resource.setrlimit(resource.RLIMIT_NOFILE, self._open_files)
+
+    # Workers that are forked.
+
+    def _forked(self, worker: WorkerProcess, job: dict[str, Any], environment: dict[str, str], ends: list[int]
+                ) -> socket.socket | None:
+        """Request a worker from a fork server; return None if there can be none, as its Python does not start."""
+        preload = job["preload"]
+        key = json.dumps([preload["python"], preload["order"]["modules"], preload["order"]["program"],
+                          job["folder"], job["environment"]])
+        null = os.open(os.devnull, os.O_RDONLY)
+        try:
+            if key not in self._servers:
+                self._servers[key] = ForkServer(preload, job["folder"], {**os.environ, **job["environment"]},
+                                                self._before_exec)
+            worker.server = self._servers[key]
+            return worker.server.fork({**preload["request"], "environment": environment, "folder": job["folder"],
+                                       "parent": self._pid}, [null, ends[1], ends[3]])
+        except OSError:
+            return None
+        finally:
+            os.close(null)
+
+    def _on_forked(self, connection: socket.socket) -> None:
+        """Handle the answer of a forked worker, or the end of its server."""
+        try:
+            answer = connection.recv(CHUNK)
+        except OSError:
+            answer = b""
+        worker = self._forking[connection]
+        assert worker.server is not None
+        if answer:
+            del self._forking[connection]
+            self._selector.unregister(connection)
+            pid, length = struct.unpack_from("=qq", answer)
+            self._on_started(worker, pid, cold=answer[16:16 + length].decode())
+            with contextlib.suppress(OSError):
+                connection.send(b"g")
+            connection.close()
+            if worker.is_suspended:
+                _signal_group(pid, signal.SIGSTOP)
+        elif not worker.server.has_ended():  # else `_reap` ends all workers that it has not forked
+            self._withdraw(connection, 1)
 
     def _poll(self, timeout: float | None) -> None:
         for key, _ in self._selector.select(timeout):
@@ -170,11 +308,23 @@ class Agent:
             for spec in command["workers"]:
                 self._start(command, spec)
             return
-        targets = set(command["workers"])
+        targets, number = set(command["workers"]), command["signal"]
         for worker in self._running.values():
             if worker.number in targets:
-                worker.is_suspended = command["signal"] == signal.SIGSTOP
-                _signal_group(worker.process.pid, command["signal"])
+                worker.is_suspended = number == signal.SIGSTOP
+                _signal_group(worker.pid, number)
+        for connection, worker in list(self._forking.items()):
+            if worker.number in targets:
+                worker.is_suspended = number == signal.SIGSTOP
+                if number not in (signal.SIGSTOP, signal.SIGCONT):
+                    self._withdraw(connection, -number)
+
+    def _withdraw(self, connection: socket.socket, code: int) -> None:
+        """End a worker that is not forked yet; if it is forked at this moment, it exits."""
+        worker = self._forking.pop(connection)
+        self._selector.unregister(connection)
+        connection.close()
+        self._on_end(worker, code)
 
     def _reserve(self, count: int, interfaces: list[str]) -> None:
         """Reserve free ports with sockets that never listen: only servers with SO_REUSEPORT can use them."""
@@ -199,9 +349,12 @@ class Agent:
             os.close(descriptor)
             del worker.streams[descriptor]
             return False
-        self._report({"type": "output", "worker": worker.number, "stream": worker.streams[descriptor],
-                      "data": base64.b64encode(data).decode()})
+        self._report_output(worker, worker.streams[descriptor], data)
         return True
+
+    def _report_output(self, worker: WorkerProcess, stream: str, data: bytes) -> None:
+        self._report({"type": "output", "worker": worker.number, "stream": stream,
+                      "data": base64.b64encode(data).decode()})
 
     def _reap(self) -> None:
         """Collect the processes that have ended; report the rest of a worker's output before its exit."""
@@ -214,11 +367,30 @@ class Agent:
                 return
             worker = self._running.pop(pid, None)
             if worker is not None:  # else a descendant that a worker has left
-                worker.process.returncode = os.waitstatus_to_exitcode(status)
-                for descriptor in list(worker.streams):
-                    while self._forward_output(worker, descriptor):
-                        pass
-                self._report({"type": "exit", "worker": worker.number, "code": worker.process.returncode})
+                self._on_end(worker, os.waitstatus_to_exitcode(status))
+            for key, server in list(self._servers.items()):
+                if server.pid == pid:
+                    self._on_server_end(key, os.waitstatus_to_exitcode(status))
+
+    def _on_end(self, worker: WorkerProcess, code: int) -> None:
+        for descriptor in list(worker.streams):
+            while self._forward_output(worker, descriptor):
+                pass
+        self._report({"type": "exit", "worker": worker.number, "code": code})
+
+    def _on_server_end(self, key: str, code: int) -> None:
+        """End the workers that a fork server has not forked; later ones get a new server."""
+        server = self._servers.pop(key)
+        text = server.last_output()
+        if code < 0:
+            text += f"the process that imports the modules of --preload was killed by signal {-code}\n".encode()
+        for connection, worker in list(self._forking.items()):
+            if worker.server is server:
+                if text:
+                    self._report_output(worker, "stderr", text)
+                text = b""
+                self._withdraw(connection, code)
+        server.close()
 
     def _report_stopped(self) -> None:
         """Report workers that stay stopped: one that is starting sends no heartbeats that could be missed."""
@@ -226,7 +398,7 @@ class Agent:
             return
         self._next_check = time.monotonic() + STOP_CHECK_INTERVAL
         for worker in self._running.values():
-            is_stopped = not worker.is_suspended and process_state(worker.process.pid) == "T"
+            is_stopped = not worker.is_suspended and process_state(worker.pid) == "T"
             worker.stopped = worker.stopped + STOP_CHECK_INTERVAL if is_stopped else 0.0
             if worker.stopped >= self._patience:
                 worker.stopped = 0.0
@@ -254,6 +426,15 @@ class Agent:
             sys.stdout.flush()
         except OSError:
             self._launcher_alive = False
+
+
+def _file_of(content: dict[str, Any]) -> int:
+    """Return the descriptor of a file in memory that contains JSON."""
+    file = os.memfd_create("hvkeras")
+    data = memoryview(json.dumps(content).encode())
+    while data:
+        data = data[os.write(file, data):]
+    return file
 
 
 def guarded(patience: float) -> None:

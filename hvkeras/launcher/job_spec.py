@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,6 +14,7 @@ from hvkeras.host.ssh import Ssh
 from hvkeras.launcher.host_agents import exported
 from hvkeras.launcher.host_pool import HostPool
 from hvkeras.launcher.placement import HostRanks, WorkerId
+from hvkeras.launcher.preload import Preload, preload_of
 from hvkeras.launcher.reporting_hosts import ReportingHosts
 from hvkeras.settings import Settings
 
@@ -57,6 +59,16 @@ class JobSpec:
         """Number of ranks."""
         return sum(len(host.ranks) for host in self.hosts)
 
+    @property
+    def preload(self) -> tuple[Preload, str]:
+        """What fork servers need to fork the ranks, and why they do not fork them; both empty without --preload."""
+        settings = Settings(self.environment)
+        if not settings.preload:
+            return {}, ""
+        if settings.data_parallel:
+            return {}, "--data-parallel prepares each process before Python starts"
+        return preload_of(self.command, settings.preload, self.folder, self.environment.get("PATH", os.defpath))
+
 
 Order = dict[str, Any]  # as the agent receives it; see `hvkeras.launcher.agent.Agent`
 
@@ -75,6 +87,7 @@ def start_order(job: JobSpec, host: HostRanks, secret: str, address: str, tf_wor
     return {
         "folder": job.folder,
         "environment": environment,
+        "preload": job.preload[0],
         "workers": [{"worker": rank, "command": list(job.command),
                      "environment": {**rank_environment(machines, rank, address),
                                      **_worker_variables(channel, WorkerId(rank)),
@@ -100,6 +113,7 @@ def newcomers_order(job: JobSpec, host: HostRanks, secret: str, channel: str, ne
     return {
         "folder": job.folder,
         "environment": _host_environment(job, host, secret),
+        "preload": job.preload[0],
         "workers": [{"worker": worker, "command": list(job.command), "terminal": None,
                      "environment": {
                          **hvkeras_run.slot_variables(size + index, size + count, slot, local_size, channel),

@@ -81,6 +81,7 @@ class Launcher:
         self._stalls: list[str] = []
         self._lost_output = ""
         self._has_hinted = False
+        self._reasons_for_cold_starts: set[str] = set()
         self.exit_report: str = ""
         self.membership: Membership = membership(self)
 
@@ -189,6 +190,7 @@ class Launcher:
         return [address for found in reserved for address in found]
 
     async def _run_workers(self, tf_workers: list[str]) -> None:
+        self._note_cold(self._job.preload[1])
         for agent in self._agents:
             self._serving[agent] = self._task(self._serve(agent, self.membership.order(agent.host, tf_workers)))
         self.membership.begin()
@@ -251,6 +253,7 @@ class Launcher:
             self._show(worker, event["stream"], event["data"])
         elif event["type"] == "started":
             self.log(f"{self.membership.noun} {worker} runs on {agent.host_name} as pid {event['pid']}")
+            self._note_cold(event.get("cold", ""))
         elif event["type"] == "failed":
             problem = reports.start_error(event["error"], event["errno"], event["culprit"])
             error = f"could not be started: {problem}"
@@ -285,6 +288,12 @@ class Launcher:
             self._interrupt(signal.SIGPIPE)
         except MachineError as error:
             self.membership.fail(Cause(CauseKind.SETUP, None, "", None, str(error)))
+
+    def _note_cold(self, why: str) -> None:
+        """Print why ranks are not forked under --preload, once for each reason."""
+        if why and why not in self._reasons_for_cold_starts:
+            self._reasons_for_cold_starts.add(why)
+            self.say(f"hvkeras run: ranks are started as new Python processes in spite of --preload: {why}")
 
     def _hint_about_init(self, begin: str) -> None:
         """Print a hint about programs that do not call `hvd.init()`: each trains alone, and writes the same files."""

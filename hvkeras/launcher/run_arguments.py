@@ -109,6 +109,10 @@ def parser(prog: str = "hvkeras run") -> argparse.ArgumentParser:
                         " ranks, with the result of one process.")
     parser.add_argument("--no-private-folders", action="store_true", help="With --data-parallel: let all ranks write to"
                         " the same working folder.")
+    parser.add_argument("--preload", metavar="MODULE,...", help="Import these modules once on each host, and fork the"
+                        " ranks from that process, such as tensorflow,keras (HVKERAS_PRELOAD).")
+    parser.add_argument("--no-preload", action="store_const", const="", dest="preload", help="Start each rank as a new"
+                        " Python process, whatever HVKERAS_PRELOAD says.")
     parser.add_argument("--tf-config", action="store_true", help="Give each rank a TF_CONFIG in which it is a worker,"
                         " for scripts that use tf.distribute directly.")
     parser.add_argument("--network-interfaces", "--network-interface", action="append", metavar="NAME,...",

@@ -1,0 +1,64 @@
+"""Preloading of modules (`hvkeras run --preload`): which programs a fork server can run, and its part of the job."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hvkeras.launcher import fork_server
+
+_PYTHON = re.compile(r"python(\d+(\.\d+)?)?t?")
+_SHEBANG = re.compile(rb"#!\s*(\S+/)?(env\s+)?(?P<python>\S*python[\d.]*)\s*(?P<option>\S*)\s*$")
+_SOURCES = ("preloading", "fork_server")  # in the order of imports
+
+
+Preload = dict[str, Any]  # as agents receive it; see `hvkeras.launcher.agent.ForkServer`
+
+
+def preload_of(command: Sequence[str], modules: Sequence[str], folder: str, path: str) -> tuple[Preload, str]:
+    """Return the part of a job for fork servers, as agents receive it, or why its ranks are not forked.
+
+    Example:
+        >>> preload_of(["numactl", "-N0", "python", "train.py"], ["keras"], "/", os.defpath)
+        ({}, 'numactl is not Python')
+
+    Args:
+        command: Command line of the ranks.
+        modules: The modules to import.
+        folder: Working folder of the ranks.
+        path: Their PATH.
+    """
+    named, found = "", list(command)
+    if not _PYTHON.fullmatch(os.path.basename(command[0])):
+        script = shutil.which(os.path.join(folder, command[0]) if os.sep in command[0] else command[0], path=path)
+        named, found = os.path.basename(command[0]), _interpreted(script, command)
+    split = fork_server.split_command(found) if found else None
+    if split is None:
+        why = "a fork server runs scripts, -m and -c" if found else f"{command[0]} is not Python"
+        return {}, why
+    python, program = split
+    here = Path(__file__).parent
+    return {
+        "python": python,
+        "boot": fork_server.BOOT,
+        "order": {"modules": list(modules), "program": program,
+                  "sources": [[f"{__package__}.{name}", (here / f"{name}.py").read_text()] for name in _SOURCES]},
+        "request": {"command": found, "name": named},
+    }, ""
+
+
+def _interpreted(script: str | None, command: Sequence[str]) -> list[str]:
+    """Return the command line to which the kernel expands that of a Python script; [] for other programs."""
+    if script is None:
+        return []
+    with open(script, "rb") as file:
+        first = _SHEBANG.match(file.readline(4096).rstrip())
+    if first is None:
+        return []
+    python = first["python"].decode() if first[2] else ((first[1] or b"") + first["python"]).decode()
+    return [python, *filter(None, [first["option"].decode()]), script, *command[1:]]
+
