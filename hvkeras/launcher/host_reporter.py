@@ -38,6 +38,7 @@ from hvkeras.errors import MachineError, UsageError, explain
 from hvkeras.host.console import say
 from hvkeras.host.network import host_identity, keep_alive, outward_address, split_address
 from hvkeras.launcher.host_agents import AGENT, BOOT
+from hvkeras.launcher.preload import preload_of
 from hvkeras.launcher.placement import THIS_HOST
 from hvkeras.launcher.reporting_hosts import ReportingHosts
 from hvkeras.settings import PREFIX, Settings
@@ -120,6 +121,7 @@ class Reporter:
         order["environment"][f"{PREFIX}SECRET"] = self._secret
         if self._here is not None:
             order["environment"] |= self._here.variables
+            order["preload"] = preload_of(self._here.command, Settings(order["environment"]), folder)[0]
             for worker in order["workers"]:
                 worker["command"] = list(self._here.command)
 

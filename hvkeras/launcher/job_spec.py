@@ -62,12 +62,8 @@ class JobSpec:
     @property
     def preload(self) -> tuple[Preload, str]:
         """What fork servers need to fork the ranks, and why they do not fork them; both empty without --preload."""
-        settings = Settings(self.environment)
-        if not settings.preload:
-            return {}, ""
-        if settings.data_parallel:
-            return {}, "--data-parallel prepares each process before Python starts"
-        return preload_of(self.command, settings.preload, self.folder, self.environment.get("PATH", os.defpath))
+        return preload_of(self.command, Settings(self.environment), self.folder,
+                          self.environment.get("PATH", os.defpath))
 
 
 Order = dict[str, Any]  # as the agent receives it; see `hvkeras.launcher.agent.Agent`

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hvkeras.launcher import fork_server
+from hvkeras.settings import Settings
 
 _PYTHON = re.compile(r"python(\d+(\.\d+)?)?t?")
 _SHEBANG = re.compile(rb"#!\s*(\S+/)?(env\s+)?(?P<python>\S*python[\d.]*)\s*(?P<option>\S*)\s*$")
@@ -19,19 +20,23 @@ _SOURCES = ("preloading", "fork_server")  # in the order of imports
 Preload = dict[str, Any]  # as agents receive it; see `hvkeras.launcher.agent.ForkServer`
 
 
-def preload_of(command: Sequence[str], modules: Sequence[str], folder: str, path: str) -> tuple[Preload, str]:
-    """Return the part of a job for fork servers, as agents receive it, or why its ranks are not forked.
+def preload_of(command: Sequence[str], settings: Settings, folder: str, path: str | None = None) -> tuple[Preload, str]:
+    """Return the part of a job for fork servers, and why they do not fork its ranks; both empty without --preload.
 
     Example:
-        >>> preload_of(["numactl", "-N0", "python", "train.py"], ["keras"], "/", os.defpath)
+        >>> preload_of(["numactl", "-N0", "python", "train.py"], Settings({"HVKERAS_PRELOAD": "keras"}), "/")
         ({}, 'numactl is not Python')
 
     Args:
-        command: Command line of the ranks.
-        modules: The modules to import.
+        command: Command line of the ranks; empty if a host has its own.
+        settings: Settings of the ranks.
         folder: Working folder of the ranks.
-        path: Their PATH.
+        path: Their PATH; that of this process by default.
     """
+    if not settings.preload or not command:
+        return {}, ""
+    if settings.data_parallel:
+        return {}, "--data-parallel prepares each process before Python starts"
     named, found = "", list(command)
     if not _PYTHON.fullmatch(os.path.basename(command[0])):
         script = shutil.which(os.path.join(folder, command[0]) if os.sep in command[0] else command[0], path=path)
@@ -45,7 +50,7 @@ def preload_of(command: Sequence[str], modules: Sequence[str], folder: str, path
     return {
         "python": python,
         "boot": fork_server.BOOT,
-        "order": {"modules": list(modules), "program": program,
+        "order": {"modules": list(settings.preload), "program": program,
                   "sources": [[f"{__package__}.{name}", (here / f"{name}.py").read_text()] for name in _SOURCES]},
         "request": {"command": found, "name": named},
     }, ""
