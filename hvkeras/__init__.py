@@ -28,7 +28,7 @@ if find_spec("hvkeras.backends") is None:  # in the source tree, it is a folder 
 
 from hvkeras.errors import UsageError, require_tensorflow
 from hvkeras.host.console import quiet_engines
-from hvkeras.settings import Settings
+from hvkeras.settings import log_level
 
 __version__ = "0.1.0"
 
@@ -37,7 +37,7 @@ def _quiet_before_tensorflow() -> None:
     """Applies the log level to TensorFlow's C++ part, which reads its own only when it is loaded."""
     if "tensorflow" not in sys.modules:
         with contextlib.suppress(UsageError):  # init() reports it
-            quiet_engines(Settings().log_level)
+            quiet_engines(log_level())
 
 
 _quiet_before_tensorflow()

@@ -389,6 +389,15 @@ class Settings:
         raise AttributeError("settings are read-only; set the environment variable before init()")
 
 
+def log_level() -> str:
+    """Return the setting `log_level` of this process, without reading others, which may still change.
+
+    Raises:
+        UsageError: The variable is invalid.
+    """
+    return str(_value(next(row for row in TABLE if row.name == "log_level"), os.environ))
+
+
 def _value(row: Setting, environ: Mapping[str, str]) -> Any:
     for variable in filter(None, (row.variable, row.horovod)):
         text = environ.get(variable, "")

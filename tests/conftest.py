@@ -30,7 +30,7 @@ _WARM = pytest.StashKey[warm.Session]()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Stop the parents of warm ranks."""
+    """Stop the fork servers of warm ranks."""
     if _WARM in config.stash:
         config.stash[_WARM].end()
 

@@ -6,7 +6,7 @@ import json
 import os
 import secrets
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from hvkeras.errors import MachineError, explain
 
 LAUNCHERS = {"hvkeras": ("hvkeras run", "run"), "mpirun": ("mpirun (Open MPI)", "mpi"),
              "tf_config": ("TF_CONFIG", "tf_config")}
+START = {"PYTHONUNBUFFERED": "1"}  # variables of all ranks, under every launcher, which Python reads when it starts
 _PORTS = range(23451, 32000, 100)  # of the first workers in TF_CONFIG; all ports of a new network namespace are free
 
 # Program of a rank; not with `-m`, which would search the current folder first.
@@ -65,12 +66,14 @@ class Starter:
         folder: Folder of the benchmark.
         network: The hosts; None for this host only.
         per_host: Maximum number of ranks on a host.
+        forks: Returns the command that precedes a rank's command line, to fork it.
     """
 
     launcher: str
     folder: Path
     network: VirtualNetwork | None = None
     per_host: int = 0
+    forks: Callable[[], Sequence[str]] = list
     _ports: Iterator[int] = field(default_factory=lambda: iter(_PORTS))
 
     @property
@@ -81,13 +84,13 @@ class Starter:
     def environment(self) -> Mapping[str, str]:
         """Return the additional environment variables of the jobs."""
         if self.network is None:
-            return {}
+            return START
         path = f"{self.folder}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
-        return {"PATH": path, "HVKERAS_SECRET": secrets.token_hex(16)}
+        return {**START, "PATH": path, "HVKERAS_SECRET": secrets.token_hex(16)}
 
     def command(self, ranks: int) -> list[str]:
         """Return the command line for a number of ranks; the caller appends the job's folder."""
-        rank = [sys.executable, "-c", _RANK]
+        rank = [*self.forks(), sys.executable, "-c", _RANK]
         if self.network is None:
             return self._on_this_host(ranks, rank)
         remote_shell(self.network.hosts, self.folder)

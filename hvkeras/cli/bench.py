@@ -10,6 +10,7 @@ import math
 import os
 import shlex
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +24,7 @@ from hvkeras.backends import backend_class, backend_names
 from hvkeras.bench import tables
 from hvkeras.bench.interleaved import BLOCK, InterleavedRun, LaunchMethod
 from hvkeras.bench.jobs import BenchmarkTimeoutError
-from hvkeras.bench.launches import LAUNCHERS, Starter, objection
+from hvkeras.bench.launches import LAUNCHERS, START, Starter, objection
 from hvkeras.bench.models import MODELS, OPTIMIZERS
 from hvkeras.bench.namespaces import VirtualNetwork, missing, network
 from hvkeras.bench.participant import Effort
@@ -36,6 +37,7 @@ from hvkeras.errors import MachineError, UsageError, explain
 from hvkeras.host.machine import machine_facts, usable_cores
 from hvkeras.launcher.exit_report import root_cause
 from hvkeras.launcher.run_arguments import Parser, seconds
+from hvkeras.launcher.shared_fork_server import SharedForkServer
 from hvkeras.settings import Settings, size_in_bytes
 
 PROG = "hvkeras bench"
@@ -44,6 +46,7 @@ SIZES = "4KiB,1MiB,4MiB,64MiB"
 TIME = {"allreduce": 10.0, "step": 30.0}  # seconds for each size or model
 TIMEOUT = 3600.0  # seconds for the whole benchmark
 WIDEST = 200  # maximum columns of the table, which is not truncated
+_PRELOADED = ("hvkeras", "tensorflow", "keras")  # modules that all ranks use
 RATES = "1gbit"  # of the virtual hosts' links
 BURSTS = {1e8: "16kb", 1e9: "128kb", 1e10: "512kb"}  # burst size, by maximum rate in bits per second
 
@@ -248,18 +251,25 @@ def _run(flags: argparse.Namespace, names: Sequence[str], work: Sequence[str], f
         effort = Effort(flags.time or TIME[flags.kind], flags.rounds, BLOCK[flags.kind])
         hosts = network(flags.hosts) if flags.hosts > 1 else contextlib.nullcontext()
         try:
-            with hosts as made, contextlib.closing(InterleavedRun(
-                    plan, _methods(flags, folder, made), effort, show, _bandwidth_limiter(made), flags.hosts)) as run:
+            with (hosts as made, contextlib.closing(_fork_server()) as server, contextlib.closing(InterleavedRun(
+                    plan, _methods(flags, folder, made, server), effort, show, _bandwidth_limiter(made),
+                    flags.hosts)) as run):
                 run.run(names, flags.peers, work, rows)
         except BenchmarkTimeoutError:
             return f"{timeout_message(flags.timeout)}; the last activity: {activity}"
     return ""
 
 
-def _methods(flags: argparse.Namespace, folder: Path, hosts: VirtualNetwork | None) -> list[LaunchMethod]:
+def _fork_server() -> SharedForkServer:
+    """Return the fork server of all jobs, which run the same program."""
+    return SharedForkServer([sys.executable], _PRELOADED, {**os.environ, **START}, ())
+
+
+def _methods(flags: argparse.Namespace, folder: Path, hosts: VirtualNetwork | None, server: SharedForkServer
+             ) -> list[LaunchMethod]:
     methods = []
     for launcher in flags.launchers:
-        starter = Starter(launcher, folder, hosts, flags.np // flags.hosts)
+        starter = Starter(launcher, folder, hosts, flags.np // flags.hosts, lambda: server.stand_in)
         methods.append(LaunchMethod(
             f", {starter.title}" if len(flags.launchers) > 1 else "", starter.command,
             functools.partial(objection, launcher, ranks=flags.np, several_hosts=flags.hosts > 1),

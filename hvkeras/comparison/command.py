@@ -56,6 +56,8 @@ def parser() -> argparse.ArgumentParser:
                         " sharded update of the optimizer, without, or both; by default, as the script specifies.")
     parser.add_argument("--baseline", action=argparse.BooleanOptionalAction, default=True, help="Run on one process"
                         " as well, for the scaling efficiency (default: yes).")
+    parser.add_argument("--preload", action=argparse.BooleanOptionalAction, default=True, help="Import TensorFlow and"
+                        " Keras once, and fork the ranks of all runs on this host from there (default: yes).")
     parser.add_argument("--repeat", type=repeats, default=1, metavar="N", help="Number of runs of each job (default:"
                         " 1), in rounds: every backend, then one process, and again.")
     parser.add_argument("--timeout", type=seconds, default=TIMEOUT, metavar="SECONDS", help="Timeout of each run in"

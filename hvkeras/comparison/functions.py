@@ -130,7 +130,8 @@ def flags_of(
     return argparse.Namespace(
         np=tuple(sorted(set(sizes))), baseline=baseline, repeat=repeat, timeout=timeout, hosts=hosts, shard_update=(),
         backends=backends if backends is None or isinstance(backends, str) else ",".join(backends),
-        out=None if out is None else str(out), verbose=verbose, data_parallel=False, trial=trial, command=())
+        out=None if out is None else str(out), verbose=verbose, data_parallel=False, preload=True, trial=trial,
+        command=())
 
 
 def compared(func: Callable[..., Any], flags: argparse.Namespace) -> ComparisonResult:

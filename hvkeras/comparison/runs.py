@@ -12,8 +12,14 @@ from pathlib import Path
 from hvkeras.comparison.result import ONE_PROCESS, SHARED, Result, backend_of, result, weight_difference
 from hvkeras.comparison.trial import ProgressDisplay, Trial
 from hvkeras.diagnostics.record import WEIGHTS, Record
+from hvkeras.errors import MachineError
 from hvkeras.launcher.exit_report import TAIL_LINES
+from hvkeras.launcher.job_spec import start_variables
+from hvkeras.launcher.preload import preload_of
+from hvkeras.launcher.shared_fork_server import SharedForkServer
+from hvkeras.settings import Settings
 
+MODULES = "tensorflow,keras"  # that the ranks of all runs share, unless HVKERAS_PRELOAD names others
 Job = tuple[str, int]  # a backend, or ONE_PROCESS, and its number of processes
 
 
@@ -55,6 +61,18 @@ def _has_several_sizes(flags: argparse.Namespace) -> bool:
     return len({size for size in flags.np if size > 1}) > 1
 
 
+def _fork_server(flags: argparse.Namespace) -> SharedForkServer | None:
+    """Return a fork server for all runs; None if they are not forked."""
+    if not flags.preload or flags.hosts or flags.data_parallel or flags.trial is not Trial:
+        return None
+    environment = start_variables(os.environ)
+    settings = Settings({"HVKERAS_PRELOAD": MODULES, **environment})
+    preload, _ = preload_of(flags.command, settings, os.getcwd())
+    if not preload:
+        return None
+    return SharedForkServer(preload["python"], settings.preload, environment, preload["request"]["command"])
+
+
 class Runs:
     """Sequential run of all trials.
 
@@ -67,6 +85,7 @@ class Runs:
     def __init__(self, trials: Sequence[Trial], problems: Mapping[Job, str], flags: argparse.Namespace,
                  display: ProgressDisplay) -> None:
         self._trials, self._problems, self._flags, self._display = trials, problems, flags, display
+        self._server: SharedForkServer | None = None
         self._seconds: dict[Job, float] = {}
         self._failed: set[Job] = set()
         self._references: dict[int, Path] = {}  # by number of processes: the records of the first backend that ran
@@ -74,12 +93,14 @@ class Runs:
     def results(self) -> list[Result]:
         """Run all trials, and return their results. A job that has failed is not run again."""
         found = []
+        self._server = _fork_server(self._flags)
         try:
             for number, trial in enumerate(self._trials):
                 if (trial.name, trial.processes) not in self._failed:
                     found.append(self._result(number, trial))
                     self._remove_weights(trial)
         finally:
+            self._close_server()
             for trial in self._trials:
                 (trial.records / WEIGHTS).unlink(missing_ok=True)
         return found
@@ -88,8 +109,7 @@ class Runs:
         job = trial.name, trial.processes
         unavailable = self._problems.get(job, "")
         begun = time.monotonic()
-        problem = unavailable or trial.run(self._flags.timeout, self._heading(number, trial), self._display,
-                                           self._flags.verbose, self._estimate(number))
+        problem = unavailable or self._run(number, trial)
         seconds = time.monotonic() - begun
         if problem:
             error_tail = "" if unavailable else "\n".join(trial.text("stderr").splitlines()[-TAIL_LINES:])
@@ -103,6 +123,30 @@ class Runs:
         elif trial.name != ONE_PROCESS:
             self._references.setdefault(trial.processes, trial.records)
         return replace(found, round=trial.round, seconds=None if unavailable else seconds)
+
+    def _run(self, number: int, trial: Trial) -> str:
+        """Run a trial, forked if possible; return why it failed, or ""."""
+        forked = trial
+        if self._server is not None:
+            try:
+                forked = replace(trial, arguments=[*trial.arguments[:-len(self._flags.command)],
+                                                   *self._server.stand_in, *self._server.command])
+            except MachineError as error:
+                self._display.say(f"hvkeras compare: starts each rank as a new Python process: {error}")
+                self._close_server()
+        problem = forked.run(self._flags.timeout, self._heading(number, trial), self._display, self._flags.verbose,
+                             self._estimate(number))
+        if problem and self._server is not None and "PreloadError" in trial.text("stderr"):
+            self._display.say("hvkeras compare: starts each rank as a new Python process, since the script sets a"
+                              f" variable that its imports read: {problem.partition(' HINT: ')[0]}")
+            self._close_server()
+            return self._run(number, trial)
+        return problem
+
+    def _close_server(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self._server = None
 
     def _difference(self, trial: Trial) -> float | str | None:
         first = self._references.get(trial.processes)

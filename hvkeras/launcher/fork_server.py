@@ -18,6 +18,7 @@ import contextlib
 import ctypes
 import gc
 import importlib
+import io
 import json
 import mmap
 import os
@@ -41,7 +42,8 @@ from hvkeras.launcher.preloading import Imports, at_start
 
 # Program of the process: loads the sources of a fork server, and runs it. Its argument is the descriptor of an order.
 BOOT = """import json, os, sys, types
-order = json.loads(os.pread(int(sys.argv[1]), os.fstat(int(sys.argv[1])).st_size, 0))
+with open(int(sys.argv[1]), "rb") as file:
+    order = json.loads(os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0))
 for name, source in order["sources"]:
     sys.modules[name] = types.ModuleType(name)
     exec(compile(source, name, "exec"), vars(sys.modules[name]))
@@ -85,7 +87,8 @@ def main(order: Mapping[str, Any]) -> None:
 
     Args:
         order: The `modules`, the ranks' `program`, if it is known, and the `control` socket. A shared server has the
-            `address` of its socket instead, and a `life`: the descriptor of a pipe whose end is that of the server.
+            `address` of its socket instead, a `life`, the descriptor of a pipe whose end is that of the server, and
+            variables that `may_differ` between its environment and a rank's.
     """
     sys.argv = [__name__]
     program = order.get("program") or []
@@ -127,6 +130,7 @@ class _Server:
             self._waiting.register(self._control, selectors.EVENT_READ)
             self._waiting.register(order["life"], selectors.EVENT_READ)
         self._is_shared = "address" in order
+        self._may_differ = frozenset(order.get("may_differ", ()))
 
     def serve(self) -> dict[str, Any]:
         """Fork ranks until the owner of the server ends. In each rank, return its request."""
@@ -158,11 +162,12 @@ class _Server:
         if not data:  # withdrawn
             connection.close()
             return None
-        request = json.loads(os.pread(descriptors[0], os.fstat(descriptors[0]).st_size, 0))
+        with open(descriptors.pop(0), "rb") as file:
+            request = json.loads(os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0))
         pid = os.fork()
         if pid == 0:
             try:
-                return self._begin(request, connection, descriptors[1:])
+                return self._begin(request, connection, descriptors)
             except BaseException:  # noqa: BLE001 - nothing else would end this process
                 traceback.print_exc()
                 os._exit(1)
@@ -189,7 +194,7 @@ class _Server:
             os.close(descriptor)
         if "parent" in request:
             _become_child_of(request["parent"])
-        why = _why_cold(request, self._imports)
+        why = _why_cold(request, self._imports, self._may_differ)
         text = why.encode()
         connection.sendall(NUMBER.pack(os.getpid()) + NUMBER.pack(len(text)) + text)
         if not connection.recv(1):
@@ -216,9 +221,11 @@ class _Server:
     def _kill_rank_of(self, descriptor: int) -> None:
         """Kill the rank of a stand-in that was killed; what it sends otherwise is for the rank."""
         for pid, connection in self._ranks.values():
-            if connection.fileno() == descriptor and not connection.recv(1, socket.MSG_PEEK):
-                self._waiting.unregister(connection)
-                os.kill(pid, signal.SIGKILL)  # maybe a zombie, until _send_status has waited for it
+            if connection.fileno() == descriptor:
+                with contextlib.suppress(BlockingIOError):  # the rank has received it
+                    if not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
+                        self._waiting.unregister(connection)
+                        os.kill(pid, signal.SIGKILL)  # maybe a zombie, until _send_status has waited for it
 
     def _end(self) -> NoReturn:
         for pid, _ in self._ranks.values():
@@ -239,7 +246,7 @@ def _become_child_of(agent: int) -> None:
         os._exit(1)
 
 
-def _why_cold(request: Mapping[str, Any], imports: Imports) -> str:
+def _why_cold(request: Mapping[str, Any], imports: Imports, may_differ: frozenset[str]) -> str:
     """Return why a rank has to start as a new Python process, or ""."""
     found = split_command(request["command"])
     if found is None:
@@ -249,7 +256,8 @@ def _why_cold(request: Mapping[str, Any], imports: Imports) -> str:
             not os.path.isfile(script) or script.endswith(".pyc") or zipfile.is_zipfile(script)):
         return f"{found[1][0]} is not a Python script"
     environment = request["environment"]
-    changed = at_start(imports.environment, environment) + imports.changed(environment)
+    changed = [name for name in (*at_start(imports.environment, environment), *imports.changed(environment))
+               if name not in may_differ]
     return f"another {changed[0]} was set when the modules were imported" if changed else ""
 
 
@@ -274,15 +282,15 @@ def _become(request: Mapping[str, Any], imports: Imports) -> None:
     multiprocessing: Any = sys.modules.get("multiprocessing.process")
     if multiprocessing is not None:
         multiprocessing.current_process().authkey = os.urandom(32)
-    for stream in (sys.stdout, sys.stderr):
-        if stream is not None and stream.isatty() and not sys.flags.unbuffered:
-            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.isatty() and not stream.write_through:
+            stream.reconfigure(line_buffering=True)
 
 
 class _MemoryMap(ctypes.Structure):
     """The kernel's `struct prctl_mm_map`: the addresses of a process's parts."""
 
-    _fields_ = [*((name, ctypes.c_uint64) for name in (  # noqa: RUF012 - the name and the type are those of ctypes
+    _fields_ = [*((name, ctypes.c_uint64) for name in (
         "start_code", "end_code", "start_data", "end_data", "start_brk", "brk", "start_stack", "arg_start", "arg_end",
         "env_start", "env_end", "auxv")), ("auxv_size", ctypes.c_uint32), ("exe_fd", ctypes.c_uint32)]
 
@@ -292,7 +300,7 @@ def _show(command: Sequence[str], environment: Mapping[str, str]) -> None:
     arguments = b"".join(os.fsencode(word) + b"\0" for word in command)
     variables = b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in environment.items())
     with open("/proc/self/stat", encoding="ascii", errors="replace") as file:
-        fields = [0, 0, *file.read().rpartition(")")[2].split()]  # numbered as in proc(5), from 1
+        fields = ["", "", *file.read().rpartition(")")[2].split()]  # numbered as in proc(5), from 1
     _libc.mmap.restype = _libc.sbrk.restype = ctypes.c_void_p
     start = _libc.mmap(None, ctypes.c_size_t(len(arguments) + len(variables)), mmap.PROT_READ | mmap.PROT_WRITE,
                        mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, ctypes.c_long(0))

@@ -38,8 +38,8 @@ from hvkeras.errors import MachineError, UsageError, explain
 from hvkeras.host.console import say
 from hvkeras.host.network import host_identity, keep_alive, outward_address, split_address
 from hvkeras.launcher.host_agents import AGENT, BOOT
-from hvkeras.launcher.preload import preload_of
 from hvkeras.launcher.placement import THIS_HOST
+from hvkeras.launcher.preload import preload_of
 from hvkeras.launcher.reporting_hosts import ReportingHosts
 from hvkeras.settings import PREFIX, Settings
 

@@ -147,10 +147,14 @@ def rank_environment(hosts: Sequence[HostRanks], rank: int, address: str) -> dic
             **with_launcher(hvkeras_run.LAUNCHER, variables)}
 
 
+def start_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment, with variables that ranks have by default and that Python or TensorFlow read at once."""
+    return {"PYTHONUNBUFFERED": "1", **quiet_variables(Settings(environment).log_level), **environment}
+
+
 def _host_environment(job: JobSpec, host: HostRanks, secret: str) -> dict[str, str]:
-    defaults = {"PYTHONUNBUFFERED": "1", **quiet_variables(Settings(job.environment).log_level)}
     environment = dict(job.environment) if host.local else exported(job.environment)
-    return {**defaults, **environment, "HVKERAS_SECRET": secret}
+    return {**start_variables(environment), "HVKERAS_SECRET": secret}
 
 
 def _worker_variables(channel: str, worker: WorkerId) -> dict[str, str]:

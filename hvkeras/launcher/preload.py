@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -14,7 +15,6 @@ from hvkeras.settings import Settings
 
 _PYTHON = re.compile(r"python(\d+(\.\d+)?)?t?")
 _SHEBANG = re.compile(rb"#!\s*(\S+/)?(env\s+)?(?P<python>\S*python[\d.]*)\s*(?P<option>\S*)\s*$")
-_SOURCES = ("preloading", "fork_server")  # in the order of imports
 
 
 Preload = dict[str, Any]  # as agents receive it; see `hvkeras.launcher.agent.ForkServer`
@@ -39,30 +39,33 @@ def preload_of(command: Sequence[str], settings: Settings, folder: str, path: st
         return {}, "--data-parallel prepares each process before Python starts"
     named, found = "", list(command)
     if not _PYTHON.fullmatch(os.path.basename(command[0])):
-        script = shutil.which(os.path.join(folder, command[0]) if os.sep in command[0] else command[0], path=path)
-        named, found = os.path.basename(command[0]), _interpreted(script, command)
+        script = command[0] if os.sep in command[0] else shutil.which(command[0], path=path)
+        named, found = os.path.basename(command[0]), _interpreted(script, command, folder)
     split = fork_server.split_command(found) if found else None
     if split is None:
         why = "a fork server runs scripts, -m and -c" if found else f"{command[0]} is not Python"
         return {}, why
     python, program = split
-    here = Path(__file__).parent
     return {
         "python": python,
         "boot": fork_server.BOOT,
-        "order": {"modules": list(settings.preload), "program": program,
-                  "sources": [[f"{__package__}.{name}", (here / f"{name}.py").read_text()] for name in _SOURCES]},
+        "order": {"modules": list(settings.preload), "program": program, "sources": sources()},
         "request": {"command": found, "name": named},
     }, ""
 
 
-def _interpreted(script: str | None, command: Sequence[str]) -> list[str]:
+def sources() -> list[tuple[str, str]]:
+    """Return the names and sources of the modules of a fork server, which hosts without hvkeras run."""
+    here = Path(__file__).parent
+    return [(f"{__package__}.{name}", (here / f"{name}.py").read_text()) for name in ("preloading", "fork_server")]
+
+
+def _interpreted(script: str | None, command: Sequence[str], folder: str) -> list[str]:
     """Return the command line to which the kernel expands that of a Python script; [] for other programs."""
-    if script is None:
-        return []
-    with open(script, "rb") as file:
+    first = None
+    with contextlib.suppress(OSError), open(os.path.join(folder, script or ""), "rb") as file:
         first = _SHEBANG.match(file.readline(4096).rstrip())
-    if first is None:
+    if first is None or script is None:
         return []
     python = first["python"].decode() if first[2] else ((first[1] or b"") + first["python"]).decode()
     return [python, *filter(None, [first["option"].decode()]), script, *command[1:]]

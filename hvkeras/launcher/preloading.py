@@ -23,14 +23,16 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+_bootstrap: Any = importlib._bootstrap  # type: ignore[attr-defined]  # what `importlib.import_module` calls
+
 # Variables that Python and the C library read when a process starts.
 AT_START = re.compile(r"(PYTHON|LD_|MALLOC_)|GLIBC_TUNABLES$")
 # Variables that C++ libraries read when they are loaded; found by tracing `getenv` during `import tensorflow, keras`.
 # XLA_FLAGS, CUDA_VISIBLE_DEVICES and the excluded ones are read by the first operation, or later.
-_BY_LIBRARIES = re.compile(r"OMP_|GOMP_|KMP_|MKL_|ONEDNN_|DNNL_|OPENBLAS_|GOTO_|BLIS_|NPY_|NUMPY_|HDF5_|OPENSSL_")
-_BY_TENSORFLOW = re.compile(r"TF_(?!CONFIG$|XLA_FLAGS$|DETERMINISTIC_OPS$|FORCE_GPU_|CPU_ALLOCATOR|CUDNN_|GPU_|GRPC_|"
+BY_LIBRARIES = re.compile(r"OMP_|GOMP_|KMP_|MKL_|ONEDNN_|DNNL_|OPENBLAS_|GOTO_|BLIS_|NPY_|NUMPY_|HDF5_|OPENSSL_")
+BY_TENSORFLOW = re.compile(r"TF_(?!CONFIG$|XLA_FLAGS$|DETERMINISTIC_OPS$|FORCE_GPU_|CPU_ALLOCATOR|CUDNN_|GPU_|GRPC_|"
                             r"NUM_)|TF2_|GCS_|GRPC_|LLVM_")
-_NOT_READERS = frozenset({"os", "_collections_abc", "collections", __name__})
+_NOT_READERS = frozenset({"os", "_collections_abc", "collections", "importlib", __name__})
 
 
 class PreloadError(RuntimeError):
@@ -57,7 +59,7 @@ class Imports:
     def __init__(self) -> None:
         self.environment: dict[str, str] = dict(os.environ)
         self._filters: list[Any] = list(warnings.filters)
-        self._original = builtins.__import__
+        self._original, self._original_module = builtins.__import__, _bootstrap._gcd_import
         self._reads: dict[str, set[str]] = {}  # by package, as all of these
         self._sets: dict[str, dict[str, str]] = {}
         self._needs: dict[str, set[str]] = {}
@@ -65,6 +67,7 @@ class Imports:
         self._output: dict[str, list[tuple[int, bytes]]] = {}
         self._ends = {1: 0, 2: 0}  # of the output that belongs to a package
         self._captures: dict[int, int] = {}
+        self._importing: list[str] = []  # packages, the innermost one last
         self._hidden: dict[str, types.ModuleType] = {}
         self._with_libraries: set[str] = set()
 
@@ -81,12 +84,14 @@ class Imports:
         for descriptor, file in self._captures.items():
             os.dup2(file, descriptor)
         builtins.__import__, os.environ.__class__ = self._import, _watched(self)
+        _bootstrap._gcd_import = self._import_module
         try:
             for name in names:
                 self._import(name)
                 _require_forkable(name)
         finally:
             builtins.__import__, os.environ.__class__ = self._original, _Environment
+            _bootstrap._gcd_import = self._original_module
             for descriptor, ours in kept.items():
                 os.dup2(ours, descriptor)
                 os.close(ours)
@@ -122,8 +127,8 @@ class Imports:
         found: set[str] = set()
         for package in packages if packages is not None else {_package(name) for name in self._hidden}:
             read = self._reads.get(package, set())
-            for pattern, reads in ((_BY_LIBRARIES, package in self._with_libraries),
-                                   (_BY_TENSORFLOW, package == "tensorflow")):
+            for pattern, reads in ((BY_LIBRARIES, package in self._with_libraries),
+                                   (BY_TENSORFLOW, package == "tensorflow")):
                 if reads:
                     read = read.union(filter(pattern.match, {**self.environment, **environment}))
             found.update(changes(read, self.environment, environment))
@@ -135,7 +140,8 @@ class Imports:
         Raises:
             PreloadError: The import has read a variable that was changed since, and cannot be repeated.
         """
-        affected = {each for each in self._needed_by(package) if self.changed(os.environ, [each])}
+        affected = {each for each in self._needed_by(package)
+                    if each in self._hidden and self.changed(os.environ, [each])}
         if not affected:
             return True
         changed = self.changed(os.environ, affected)
@@ -183,24 +189,35 @@ class Imports:
         """Return a hidden module, which is no longer hidden."""
         return self._hidden.pop(name)
 
-    def _import(self, name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:  # noqa: A002 - Python's parameters
-        """Import as Python does, and note which package needs which."""
-        importer = _package((globals or {}).get("__name__") or "")
+    def _import(self, name: str, globals: Any = None, locals: Any = None, fromlist: Any = (),  # noqa: A002 - Python's
+                level: int = 0) -> Any:
+        """Import as Python does, and note which package needs which, and what it does."""
+        importer = _package(globals["__name__"] or "") if globals and "__name__" in globals else _reader()[0]
         package = importer if level else _package(name)
         if package != importer:
             self._needs.setdefault(importer, set()).add(package)
-        is_new = package not in sys.modules
+        if package in sys.modules:
+            return self._original(name, globals, locals, fromlist, level)
+        self._attribute_effects()
+        self._importing.append(package)
         try:
             return self._original(name, globals, locals, fromlist, level)
         finally:
-            if is_new:
-                self._attribute_effects(package)
+            self._attribute_effects()
+            self._importing.pop()
 
-    def _attribute_effects(self, package: str) -> None:
+    def _import_module(self, name: str, package: Any = None, level: int = 0) -> Any:
+        """Import as `importlib.import_module` does, and note which package needs which."""
+        self._import(name if level == 0 else package, {"__name__": _reader()[0]})
+        return self._original_module(name, package, level)
+
+    def _attribute_effects(self) -> None:
+        """Attribute what has happened since the last call to the package that is being imported."""
+        package = self._importing[-1] if self._importing else ""
         known = [*self._filters, *(one for added in self._added_filters.values() for one in added)]
         added = [one for one in warnings.filters if one not in known]
         if added:
-            self._added_filters[package] = added
+            self._added_filters.setdefault(package, [])[:0] = added
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         for descriptor, end in self._ends.items():
@@ -270,6 +287,8 @@ def _reader() -> tuple[str, Any]:
         package = _package(frame.f_globals.get("__name__") or "")
         if package not in _NOT_READERS and frame.f_globals.get("__name__") not in _NOT_READERS:
             place = place or (id(frame), frame.f_lasti)
+            if package == "tempfile":  # whose folder is chosen again in each rank; absl chooses one for its tests
+                return "", place
             if _can_be_hidden(package):
                 return package, place
         frame = frame.f_back
@@ -318,7 +337,8 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self._imports = imports
         self._own: dict[str, tuple[Any, Any]] = {}
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:  # noqa: ARG002 - Python's parameters
+    def find_spec(self, name: str, path: Any = None,  # noqa: ARG002 - Python's parameters
+                  target: Any = None) -> importlib.machinery.ModuleSpec | None:  # noqa: ARG002 - Python's parameters
         module = self._imports.hidden(name)
         if module is None:
             return None

@@ -49,12 +49,12 @@ def threads() -> set[threading.Thread]:
 def children() -> set[psutil.Process]:
     """Return all running descendant processes.
 
-    Parents of warm ranks and their ranks do not count, as they may belong to another worker; `Job` finds orphans by
+    Fork servers and their ranks do not count, as they may belong to another worker; `Job` finds orphans by
     their mark.
     """
     found: set[psutil.Process] = set()
     for child in psutil.Process().children():
-        if not warm.is_parent(child):
+        if not warm.is_server(child):
             found |= {child, *_children_of(child)}
     return {one for one in found if one.is_running() and "resource_tracker" not in " ".join(_command_line(one))}
 
