@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from harness import LaunchError, Outcome, costs, failure_report, leaks, schedule, start_job, warm
+from harness import LaunchError, Outcome, costs, failure_report, launchers, leaks, schedule, start_job, warm
 from harness.checks import WANTED
 from harness.job import recent
 
@@ -39,6 +39,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options of these tests."""
     group = parser.getgroup("hvkeras")
     group.addoption("--cold", action="store_true", help="start every rank as a new Python process (see harness.warm)")
+    group.addoption("--preload", metavar="MODULES", help="start every rank of hvkeras run with --preload MODULES"
+                    " (implies --cold): each test must have the same outcome")
     group.addoption("--horovod", metavar="FILE", help="file that the build of Horovod creates: tests that need Horovod"
                     " wait for it, and fail if FILE.failed exists")
     group.addoption("--write-times", action="store_true", help="record the duration of tests, which determines their"
@@ -47,7 +49,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Apply the options."""
-    warm.switched_off = config.getoption("cold")
+    warm.switched_off = config.getoption("cold") or bool(config.getoption("preload"))
+    if config.getoption("preload"):
+        os.environ[launchers.PRELOAD] = config.getoption("preload")
     if "PYTEST_XDIST_WORKER" not in os.environ:
         config.stash[_WARM] = warm.Session()
         config.pluginmanager.register(failure_report.FailureReport(config.getoption("write_times")))

@@ -15,11 +15,13 @@ from pathlib import Path
 FOLDERS = ("hvkeras", "backends")
 TABLE = Path("hvkeras/compat/patches.py")
 RULE = "a patch of a foreign class or module must be a row of hvkeras/compat/patches.py"
-# Documented hooks; `sys.exit`, which job/failure.py restores like these hooks; the attribute that a loader sets; and
-# what global_batch/rank_process.py must change before TensorFlow is imported.
+# Documented hooks; `sys.exit`, which job/failure.py restores like these hooks; the attributes that a loader sets; what
+# global_batch/rank_process.py must change before TensorFlow is imported; and what a fork server watches while it
+# imports, and sets as a new Python process does.
 # Streams (`sys.stdout`) are set by `setattr` with a variable name.
 SETTABLE = {"sys.argv", "sys.excepthook", "sys.exit", "threading.excepthook", "mpi4py.rc.initialize",
-            "module.__spec__", "os.listdir", "os.scandir"}
+            "module.__spec__", "module.__loader__", "os.listdir", "os.scandir", "builtins.__import__",
+            "os.environ.__class__", "sys.orig_argv", "tempfile.tempdir"}
 STREAMS = "sys"
 SETTERS = ("setattr", "delattr", "object.__setattr__", "object.__delattr__", "type.__setattr__", "type.__delattr__")
 KINDS = ("type", "ModuleType", "types.ModuleType")

@@ -160,11 +160,15 @@ def _run_with(flags: argparse.Namespace, hosts: Sequence[HostRanks], environment
                                  trace_file=flags.trace_file))
     folder = Path(flags.output_filename).absolute() if flags.output_filename else None
     live = sys.stdout.isatty()
-    command = flags.command
+    command, prepare = flags.command, None
     has_several_ranks = sum(len(host.ranks) for host in hosts) > 1
     if flags.data_parallel and (has_several_ranks or rank_process.is_recorded(settings)):
         command = rank_process.wrapped(command, not flags.no_private_folders)
         environment = {**environment, **({rank_process.SWITCH: "on"} if has_several_ranks else {})}
+        if settings.preload:
+            prepare = {"name": "hvkeras.global_batch.rank_process:prepare",
+                       "private_folders": not flags.no_private_folders}
+            environment = rank_process.with_hash_seed(environment) if has_several_ranks else environment
     job = JobSpec(
         command=command,
         hosts=hosts,
@@ -178,6 +182,8 @@ def _run_with(flags: argparse.Namespace, hosts: Sequence[HostRanks], environment
         pool=pool,
         reporting=reporting,
         tf_config=flags.tf_config,
+        forked=flags.command,
+        prepare=prepare,
     )
 
     def printer(append: bool, size: int) -> Printer:

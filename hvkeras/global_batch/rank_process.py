@@ -12,6 +12,7 @@ import hashlib
 import io
 import os
 import random
+import secrets
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -36,7 +37,7 @@ _HASH_SEED = "PYTHONHASHSEED"  # the seed of everything; Python itself reads it 
 
 
 def wrapped(command: Sequence[str], private_folders: bool) -> list[str]:
-    """Return a command line that prepares the process of a rank, and then runs `command` in it.
+    """Return a command line that prepares the process of a rank, and then runs `command` in it; see `unwrapped`.
 
     Args:
         private_folders: Whether ranks other than 0 write to private folders.
@@ -57,6 +58,32 @@ def become(command: list[str], private_folders: bool) -> NoReturn:
         UsageError: A variable of the launcher or a setting cannot be read.
         SystemExit: The command cannot be started.
     """
+    environ = _environment_of_rank(command, private_folders)
+    try:
+        os.execvpe(command[0], command, environ)
+    except OSError as error:
+        text = explain(f"The command must start on every host ({error.strerror})",
+                       "check its spelling, the PATH and the current folder there", command=command[0])
+        print(f"hvkeras exec: {text}", file=sys.stderr)
+        sys.exit(126 if isinstance(error, PermissionError) else 127)  # as shells do
+
+
+def prepare(command: Sequence[str], private_folders: bool) -> None:
+    """Make this process that of a rank, as `become` does, in a fork server's process that will run the command.
+
+    Args:
+        command: Command line of a Python program.
+        private_folders: As for `wrapped`.
+    """
+    environ = _environment_of_rank(command, private_folders)
+    os.environ.clear()
+    os.environ.update(environ)
+    sys.path.insert(1, str(SITE))
+    install()
+
+
+def _environment_of_rank(command: Sequence[str], private_folders: bool) -> dict[str, str]:
+    """Enter the private folders of a rank, and return its environment."""
     settings, launch, environ = Settings(), detect_launch(), dict(os.environ)
     if launch.size > 1:
         environ = environment(environ, seed_of(settings, launch))
@@ -65,13 +92,7 @@ def become(command: list[str], private_folders: bool) -> NoReturn:
             _mute(1)
     elif is_recorded(settings):
         environ = recorded(environ)
-    try:
-        os.execvpe(command[0], command, environ)
-    except OSError as error:
-        text = explain(f"The command must start on every host ({error.strerror})",
-                       "check its spelling, the PATH and the current folder there", command=command[0])
-        print(f"hvkeras exec: {text}", file=sys.stderr)
-        sys.exit(126 if isinstance(error, PermissionError) else 127)  # as shells do
+    return environ
 
 
 def is_recorded(settings: Settings) -> bool:
@@ -95,6 +116,12 @@ def environment(environ: Mapping[str, str], seed: int) -> dict[str, str]:
     """
     chosen = environ.get(_HASH_SEED, "")
     return {**recorded(environ), SWITCH: "on", _HASH_SEED: chosen if chosen.isdecimal() else str(seed)}
+
+
+def with_hash_seed(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment with a seed for all ranks of a job, which a fork server needs when its Python starts."""
+    chosen = environ.get(_HASH_SEED, "")
+    return {**environ, _HASH_SEED: chosen if chosen.isdecimal() else str(secrets.randbits(32))}
 
 
 def seed_of(settings: Settings, launch: Launch) -> int:

@@ -201,7 +201,7 @@ class Agent:
             ends += os.pipe()
             worker = WorkerProcess(spec["worker"], {ends[0]: "stdout", ends[2]: "stderr"})
             environment = {**os.environ, **job["environment"], **spec["environment"]}
-            connection = self._forked(worker, job, environment, ends) if job.get("preload") else None
+            connection = self._forked(worker, job, spec, environment, ends) if job.get("preload") else None
             if connection is None:
                 process = subprocess.Popen(
                     spec["command"], cwd=job["folder"], env=environment, stdin=subprocess.DEVNULL,
@@ -243,8 +243,8 @@ class Agent:
 
     # Workers that are forked.
 
-    def _forked(self, worker: WorkerProcess, job: dict[str, Any], environment: dict[str, str], ends: list[int]
-                ) -> socket.socket | None:
+    def _forked(self, worker: WorkerProcess, job: dict[str, Any], spec: dict[str, Any], environment: dict[str, str],
+                ends: list[int]) -> socket.socket | None:
         """Request a worker from a fork server; return None if there can be none, as its Python does not start."""
         preload = job["preload"]
         key = json.dumps([preload["python"], preload["order"]["modules"], preload["order"]["program"],
@@ -255,8 +255,8 @@ class Agent:
                 self._servers[key] = ForkServer(preload, job["folder"], {**os.environ, **job["environment"]},
                                                 self._before_exec)
             worker.server = self._servers[key]
-            return worker.server.fork({**preload["request"], "environment": environment, "folder": job["folder"],
-                                       "parent": self._pid}, [null, ends[1], ends[3]])
+            return worker.server.fork({**preload["request"], "cold": spec["command"], "environment": environment,
+                                       "folder": job["folder"], "parent": self._pid}, [null, ends[1], ends[3]])
         except OSError:
             return None
         finally:

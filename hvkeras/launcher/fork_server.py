@@ -6,7 +6,13 @@ under any launcher; its ranks stay its own children.
 
 A request comes over a connection of its own, with file descriptors: the request as JSON, standard input, output and
 error, and namespaces to enter. The rank answers with its process ID, and waits for a byte before it runs. A shared
-server then sends the rank's exit status.
+server then sends the rank's exit status. A request has:
+
+- `command`, the command line of a Python program, and `cold`, the one to execute if it cannot be forked;
+- `environment` and `folder`; from a stand-in, `umask` and `cores`;
+- `parent`, the process ID of the agent, if the rank becomes its child;
+- `name`, the process's name, if it is not that of Python;
+- `prepare`, optionally: the `name` of a function, as `module:function`, and further arguments for it beside `command`.
 
 Python runs this file from its source text, as the host may have no hvkeras; so it uses only the standard library.
 """
@@ -36,6 +42,7 @@ import types
 import zipfile
 from collections.abc import Mapping, Sequence
 from importlib.machinery import BuiltinImporter, SourceFileLoader
+from pkgutil import resolve_name
 from typing import Any, NoReturn
 
 from hvkeras.launcher.preloading import Imports, at_start
@@ -123,10 +130,12 @@ class _Server:
             self._control = socket.socket(fileno=order["control"])
             self._waiting.register(self._control, selectors.EVENT_READ)
         else:
+            folder, name = os.path.split(order["address"])
+            os.chdir(folder)  # as a socket's path must be short
             self._control = socket.socket(socket.AF_UNIX)
-            self._control.bind(f"{order['address']}.unready")
+            self._control.bind(f"{name}.unready")
             self._control.listen(64)
-            os.rename(f"{order['address']}.unready", order["address"])
+            os.rename(f"{name}.unready", name)
             self._waiting.register(self._control, selectors.EVENT_READ)
             self._waiting.register(order["life"], selectors.EVENT_READ)
         self._is_shared = "address" in order
@@ -205,7 +214,8 @@ class _Server:
             os.chdir(request["folder"])
             for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores
                 signal.signal(number, signal.SIG_DFL)
-            os.execvpe(request["command"][0], request["command"], request["environment"])
+            command = request.get("cold") or request["command"]
+            os.execvpe(command[0], command, request["environment"])
         return request
 
     def _send_status(self, descriptor: Any) -> None:
@@ -270,11 +280,12 @@ def _become(request: Mapping[str, Any], imports: Imports) -> None:
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["folder"])
-    _show(request["command"], request["environment"])
     _libc.prctl(_SET_NAME, os.path.basename(request.get("name") or request["command"][0]).encode(), 0, 0, 0)
     sys.orig_argv = list(request["command"])
     importlib.invalidate_caches()
     imports.hide()
+    if prepare := dict(request.get("prepare") or {}):
+        resolve_name(prepare.pop("name"))(request["command"], **prepare)
     generator: Any = imports.hidden("numpy.random")
     if generator is not None:
         generator.seed()  # Python seeds its own
@@ -282,6 +293,7 @@ def _become(request: Mapping[str, Any], imports: Imports) -> None:
     multiprocessing: Any = sys.modules.get("multiprocessing.process")
     if multiprocessing is not None:
         multiprocessing.current_process().authkey = os.urandom(32)
+    _show(request["command"], os.environ)
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and stream.isatty() and not stream.write_through:
             stream.reconfigure(line_buffering=True)

@@ -37,6 +37,8 @@ class JobSpec:
         ends_on_same_error: End the job if the same exception occurs twice in a row.
         last_error: The exception of the failure before this start; "" if there was none.
         tf_config: Give each rank a TF_CONFIG in which it is a worker.
+        forked: Command line of a rank that is forked, if it is not `command`, as something prepares the process:
+        prepare: That, as a fork server receives it.
     """
 
     command: Sequence[str]
@@ -53,6 +55,8 @@ class JobSpec:
     ends_on_same_error: bool = False
     last_error: str = ""
     tf_config: bool = False
+    forked: Sequence[str] = ()
+    prepare: Mapping[str, Any] | None = None
 
     @property
     def size(self) -> int:
@@ -62,8 +66,8 @@ class JobSpec:
     @property
     def preload(self) -> tuple[Preload, str]:
         """What fork servers need to fork the ranks, and why they do not fork them; both empty without --preload."""
-        return preload_of(self.command, Settings(self.environment), self.folder,
-                          self.environment.get("PATH", os.defpath))
+        return preload_of(self.forked or self.command, Settings(self.environment), self.folder,
+                          self.environment.get("PATH", os.defpath), self.prepare)
 
 
 Order = dict[str, Any]  # as the agent receives it; see `hvkeras.launcher.agent.Agent`

@@ -6,7 +6,8 @@ import contextlib
 import os
 import re
 import shutil
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ _SHEBANG = re.compile(rb"#!\s*(\S+/)?(env\s+)?(?P<python>\S*python[\d.]*)\s*(?P<
 Preload = dict[str, Any]  # as agents receive it; see `hvkeras.launcher.agent.ForkServer`
 
 
-def preload_of(command: Sequence[str], settings: Settings, folder: str, path: str | None = None) -> tuple[Preload, str]:
+def preload_of(command: Sequence[str], settings: Settings, folder: str, path: str | None = None,
+               prepare: Mapping[str, Any] | None = None) -> tuple[Preload, str]:
     """Return the part of a job for fork servers, and why they do not fork its ranks; both empty without --preload.
 
     Example:
@@ -32,11 +34,10 @@ def preload_of(command: Sequence[str], settings: Settings, folder: str, path: st
         settings: Settings of the ranks.
         folder: Working folder of the ranks.
         path: Their PATH; that of this process by default.
+        prepare: What prepares a forked process for the command: see `hvkeras.launcher.fork_server`.
     """
     if not settings.preload or not command:
         return {}, ""
-    if settings.data_parallel:
-        return {}, "--data-parallel prepares each process before Python starts"
     named, found = "", list(command)
     if not _PYTHON.fullmatch(os.path.basename(command[0])):
         script = command[0] if os.sep in command[0] else shutil.which(command[0], path=path)
@@ -46,11 +47,13 @@ def preload_of(command: Sequence[str], settings: Settings, folder: str, path: st
         why = "a fork server runs scripts, -m and -c" if found else f"{command[0]} is not Python"
         return {}, why
     python, program = split
+    if prepare and Path(shutil.which(python[0], path=path) or "").parent != Path(sys.executable).parent:
+        return {}, f"{python[0]} is not the Python of hvkeras, which prepares the process"
     return {
         "python": python,
         "boot": fork_server.BOOT,
         "order": {"modules": list(settings.preload), "program": program, "sources": sources()},
-        "request": {"command": found, "name": named},
+        "request": {"command": found, "name": named, "prepare": prepare},
     }, ""
 
 

@@ -23,7 +23,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-_bootstrap: Any = importlib._bootstrap  # type: ignore[attr-defined]  # what `importlib.import_module` calls
+_bootstrap: Any = importlib._bootstrap  # what `importlib.import_module` calls
 
 # Variables that Python and the C library read when a process starts.
 AT_START = re.compile(r"(PYTHON|LD_|MALLOC_)|GLIBC_TUNABLES$")
@@ -264,7 +264,8 @@ def _watched(imports: Imports) -> Any:
     class Watched(_Environment):  # type: ignore[misc]
         def __getitem__(self, name: Any) -> Any:
             package, place = _reader()
-            if isinstance(name, str) and place != self.__dict__.get("_listed"):  # `dict(os.environ)` reads all, and depends on none
+            is_listing = place == self.__dict__.get("_listed")  # `dict(os.environ)` reads all, and depends on none
+            if isinstance(name, str) and not is_listing:
                 imports.note_read(package, name)
             return super().__getitem__(name)
 

@@ -33,7 +33,7 @@ def main(addresses: list[str], command: list[str]) -> None:
     """
     with socket.socket(socket.AF_UNIX) as server:
         try:
-            server.connect(addresses[_rank() % len(addresses)])
+            _connect(server, addresses[_rank() % len(addresses)])
         except OSError:
             os.execvp(command[0], command)
         with open("/proc/self/comm", "w", encoding="ascii") as name:
@@ -58,6 +58,14 @@ def main(addresses: list[str], command: list[str]) -> None:
             signal.signal(killer, signal.SIG_DFL)
         os.kill(os.getpid(), killer)
     os._exit(os.waitstatus_to_exitcode(status))
+
+
+def _connect(server: socket.socket, address: str) -> None:
+    folder = os.open(os.path.dirname(address), os.O_RDONLY)
+    try:
+        server.connect(f"/proc/self/fd/{folder}/{os.path.basename(address)}")  # as a socket's path must be short
+    finally:
+        os.close(folder)
 
 
 def _send_request(server: socket.socket, command: list[str]) -> None:

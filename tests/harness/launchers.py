@@ -22,6 +22,7 @@ ENGINES = ("native", "tfdist", "horovod")
 SCHEDULERS = ("torchrun_variables", "keras_variables", "slurm_step")
 PAIRS = tuple((launcher, engine) for launcher in LAUNCHERS for engine in ENGINES)
 
+PRELOAD = "HARNESS_PRELOAD"  # environment variable: the modules of `pytest --preload`
 FIRST_PORT = 20_000  # lowest port on which tests listen
 
 BIN = Path(sys.executable).parent
@@ -52,7 +53,8 @@ class Command:
 def clean_environment(folder: Path) -> dict[str, str]:
     """Return this process's environment without the variables of launchers, with `folder` for temporary files."""
     inherited = {name: value for name, value in os.environ.items() if not _FOREIGN.match(name) or name == costs.FOLDER}
-    return inherited | {
+    preload = {"HVKERAS_PRELOAD": os.environ[PRELOAD]} if PRELOAD in os.environ else {}
+    return inherited | preload | {
         "PATH": f"{BIN}{os.pathsep}{inherited.get('PATH', os.defpath)}",
         "PYTHONPATH": f"{TESTS}{os.pathsep}{TESTS / 'harness' / 'hidden'}",
         "PYTHONFAULTHANDLER": "1",  # prints stacks on SIGABRT, which is sent at the deadline
