@@ -21,7 +21,7 @@ RULE = "a patch of a foreign class or module must be a row of hvkeras/compat/pat
 # Streams (`sys.stdout`) are set by `setattr` with a variable name.
 SETTABLE = {"sys.argv", "sys.excepthook", "sys.exit", "threading.excepthook", "mpi4py.rc.initialize",
             "module.__spec__", "module.__loader__", "os.listdir", "os.scandir", "builtins.__import__",
-            "os.environ.__class__", "sys.orig_argv", "tempfile.tempdir"}
+            "os.environ.__class__", "random.random", "random.getrandbits", "sys.orig_argv", "tempfile.tempdir"}
 STREAMS = "sys"
 SETTERS = ("setattr", "delattr", "object.__setattr__", "object.__delattr__", "type.__setattr__", "type.__delattr__")
 KINDS = ("type", "ModuleType", "types.ModuleType")

@@ -18,7 +18,8 @@ from hvkeras.errors import MachineError, explain
 
 LAUNCHERS = {"hvkeras": ("hvkeras run", "run"), "mpirun": ("mpirun (Open MPI)", "mpi"),
              "tf_config": ("TF_CONFIG", "tf_config")}
-START = {"PYTHONUNBUFFERED": "1"}  # variables of all ranks, under every launcher, which Python reads when it starts
+# Variables of all ranks, under every launcher: what Python reads when it starts, and no second fork server.
+START = {"PYTHONUNBUFFERED": "1", "HVKERAS_PRELOAD": ""}
 _PORTS = range(23451, 32000, 100)  # of the first workers in TF_CONFIG; all ports of a new network namespace are free
 
 # Program of a rank; not with `-m`, which would search the current folder first.

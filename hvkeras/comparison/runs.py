@@ -66,7 +66,7 @@ def _fork_server(flags: argparse.Namespace) -> SharedForkServer | None:
     if not flags.preload or flags.hosts or flags.data_parallel or flags.trial is not Trial:
         return None
     environment = start_variables(os.environ)
-    settings = Settings({"HVKERAS_PRELOAD": MODULES, **environment})
+    settings = Settings({**environment, "HVKERAS_PRELOAD": environment.get("HVKERAS_PRELOAD") or MODULES})
     preload, _ = preload_of(flags.command, settings, os.getcwd())
     if not preload:
         return None
@@ -129,8 +129,9 @@ class Runs:
         forked = trial
         if self._server is not None:
             try:
-                forked = replace(trial, arguments=[*trial.arguments[:-len(self._flags.command)],
-                                                   *self._server.stand_in, *self._server.command])
+                flags = trial.arguments[:-len(self._flags.command)]
+                forked = replace(trial, arguments=["--no-preload", *flags, *self._server.stand_in,
+                                                   *self._server.command])
             except MachineError as error:
                 self._display.say(f"hvkeras compare: starts each rank as a new Python process: {error}")
                 self._close_server()

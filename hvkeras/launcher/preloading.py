@@ -16,6 +16,7 @@ import importlib.abc
 import importlib.machinery
 import itertools
 import os
+import random
 import re
 import sys
 import types
@@ -24,6 +25,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 _bootstrap: Any = importlib._bootstrap  # what `importlib.import_module` calls
+_generator: Any = random._inst  # of Python's random numbers
 
 # Variables that Python and the C library read when a process starts.
 AT_START = re.compile(r"(PYTHON|LD_|MALLOC_)|GLIBC_TUNABLES$")
@@ -65,6 +67,7 @@ class Imports:
         self._needs: dict[str, set[str]] = {}
         self._added_filters: dict[str, list[Any]] = {}
         self._output: dict[str, list[tuple[int, bytes]]] = {}
+        self._draws: dict[str, list[tuple[str, int]]] = {}  # of Python's random numbers: methods and arguments
         self._ends = {1: 0, 2: 0}  # of the output that belongs to a package
         self._captures: dict[int, int] = {}
         self._importing: list[str] = []  # packages, the innermost one last
@@ -84,14 +87,16 @@ class Imports:
         for descriptor, file in self._captures.items():
             os.dup2(file, descriptor)
         builtins.__import__, os.environ.__class__ = self._import, _watched(self)
-        _bootstrap._gcd_import = self._import_module
+        _bootstrap._gcd_import, _generator.__class__ = self._import_module, _watched_generator(self)
+        random.random, random.getrandbits = _generator.random, _generator.getrandbits
         try:
             for name in names:
                 self._import(name)
                 _require_forkable(name)
         finally:
             builtins.__import__, os.environ.__class__ = self._original, _Environment
-            _bootstrap._gcd_import = self._original_module
+            _bootstrap._gcd_import, _generator.__class__ = self._original_module, random.Random
+            random.random, random.getrandbits = _generator.random, _generator.getrandbits
             for descriptor, ours in kept.items():
                 os.dup2(ours, descriptor)
                 os.close(ours)
@@ -168,6 +173,8 @@ class Imports:
             warnings._filters_mutated()  # type: ignore[attr-defined]
         for descriptor, text in self._output.pop(package, ()):
             os.write(descriptor, text)
+        for method, argument in self._draws.pop(package, ()):  # a script may have seeded the generator
+            getattr(_generator, method)(*filter(None, [argument]))
         for name in sorted(own, key=lambda name: name.count(".")):  # parents before children
             if name in self._hidden:
                 self._release_module(name)
@@ -234,6 +241,11 @@ class Imports:
         """Note that a package has set a variable."""
         self._sets.setdefault(package, {})[name] = value
 
+    def note_draw(self, method: str, argument: int = 0) -> None:
+        """Note that the package that is being imported has drawn a random number."""
+        if self._importing:
+            self._draws.setdefault(self._importing[-1], []).append((method, argument))
+
     def _needed_by(self, package: str) -> list[str]:
         found, waiting = [package], [package]
         while waiting:
@@ -276,6 +288,27 @@ def _watched(imports: Imports) -> Any:
         def __setitem__(self, name: Any, value: Any) -> None:
             imports.note_set(_reader()[0], name, value)
             super().__setitem__(name, value)
+
+    return Watched
+
+
+def _watched_generator(imports: Imports) -> Any:
+    """Return the class of Python's random numbers during imports, which notes the draws."""
+    below: Any = random.Random._randbelow_with_getrandbits  # type: ignore[attr-defined]
+
+    class Watched(random.Random):
+        def random(self) -> float:
+            imports.note_draw("random")
+            return super().random()
+
+        def getrandbits(self, k: int) -> int:
+            if sys._getframe(1).f_code is not below.__code__:
+                imports.note_draw("getrandbits", k)
+            return super().getrandbits(k)
+
+        def _randbelow(self, n: int) -> int:  # draws bits until the number is small enough
+            imports.note_draw("_randbelow", n)
+            return int(below(self, n))
 
     return Watched
 

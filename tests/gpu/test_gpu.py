@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from harness import Outcome
+from harness.launchers import BIN
 from hvkeras.backends.horovod import installed
 
 pytestmark = pytest.mark.nightly  # not part of `make test`
@@ -182,3 +184,31 @@ def test_the_report_divides_the_time_of_steps(backend: str, gpus: int, launch: C
         parts = [split[name] for name in ("input", "compute", "wait", "communication")]
         assert split["step"] == pytest.approx(sum(parts)) and min(parts) >= 0 and split["steps"] > 0
     print(json.dumps([each["split"] for each in found["ranks"]]))
+
+
+def test_forked_ranks_have_their_gpus(gpus: int, tmp_path: Path) -> None:
+    """The fork server opens no GPU; each rank opens its own, and one that the script has chosen before its imports."""
+    require("ranks that are forked (--preload)", gpus, 1)
+    script = tmp_path / "train.py"
+    script.write_text("""import os
+if "chosen" in os.environ:
+    os.environ["CUDA_VISIBLE_DEVICES"] = os.environ["chosen"]
+import keras, numpy as np, tensorflow as tf
+import hvkeras as hvd
+print("GPUs:", len(tf.config.list_physical_devices("GPU")))
+hvd.init()
+keras.utils.set_random_seed(1)
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)), "mse")
+model.fit(np.ones((32, 4)), np.ones((32, 1)), verbose=0)
+print("on", {variable.value.device[-5:] for variable in model.variables})
+""")
+    for chosen, seen in ((None, gpus), ("0", 1), ("", 0)):
+        environment = {**os.environ, **({} if chosen is None else {"chosen": chosen})}
+        flags = ["-np", "2", "--preload", "tensorflow,keras"]
+        done = subprocess.run([str(BIN / "hvkeras"), "run", *flags, sys.executable, str(script)], env=environment,
+                              cwd=tmp_path, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        assert "in spite of --preload" not in done.stderr
+        assert done.stdout.count(f"GPUs: {seen}\n") == 2
+        assert done.stdout.count(f"{'GPU' if seen else 'CPU'}:") == 2

@@ -18,7 +18,7 @@ import pytest
 
 import hvkeras as hvd
 from hvkeras.diagnostics.record import WEIGHTS, Record
-from launch.hvkeras_run import Started, run, warm_ranks
+from launch.hvkeras_run import Started, run
 
 WORKERS = Path(__file__).parent / "workers"
 DEADLINE = 300.0  # seconds for a comparison: three jobs of a script that imports TensorFlow
@@ -60,8 +60,8 @@ def test_flags_behind_the_command_are_an_error_unless_they_are_meant(tmp_path: P
 
 @pytest.mark.slow
 def test_a_script_with_fit_is_compared_on_two_backends(tmp_path: Path) -> None:
-    done = compare(["--backends", "horovod,tfdist", *warm_ranks([sys.executable, str(WORKERS / "compared_fit.py")])],
-                   tmp_path, charts=True)
+    done = compare(["--backends", "horovod,tfdist", sys.executable, str(WORKERS / "compared_fit.py")], tmp_path,
+                   charts=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""  # no progress without a terminal
     found = rows(done)
@@ -138,10 +138,25 @@ def test_a_script_for_one_process_is_compared_with_itself(tmp_path: Path) -> Non
     assert (tmp_path / "out" / "native" / "stdout").read_text().count("loss:") == 1
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", [[], ["--no-preload"]])
+def test_a_script_that_cannot_be_forked_runs_in_new_processes(flags: list[str], tmp_path: Path) -> None:
+    script = (WORKERS / "compared_fit.py").read_text().replace(
+        "from __future__ import annotations\n", "from __future__ import annotations\nimport os\n"
+        "os.environ['TF_ENABLE_ONEDNN_OPTS'] = '0'\n")
+    assert "TF_ENABLE" in script
+    (tmp_path / "train.py").write_text(script)
+    done = compare(["--backends", "native", *flags, sys.executable, "train.py"], tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = [line for line in done.stderr.splitlines() if "starts each rank as a new Python process" in line]
+    assert len(said) == (0 if flags else 1)
+    assert flags or "TF_ENABLE_ONEDNN_OPTS='0'" in said[0]
+
+
 @pytest.mark.nightly
 def test_rounds_and_sizes_give_spreads_and_a_table_of_sizes(tmp_path: Path) -> None:
     done = compare(["-np", "2,3", "--repeat", "2", "--backends", "native", "--verbose", "--no-baseline",
-                    *warm_ranks([sys.executable, str(WORKERS / "compared_fit.py")])], tmp_path)
+                    sys.executable, str(WORKERS / "compared_fit.py")], tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     headings = [line for line in done.stderr.splitlines() if line.startswith("[") and "/4] " in line]
     assert headings == ["[1/4] native on 2, round 1 of 2", "[2/4] native on 3, round 1 of 2",
@@ -223,7 +238,7 @@ def test_a_wrong_call_is_reported_before_anything_starts(options: dict[str, Any]
 
 
 def test_a_loop_of_ones_own_is_compared_beside_a_backend_that_cannot_serve(tmp_path: Path) -> None:
-    command = warm_ranks([sys.executable, str(WORKERS / "compared_loop.py")])
+    command = [sys.executable, str(WORKERS / "compared_loop.py")]
     done = compare(["--backends", "local,tfdist", "--", *command], tmp_path)
     assert done.returncode == 1
     found = rows(done)

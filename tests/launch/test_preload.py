@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -16,6 +17,8 @@ from typing import Any
 import psutil
 import pytest
 
+from hvkeras.errors import MachineError
+from hvkeras.launcher.shared_fork_server import SharedForkServer
 from launch.hvkeras_run import Started, run
 
 WORKERS = Path(__file__).parent / "workers" / "preload"
@@ -92,6 +95,17 @@ def test_its_end_and_output_are_those_of_a_new_process(kind: str, code: str, cod
     assert warm.returncode == cold.returncode == codes
     assert warm.stdout == cold.stdout
     assert without_pids(warm.stderr) == without_pids(cold.stderr)
+
+
+def test_random_numbers_that_a_script_has_seeded_are_those_of_a_new_process(tmp_path: Path) -> None:
+    """Imports draw random numbers, too: `rich.style`, which Keras imports."""
+    (tmp_path / "draws.py").write_text("import random\nfrom random import randint\n"
+                                       "NUMBERS = [randint(0, 2**70), random.random(), random.choice('abc')]\n")
+    (tmp_path / "train.py").write_text("import random; random.seed(1)\nimport draws, rich.style\n"
+                                       "print(random.random(), random.getrandbits(20), random.choice(range(99)))\n")
+    warm, cold = (run(["-np", "1", *flags, sys.executable, "train.py"], tmp_path)
+                  for flags in (["--preload", "draws,rich.style"], []))
+    assert warm.stdout == cold.stdout != ""
 
 
 def test_the_modules_are_imported_once_on_each_host(tmp_path: Path) -> None:
@@ -271,7 +285,8 @@ def test_a_fork_server_that_is_killed_during_the_imports_is_named(tmp_path: Path
 @pytest.mark.slow
 def test_a_terminal_is_that_of_rank_0(tmp_path: Path) -> None:
     """On a terminal, rank 0 has one as well, and its lines appear at once."""
-    code = "import sys; print(sys.stdout.isatty(), sys.stdout.line_buffering, sys.stderr.isatty())"
+    code = ("import sys; sys.stdout.write("
+            "f'{sys.stdout.isatty()} {sys.stdout.line_buffering} {sys.stderr.isatty()}\\n')")
     outputs = []
     for flags in (["--preload", "psutil"], []):
         command = [str(Path(sys.executable).parent / "hvkeras"), "run", "-np", "2", *flags, sys.executable, "-c", code]
@@ -281,6 +296,44 @@ def test_a_terminal_is_that_of_rank_0(tmp_path: Path) -> None:
         outputs.append([line.split("\r")[-1] for line in re.split(r"\r?\n", done.stdout) if "] " in line])
     warm, cold = (sorted(line.removeprefix("\x1b[K") for line in lines) for lines in outputs)
     assert warm == cold == ["[0] True False False", "[1] False False False"]
+
+
+def test_a_shared_fork_server_serves_several_jobs_and_ends_with_its_owner(tmp_path: Path) -> None:
+    (tmp_path / "counted.py").write_text("import os\nwith open('imports', 'a') as file:\n    file.write('x')\n")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONUNBUFFERED": "1"}
+    code = "import os, sys, counted; print(os.getppid(), flush=True); sys.exit(3 if len(sys.argv) > 1 else 0)"
+    with contextlib.closing(SharedForkServer([sys.executable], ["counted"], environment, ())) as server:
+        prefix = server.stand_in
+        folder = Path(prefix[-1]).parent
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        parents = set()
+        for arguments, code_of_exit in (([], 0), (["x"], 3), ([], 0)):
+            done = subprocess.run([*prefix, sys.executable, "-c", code, *arguments], cwd=tmp_path, env=environment,
+                                  capture_output=True, text=True, timeout=60)
+            assert done.returncode == code_of_exit, done.stderr
+            parents.add(int(done.stdout))
+        assert len(parents) == 1
+        sleeps = "import time; print('up', flush=True); time.sleep(600)"
+        endless = subprocess.Popen([*prefix, sys.executable, "-c", sleeps], cwd=tmp_path, env=environment,
+                                   stdout=subprocess.PIPE)
+        assert endless.stdout is not None
+        assert endless.stdout.readline() == b"up\n"
+    assert endless.wait(timeout=60) != 0, "its rank has ended with the server"
+    endless.stdout.close()
+    assert not folder.exists()
+    assert not psutil.pid_exists(parents.pop())
+    done = subprocess.run([*prefix, sys.executable, "-c", "print('by itself')"], capture_output=True, text=True,
+                          timeout=60)
+    assert done.stdout == "by itself\n", "without a server, the stand-in becomes the rank"
+
+
+def test_a_shared_fork_server_whose_imports_fail_says_why() -> None:
+    server = SharedForkServer([sys.executable], ["missing_module"], os.environ, ())
+    try:
+        with pytest.raises(MachineError, match=r"must be importable.*No module named .*missing_module.*--no-preload"):
+            _ = server.stand_in
+    finally:
+        server.close()
 
 
 ELASTIC = """import os, signal, sys, time
