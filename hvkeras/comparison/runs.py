@@ -86,6 +86,7 @@ class Runs:
                  display: ProgressDisplay) -> None:
         self._trials, self._problems, self._flags, self._display = trials, problems, flags, display
         self._server: SharedForkServer | None = None
+        self._starts_new_processes = not flags.preload  # whatever HVKERAS_PRELOAD says
         self._seconds: dict[Job, float] = {}
         self._failed: set[Job] = set()
         self._references: dict[int, Path] = {}  # by number of processes: the records of the first backend that ran
@@ -126,15 +127,16 @@ class Runs:
 
     def _run(self, number: int, trial: Trial) -> str:
         """Run a trial, forked if possible; return why it failed, or ""."""
-        forked = trial
+        forked, flags = trial, trial.arguments[:-len(self._flags.command)]
         if self._server is not None:
             try:
-                flags = trial.arguments[:-len(self._flags.command)]
-                forked = replace(trial, arguments=["--no-preload", *flags, *self._server.stand_in,
-                                                   *self._server.command])
+                command = [*self._server.stand_in, *self._server.command]
+                forked = replace(trial, arguments=["--no-preload", *flags, *command])
             except MachineError as error:
                 self._display.say(f"hvkeras compare: starts each rank as a new Python process: {error}")
                 self._close_server()
+        if self._server is None and self._starts_new_processes:
+            forked = replace(trial, arguments=["--no-preload", *trial.arguments])
         problem = forked.run(self._flags.timeout, self._heading(number, trial), self._display, self._flags.verbose,
                              self._estimate(number))
         if problem and self._server is not None and "PreloadError" in trial.text("stderr"):
@@ -147,7 +149,7 @@ class Runs:
     def _close_server(self) -> None:
         if self._server is not None:
             self._server.close()
-            self._server = None
+            self._server, self._starts_new_processes = None, True
 
     def _difference(self, trial: Trial) -> float | str | None:
         first = self._references.get(trial.processes)

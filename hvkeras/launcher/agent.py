@@ -51,13 +51,14 @@ class WorkerProcess:
     """Worker: its process, which leads a session, and the read ends of its output pipes.
 
     Attributes:
-        pid: Its process ID; 0 while the fork server has not forked it.
+        pid: Its process ID; 0 while it is not ready.
     """
 
     def __init__(self, number: int, streams: dict[int, str]) -> None:
         self.number: int = number
         self.pid = 0
         self.server: ForkServer | None = None  # that is asked to fork it
+        self.group: set[WorkerProcess] = set()  # that is asked for at once, and not ready yet
         self.streams: dict[int, str] = streams
         self.is_suspended = False  # by the launcher
         self.stopped = 0.0  # seconds for which it was stopped by something other than the launcher
@@ -154,7 +155,8 @@ class Agent:
         self._workers: list[WorkerProcess] = []
         self._running: dict[int, WorkerProcess] = {}  # by pid
         self._servers: dict[str, ForkServer] = {}  # by what distinguishes their ranks
-        self._forking: dict[socket.socket, WorkerProcess] = {}  # workers that fork servers have not forked yet
+        self._forking: dict[socket.socket, WorkerProcess] = {}  # workers that are not ready yet
+        self._ready: dict[WorkerProcess, socket.socket] = {}  # those that wait for others of their group
         self._selector = selectors.DefaultSelector()
         self._launcher_alive = self._guard_alive = True
         self._is_preempted = False
@@ -194,7 +196,7 @@ class Agent:
         else:
             self._launcher_alive = self._guard_alive = False
 
-    def _start(self, job: dict[str, Any], spec: dict[str, Any]) -> None:
+    def _start(self, job: dict[str, Any], spec: dict[str, Any], group: set[WorkerProcess]) -> None:
         ends: list[int] = []
         try:
             ends += terminal(spec["terminal"]) if spec["terminal"] else os.pipe()
@@ -227,7 +229,8 @@ class Agent:
         if connection is None:
             self._on_started(worker, process.pid)
             return
-        self._forking[connection] = worker
+        self._forking[connection], worker.group = worker, group
+        group.add(worker)
         self._selector.register(connection, selectors.EVENT_READ, lambda: self._on_forked(connection))
 
     def _on_started(self, worker: WorkerProcess, pid: int, **details: str) -> None:
@@ -275,13 +278,21 @@ class Agent:
             self._selector.unregister(connection)
             pid, length = struct.unpack_from("=qq", answer)
             self._on_started(worker, pid, cold=answer[16:16 + length].decode())
-            with contextlib.suppress(OSError):
-                connection.send(b"g")
-            connection.close()
-            if worker.is_suspended:
-                _signal_group(pid, signal.SIGSTOP)
+            self._ready[worker] = connection
+            self._release(worker)
         elif not worker.server.has_ended():  # else `_reap` ends all workers that it has not forked
             self._withdraw(connection, 1)
+
+    def _release(self, worker: WorkerProcess) -> None:
+        """Start the workers of a group when all are ready, so that none has ended before another one has begun."""
+        worker.group.discard(worker)
+        if worker.group:
+            return
+        for each in [each for each in self._ready if each.group is worker.group]:
+            with contextlib.suppress(OSError), self._ready.pop(each) as connection:
+                connection.send(b"g")
+            if each.is_suspended:
+                _signal_group(each.pid, signal.SIGSTOP)
 
     def _poll(self, timeout: float | None) -> None:
         for key, _ in self._selector.select(timeout):
@@ -305,8 +316,9 @@ class Agent:
             self._reserve(command["reserve"], command["interfaces"])
             return
         if "folder" in command:
+            group: set[WorkerProcess] = set()
             for spec in command["workers"]:
-                self._start(command, spec)
+                self._start(command, spec, group)
             return
         targets, number = set(command["workers"]), command["signal"]
         for worker in self._running.values():
@@ -325,6 +337,7 @@ class Agent:
         self._selector.unregister(connection)
         connection.close()
         self._on_end(worker, code)
+        self._release(worker)
 
     def _reserve(self, count: int, interfaces: list[str]) -> None:
         """Reserve free ports with sockets that never listen: only servers with SO_REUSEPORT can use them."""

@@ -5,8 +5,8 @@ each rank; the rank becomes the agent's child. `hvkeras.launcher.shared_fork_ser
 under any launcher; its ranks stay its own children.
 
 A request comes over a connection of its own, with file descriptors: the request as JSON, standard input, output and
-error, and namespaces to enter. The rank answers with its process ID, and waits for a byte before it runs. A shared
-server then sends the rank's exit status. A request has:
+error, and namespaces to enter. The rank prepares its process, answers with its process ID, and waits for a byte before
+it runs. A shared server then sends the rank's exit status. A request has:
 
 - `command`, the command line of a Python program, and `cold`, the one to execute if it cannot be forked;
 - `environment` and `folder`; from a stand-in, `umask` and `cores`;
@@ -110,8 +110,15 @@ def main(order: Mapping[str, Any]) -> None:
         os._exit(1)
     gc.collect()
     gc.freeze()  # a collection in a rank would copy all pages
-    request = _Server(order, imports).serve()
-    _become(request, imports)
+    request, connection = _Server(order).serve()
+    why = _why_cold(request, imports, frozenset(order.get("may_differ", ())))
+    os.setsid()
+    os.chdir(request["folder"])
+    if not why:
+        _become(request, imports)
+    _wait_for_start(connection, why)
+    if why:
+        _execute(request.get("cold") or request["command"], request["environment"])
     for name in ("hvkeras.launcher.fork_server", "hvkeras.launcher.preloading"):
         del sys.modules[name]
     found = split_command(request["command"])
@@ -122,8 +129,7 @@ def main(order: Mapping[str, Any]) -> None:
 class _Server:
     """Server of requests."""
 
-    def __init__(self, order: Mapping[str, Any], imports: Imports) -> None:
-        self._imports = imports
+    def __init__(self, order: Mapping[str, Any]) -> None:
         self._waiting = selectors.DefaultSelector()
         self._ranks: dict[int, tuple[int, socket.socket]] = {}  # by descriptor of the process, of a shared server
         if "control" in order:
@@ -139,10 +145,9 @@ class _Server:
             self._waiting.register(self._control, selectors.EVENT_READ)
             self._waiting.register(order["life"], selectors.EVENT_READ)
         self._is_shared = "address" in order
-        self._may_differ = frozenset(order.get("may_differ", ()))
 
-    def serve(self) -> dict[str, Any]:
-        """Fork ranks until the owner of the server ends. In each rank, return its request."""
+    def serve(self) -> tuple[dict[str, Any], socket.socket]:
+        """Fork ranks until the owner of the server ends. In each rank, return its request and its connection."""
         while True:
             for key, _ in self._waiting.select():
                 if key.data is not None:
@@ -150,16 +155,16 @@ class _Server:
                         key.data(key.fd)
                 elif key.fileobj is not self._control:
                     self._end()
-                elif (request := self._accept()) is not None:
+                elif (accepted := self._accept()) is not None:
                     self._waiting.close()
                     self._control.close()
                     for descriptor, (_, connection) in self._ranks.items():
                         os.close(descriptor)
                         connection.close()
-                    return request
+                    return accepted
 
-    def _accept(self) -> dict[str, Any] | None:
-        """Fork a rank for the next request; return the request in the rank, else None."""
+    def _accept(self) -> tuple[dict[str, Any], socket.socket] | None:
+        """Fork a rank for the next request; return the request and its connection in the rank, else None."""
         if self._is_shared:
             connection = self._control.accept()[0]
         else:
@@ -175,11 +180,8 @@ class _Server:
             request = json.loads(os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0))
         pid = os.fork()
         if pid == 0:
-            try:
-                return self._begin(request, connection, descriptors)
-            except BaseException:  # noqa: BLE001 - nothing else would end this process
-                traceback.print_exc()
-                os._exit(1)
+            _enter(descriptors, request.get("parent"))
+            return request, connection
         for descriptor in descriptors:
             os.close(descriptor)
         if self._is_shared:
@@ -191,32 +193,6 @@ class _Server:
             os.waitpid(pid, 0)
             connection.close()
         return None
-
-    def _begin(self, request: dict[str, Any], connection: socket.socket, descriptors: Sequence[int]) -> dict[str, Any]:
-        """Prepare a forked process, and wait until its launcher knows it."""
-        for number, descriptor in enumerate(descriptors[:3]):
-            os.dup2(descriptor, number)
-        for namespace in descriptors[3:]:
-            if _libc.setns(namespace, 0):
-                raise OSError(ctypes.get_errno(), "setns")
-        for descriptor in descriptors:
-            os.close(descriptor)
-        if "parent" in request:
-            _become_child_of(request["parent"])
-        why = _why_cold(request, self._imports, self._may_differ)
-        text = why.encode()
-        connection.sendall(NUMBER.pack(os.getpid()) + NUMBER.pack(len(text)) + text)
-        if not connection.recv(1):
-            os._exit(1)
-        connection.close()
-        if why:
-            os.setsid()
-            os.chdir(request["folder"])
-            for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores
-                signal.signal(number, signal.SIG_DFL)
-            command = request.get("cold") or request["command"]
-            os.execvpe(command[0], command, request["environment"])
-        return request
 
     def _send_status(self, descriptor: Any) -> None:
         pid, connection = self._ranks.pop(descriptor)
@@ -242,6 +218,39 @@ class _Server:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         os._exit(0)
+
+
+def _enter(descriptors: Sequence[int], agent: int | None) -> None:
+    """Give a forked process its streams, namespaces and parent."""
+    for number, descriptor in enumerate(descriptors[:3]):
+        os.dup2(descriptor, number)
+    for namespace in descriptors[3:]:
+        if _libc.setns(namespace, 0):
+            raise OSError(ctypes.get_errno(), "setns")
+    for descriptor in descriptors:
+        os.close(descriptor)
+    if agent is not None:
+        _become_child_of(agent)
+
+
+def _wait_for_start(connection: socket.socket, why_cold: str) -> None:
+    """Tell the launcher that this process is ready, and wait until it may run."""
+    text = why_cold.encode()
+    try:
+        connection.sendall(NUMBER.pack(os.getpid()) + NUMBER.pack(len(text)) + text)
+        may_run = connection.recv(1)
+    except OSError:
+        may_run = b""
+    if not may_run:  # the request was withdrawn
+        os._exit(1)
+    connection.close()
+
+
+def _execute(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
+    """Execute the command of a rank that cannot be forked."""
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores
+        signal.signal(number, signal.SIG_DFL)
+    os.execvpe(command[0], list(command), dict(environment))
 
 
 def _become_child_of(agent: int) -> None:
@@ -273,13 +282,11 @@ def _why_cold(request: Mapping[str, Any], imports: Imports, may_differ: frozense
 
 def _become(request: Mapping[str, Any], imports: Imports) -> None:
     """Give this process the state of a new Python process."""
-    os.setsid()
     if "umask" in request:
         os.umask(request["umask"])
         os.sched_setaffinity(0, request["cores"])
     os.environ.clear()
     os.environ.update(request["environment"])
-    os.chdir(request["folder"])
     _libc.prctl(_SET_NAME, os.path.basename(request.get("name") or request["command"][0]).encode(), 0, 0, 0)
     sys.orig_argv = list(request["command"])
     importlib.invalidate_caches()

@@ -114,7 +114,7 @@ class Imports:
         for descriptor in self._captures.values():
             os.close(descriptor)
         for name in self._hidden:
-            del sys.modules[name]
+            sys.modules.pop(name, None)
         warnings.filters[:] = self._filters  # type: ignore[index]
         warnings._filters_mutated()  # type: ignore[attr-defined]
         sys.meta_path.insert(0, _Finder(self))
@@ -225,7 +225,7 @@ class Imports:
         added = [one for one in warnings.filters if one not in known]
         if added:
             self._added_filters.setdefault(package, [])[:0] = added
-        for stream in (sys.stdout, sys.stderr):
+        for stream in filter(None, (sys.stdout, sys.stderr)):
             stream.flush()
         for descriptor, end in self._ends.items():
             file = self._captures[descriptor]

@@ -23,6 +23,7 @@ from launch.hvkeras_run import Started, run
 
 WORKERS = Path(__file__).parent / "workers" / "preload"
 STATE = WORKERS / "state.py"
+FLAGS = (["--preload", "psutil"], ["--no-preload"])
 
 
 def states(command: list[str], folder: Path, preload: str, env: dict[str, str] | None = None) -> list[dict[str, Any]]:
@@ -91,7 +92,7 @@ PRINTS = "import sys; print('out'); print('err', file=sys.stderr)\n"
 def test_its_end_and_output_are_those_of_a_new_process(kind: str, code: str, codes: int, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(code)
     command = [sys.executable, *(["-m", "program"] if kind == "module" else ["program.py"])]
-    warm, cold = (run(["-np", "1", *flags, *command], tmp_path) for flags in (["--preload", "psutil"], []))
+    warm, cold = (run(["-np", "1", *flags, *command], tmp_path) for flags in FLAGS)
     assert warm.returncode == cold.returncode == codes
     assert warm.stdout == cold.stdout
     assert without_pids(warm.stderr) == without_pids(cold.stderr)
@@ -104,7 +105,7 @@ def test_random_numbers_that_a_script_has_seeded_are_those_of_a_new_process(tmp_
     (tmp_path / "train.py").write_text("import random; random.seed(1)\nimport draws, rich.style\n"
                                        "print(random.random(), random.getrandbits(20), random.choice(range(99)))\n")
     warm, cold = (run(["-np", "1", *flags, sys.executable, "train.py"], tmp_path)
-                  for flags in (["--preload", "draws,rich.style"], []))
+                  for flags in (["--preload", "draws,rich.style"], ["--no-preload"]))
     assert warm.stdout == cold.stdout != ""
 
 
@@ -228,7 +229,7 @@ def test_other_commands_are_started_as_usual_and_it_is_said(command: list[str], 
 
 def test_errors_of_a_start_are_those_of_a_new_process(tmp_path: Path) -> None:
     for command in ([sys.executable, "missing.py"], ["./pythn", "x.py"], [sys.executable, "-m", "missing"]):
-        warm, cold = (run(["-np", "1", *flags, *command], tmp_path) for flags in (["--preload", "psutil"], []))
+        warm, cold = (run(["-np", "1", *flags, *command], tmp_path) for flags in FLAGS)
         assert warm.returncode == cold.returncode != 0
         assert warm.stdout == cold.stdout
         said = [line for line in warm.stderr.splitlines() if "in spite of --preload" not in line]
@@ -288,7 +289,7 @@ def test_a_terminal_is_that_of_rank_0(tmp_path: Path) -> None:
     code = ("import sys; sys.stdout.write("
             "f'{sys.stdout.isatty()} {sys.stdout.line_buffering} {sys.stderr.isatty()}\\n')")
     outputs = []
-    for flags in (["--preload", "psutil"], []):
+    for flags in FLAGS:
         command = [str(Path(sys.executable).parent / "hvkeras"), "run", "-np", "2", *flags, sys.executable, "-c", code]
         done = subprocess.run(["script", "-qec", subprocess.list2cmdline(command), "/dev/null"], cwd=tmp_path,
                               capture_output=True, text=True, timeout=100)
