@@ -120,7 +120,7 @@ class ForkServer:
 
     def has_ended(self) -> bool:
         """Return whether the process has ended; wait for a moment, as its connections end shortly before."""
-        deadline = time.monotonic() + 1.0
+        deadline = time.monotonic() + 0.3
         while time.monotonic() < deadline:
             if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
                 return True

@@ -72,7 +72,10 @@ class Imports:
         self._captures: dict[int, int] = {}
         self._importing: list[str] = []  # packages, the innermost one last
         self._hidden: dict[str, types.ModuleType] = {}
+        self._modules: dict[str, list[str]] = {}  # the hidden ones, by package
         self._with_libraries: set[str] = set()
+        self._closures: dict[str, list[str]] = {}
+        self._examined: frozenset[str] = frozenset()  # packages that are needed by the one that is being released
 
     def load(self, names: Sequence[str]) -> None:
         """Import modules, and hide them and all others that they have imported, except Python's own.
@@ -102,6 +105,8 @@ class Imports:
                 os.close(ours)
         self._hidden = {name: module for name, module in sys.modules.items()
                         if name not in before and _can_be_hidden(_package(name))}
+        for name in sorted(self._hidden, key=lambda name: name.count(".")):  # parents before children
+            self._modules.setdefault(_package(name), []).append(name)
         self._with_libraries = {_package(name) for name, module in self._hidden.items()
                                 if str(getattr(module, "__file__", "")).endswith(_SUFFIXES)}
 
@@ -123,21 +128,11 @@ class Imports:
         """Return a hidden module; None if there is none of this name."""
         return self._hidden.get(name)
 
-    def changed(self, environment: Mapping[str, str], packages: Iterable[str] | None = None) -> list[str]:
-        """Return the variables that imports have read, and that have another value in an environment.
-
-        Args:
-            packages: The packages that were imported; all hidden ones by default.
-        """
-        found: set[str] = set()
-        for package in packages if packages is not None else {_package(name) for name in self._hidden}:
-            read = self._reads.get(package, set())
-            for pattern, reads in ((BY_LIBRARIES, package in self._with_libraries),
-                                   (BY_TENSORFLOW, package == "tensorflow")):
-                if reads:
-                    read = read.union(filter(pattern.match, {**self.environment, **environment}))
-            found.update(changes(read, self.environment, environment))
-        return sorted(name for name in found if not self._has_same_effect(name, environment))
+    def changed(self, environment: Mapping[str, str]) -> list[str]:
+        """Return the variables that hidden imports have read, and that have another value in an environment."""
+        different = self._different(environment)
+        hidden = {_package(name) for name in self._hidden}
+        return [name for name in different if any(self._has_read(package, name) for package in hidden)]
 
     def is_valid(self, package: str) -> bool:
         """Return whether the import of a package would have the same result now; if not, it has to be repeated.
@@ -145,17 +140,20 @@ class Imports:
         Raises:
             PreloadError: The import has read a variable that was changed since, and cannot be repeated.
         """
-        affected = {each for each in self._needed_by(package)
-                    if each in self._hidden and self.changed(os.environ, [each])}
-        if not affected:
+        if package in self._examined:
             return True
-        changed = self.changed(os.environ, affected)
+        needed = [each for each in self._needed_by(package) if each in self._hidden]
+        changed = [(each, name) for name in self._different(dict(os.environ)) for each in needed
+                   if self._has_read(each, name)]
+        if not changed:
+            return True
+        affected = {each for each, _ in changed}
         affected |= {each for each in self._needs if each in {**self._hidden, **sys.modules}
                      and affected.intersection(self._needed_by(each))}
         if all(each in self._hidden and each not in self._with_libraries for each in affected):
             self._hidden = {name: found for name, found in self._hidden.items() if _package(name) not in affected}
             return package not in affected
-        name = changed[0]
+        name = changed[0][1]
         raise PreloadError(
             f"Variables that the import of {package} reads must keep their values in the script, since --preload has"
             f" imported it before. Received: {name}={os.environ.get(name)!r}, which was"
@@ -163,10 +161,14 @@ class Imports:
 
     def release(self, package: str) -> None:
         """Do what the import of a package does: put its modules, and those that it needs, into `sys.modules`."""
-        own = [name for name in self._hidden if _package(name) == package]
-        for name in self._needed_by(package):
-            if name in self._hidden and name != package:
-                self._original(name)
+        if package not in self._examined:
+            before, self._examined = self._examined, frozenset(self._needed_by(package))
+            try:
+                for name in self._needed_by(package):
+                    if name in self._hidden and name != package:
+                        self._original(name)
+            finally:
+                self._examined = before
         os.environ.update(self._sets.get(package, {}))
         if added := self._added_filters.pop(package, []):
             warnings.filters[:0] = added  # type: ignore[index]
@@ -175,7 +177,7 @@ class Imports:
             os.write(descriptor, text)
         for method, argument in self._draws.pop(package, ()):  # a script may have seeded the generator
             getattr(_generator, method)(*filter(None, [argument]))
-        for name in sorted(own, key=lambda name: name.count(".")):  # parents before children
+        for name in self._modules.get(package, ()):
             if name in self._hidden:
                 self._release_module(name)
 
@@ -247,13 +249,24 @@ class Imports:
             self._draws.setdefault(self._importing[-1], []).append((method, argument))
 
     def _needed_by(self, package: str) -> list[str]:
-        found, waiting = [package], [package]
-        while waiting:
-            for needed in sorted(self._needs.get(waiting.pop(), ())):
-                if needed not in found:
-                    found.append(needed)
-                    waiting.append(needed)
-        return found
+        """Return a package and all that its import needs; to be called when all are imported."""
+        if package not in self._closures:
+            found, waiting = {package: None}, [package]
+            while waiting:
+                needed = sorted(each for each in self._needs.get(waiting.pop(), ()) if each not in found)
+                found.update(dict.fromkeys(needed))
+                waiting += needed
+            self._closures[package] = list(found)
+        return self._closures[package]
+
+    def _different(self, environment: Mapping[str, str]) -> list[str]:
+        names = changes({**self.environment, **environment}, self.environment, environment)
+        return [name for name in names if not self._has_same_effect(name, environment)]
+
+    def _has_read(self, package: str, name: str) -> bool:
+        return bool(name in self._reads.get(package, ())
+                    or (package in self._with_libraries and BY_LIBRARIES.match(name))
+                    or (package == "tensorflow" and BY_TENSORFLOW.match(name)))
 
     def _has_same_effect(self, name: str, environment: Mapping[str, str]) -> bool:
         now = environment.get(name)

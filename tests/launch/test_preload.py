@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from hvkeras.errors import MachineError
+from hvkeras.launcher.fork_server import split_command
 from hvkeras.launcher.shared_fork_server import SharedForkServer
 from launch.hvkeras_run import Started, run
 
@@ -40,6 +41,17 @@ def states(command: list[str], folder: Path, preload: str, env: dict[str, str] |
             for one, other in zip(warm, cold, strict=True)]
 
 
+@pytest.mark.parametrize(("command", "program"), [
+    ("python train.py -m x", "train.py -m x"), ("python3.11 -u -W error -Xdev -m train -c", "-m train -c"),
+    ("python -c pass -u", "-c pass -u"), ("python -W train.py", None), ("python", None), ("python -", None),
+    ("python -i train.py", None), ("python -m", None), ("python --help-all", None)])
+def test_a_command_line_of_python_is_split_as_python_does(command: str, program: str | None) -> None:
+    words = command.split()
+    found = split_command(words)
+    assert (None if found is None else " ".join(found[1])) == program
+    assert found is None or [*found[0], *found[1]] == words
+
+
 def without_pids(text: str) -> str:
     """Return a text without process and thread IDs, and without the outermost frames in Python's faulthandler."""
     own = re.compile(r'File "(hvkeras.launcher.fork_server|<string>)"')
@@ -47,7 +59,8 @@ def without_pids(text: str) -> str:
     return re.sub(r"\(pid \d+\)|0x[0-9a-f]+", "", "\n".join(lines))
 
 
-@pytest.mark.parametrize("kind", ["script", "options", "module", "code", "console script"])
+@pytest.mark.parametrize("kind", ["script", "console script", *(
+    pytest.param(kind, marks=pytest.mark.slow) for kind in ("options", "module", "code"))])
 def test_the_state_of_a_process_is_that_of_a_new_one(kind: str, tmp_path: Path) -> None:
     os.symlink(STATE, tmp_path / "state.py")
     console = tmp_path / "state-here"
@@ -63,6 +76,7 @@ def test_the_state_of_a_process_is_that_of_a_new_one(kind: str, tmp_path: Path) 
     assert states(command, tmp_path, "xml.dom.minidom,psutil") == [{}, {}]
 
 
+@pytest.mark.slow
 def test_an_import_has_the_effects_that_it_has_in_a_new_process(tmp_path: Path) -> None:
     found = states([sys.executable, str(STATE), "tensorflow"], tmp_path, "numpy,tensorflow,keras")
     assert found == [{}, {}]
@@ -71,7 +85,7 @@ def test_an_import_has_the_effects_that_it_has_in_a_new_process(tmp_path: Path) 
 PRINTS = "import sys; print('out'); print('err', file=sys.stderr)\n"
 
 
-@pytest.mark.parametrize(("code", "codes"), [
+ENDS = [
     (PRINTS + "def f():\n    1 / 0\nf()", 1),
     (PRINTS + "sys.exit(7)", 7),
     (PRINTS + "sys.exit('told why')", 1),
@@ -87,9 +101,14 @@ PRINTS = "import sys; print('out'); print('err', file=sys.stderr)\n"
     (PRINTS + "import threading, time\nthreading.Thread(target=lambda: (time.sleep(0.3), print('thread'))).start()", 0),
     (PRINTS + "import resource; resource.setrlimit(resource.RLIMIT_CPU, (1, 2))\nwhile True: pass",
      128 + signal.SIGXCPU),
-])
-@pytest.mark.parametrize("kind", ["script", pytest.param("module", marks=pytest.mark.slow)])
-def test_its_end_and_output_are_those_of_a_new_process(kind: str, code: str, codes: int, tmp_path: Path) -> None:
+]
+
+
+@pytest.mark.parametrize(("code", "codes", "kind"), [
+    *((code, codes, "script") for code, codes in ENDS[:6]),
+    *(pytest.param(code, codes, "script", marks=pytest.mark.slow) for code, codes in ENDS[6:]),
+    *(pytest.param(code, codes, "module", marks=pytest.mark.slow) for code, codes in ENDS)])
+def test_its_end_and_output_are_those_of_a_new_process(code: str, codes: int, kind: str, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(code)
     command = [sys.executable, *(["-m", "program"] if kind == "module" else ["program.py"])]
     warm, cold = (run(["-np", "1", *flags, *command], tmp_path) for flags in FLAGS)
@@ -186,10 +205,11 @@ def test_a_variable_that_an_import_reads_is_never_ignored(tmp_path: Path) -> Non
     assert done.stdout == "[0] first\n", "as in a new process, where the import came before"
 
 
-@pytest.mark.parametrize(("change", "refused"), [
-    ("TF_ENABLE_ONEDNN_OPTS=0", True), ("KERAS_BACKEND=jax", True), ("OMP_NUM_THREADS=1", True),
-    ("KERAS_BACKEND=tensorflow", False), ("TF_USE_LEGACY_KERAS=0", False), ("CUDA_VISIBLE_DEVICES=1", False),
-    ("XLA_FLAGS=--xla_dump_to=dumped", False), ("TF_NUM_INTRAOP_THREADS=1", False)])
+@pytest.mark.parametrize(("change", "refused"), [("KERAS_BACKEND=jax", True), *(
+    pytest.param(change, refused, marks=pytest.mark.slow) for change, refused in (
+        ("TF_ENABLE_ONEDNN_OPTS=0", True), ("OMP_NUM_THREADS=1", True), ("KERAS_BACKEND=tensorflow", False),
+        ("TF_USE_LEGACY_KERAS=0", False), ("CUDA_VISIBLE_DEVICES=1", False),
+        ("XLA_FLAGS=--xla_dump_to=dumped", False), ("TF_NUM_INTRAOP_THREADS=1", False)))])
 def test_a_script_that_changes_a_variable_of_tensorflow(change: str, refused: bool, tmp_path: Path) -> None:
     name, _, value = change.partition("=")
     (tmp_path / "train.py").write_text(f"""import os
