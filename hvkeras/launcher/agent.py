@@ -331,12 +331,12 @@ class Agent:
                 if number not in (signal.SIGSTOP, signal.SIGCONT):
                     self._withdraw(connection, -number)
 
-    def _withdraw(self, connection: socket.socket, code: int) -> None:
+    def _withdraw(self, connection: socket.socket, code: int, import_error: str = "") -> None:
         """End a worker that is not forked yet; if it is forked at this moment, it exits."""
         worker = self._forking.pop(connection)
         self._selector.unregister(connection)
         connection.close()
-        self._on_end(worker, code)
+        self._on_end(worker, code, **({"import_error": import_error} if import_error else {}))
         self._release(worker)
 
     def _reserve(self, count: int, interfaces: list[str]) -> None:
@@ -385,11 +385,11 @@ class Agent:
                 if server.pid == pid:
                     self._on_server_end(key, os.waitstatus_to_exitcode(status))
 
-    def _on_end(self, worker: WorkerProcess, code: int) -> None:
+    def _on_end(self, worker: WorkerProcess, code: int, **details: str) -> None:
         for descriptor in list(worker.streams):
             while self._forward_output(worker, descriptor):
                 pass
-        self._report({"type": "exit", "worker": worker.number, "code": code})
+        self._report({"type": "exit", "worker": worker.number, "code": code, **details})
 
     def _on_server_end(self, key: str, code: int) -> None:
         """End the workers that a fork server has not forked; later ones get a new server."""
@@ -397,12 +397,13 @@ class Agent:
         text = server.last_output()
         if code < 0:
             text += f"the process that imports the modules of --preload was killed by signal {-code}\n".encode()
+        why = (text.decode(errors="replace").rstrip().splitlines() or [f"exit code {code}"])[-1]
         for connection, worker in list(self._forking.items()):
             if worker.server is server:
                 if text:
                     self._report_output(worker, "stderr", text)
+                self._withdraw(connection, code, why)
                 text = b""
-                self._withdraw(connection, code)
         server.close()
 
     def _report_stopped(self) -> None:

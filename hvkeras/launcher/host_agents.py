@@ -4,10 +4,10 @@ An agent writes its events as lines of JSON:
 
     {"type": "hello", "pid": 7, "host": "node1"}
     {"type": "reserved", "ports": [4711, 4712], "address": "10.0.0.2"}
-    {"type": "started", "worker": 0, "pid": 8}
+    {"type": "started", "worker": 0, "pid": 8}; with "cold", why it was not forked, under --preload
     {"type": "failed", "worker": 0, "error": "No such file or directory", "errno": 2, "culprit": "pyton", "code": 127}
     {"type": "output", "worker": 0, "stream": "stdout", "data": "<base64>"}
-    {"type": "exit", "worker": 0, "code": -9}
+    {"type": "exit", "worker": 0, "code": -9}; with "import_error" if it was not forked, as the imports failed
     {"type": "stopped", "worker": 0}, when it was stopped for too long, but not by the launcher
     {"type": "leaving"}, when SIGTERM announces that the host is being preempted
 """

@@ -34,6 +34,7 @@ AT_START = re.compile(r"(PYTHON|LD_|MALLOC_)|GLIBC_TUNABLES$")
 BY_LIBRARIES = re.compile(r"OMP_|GOMP_|KMP_|MKL_|ONEDNN_|DNNL_|OPENBLAS_|GOTO_|BLIS_|NPY_|NUMPY_|HDF5_|OPENSSL_")
 BY_TENSORFLOW = re.compile(r"TF_(?!CONFIG$|XLA_FLAGS$|DETERMINISTIC_OPS$|FORCE_GPU_|CPU_ALLOCATOR|CUDNN_|GPU_|GRPC_|"
                             r"NUM_)|TF2_|GCS_|GRPC_|LLVM_")
+_FORK_AWARE = ("jemalloc_bg_thd",)  # threads that a library starts again after a fork; Ray preloads jemalloc
 _NOT_READERS = frozenset({"os", "_collections_abc", "collections", "importlib", __name__})
 
 
@@ -351,6 +352,7 @@ def _require_forkable(name: str) -> None:
     for thread in os.listdir("/proc/self/task"):
         with open(f"/proc/self/task/{thread}/comm", encoding="utf-8", errors="replace") as file:
             threads.append(file.read().strip())
+    threads = [thread for thread in threads if thread not in _FORK_AWARE]
     hint = f"HINT: leave {name} out of --preload."
     if len(threads) > 1:
         raise PreloadError(f"Modules of --preload must not start threads, which do not survive a fork. Received:"

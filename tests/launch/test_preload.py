@@ -146,12 +146,14 @@ def test_the_modules_are_imported_once_on_each_host(tmp_path: Path) -> None:
 
 def test_an_error_of_the_import_is_that_of_the_job(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("print('half way')\n1 / 0\n")
-    done = run(["-np", "2", "--preload", "broken", sys.executable, "-c", "print('runs')"], tmp_path)
-    assert done.returncode == 1
-    assert "runs" not in done.stdout
-    assert done.stderr.count("Traceback") == 2, "as output of a rank, and in the report"
-    assert 'broken.py", line 2, in <module>' in done.stderr
-    assert done.stderr.splitlines()[-1] == "ZeroDivisionError: division by zero"
+    for flags in ([], ["--reset-limit", "3"], ["--min-np", "1"]):
+        done = run(["-np", "2", *flags, "--preload", "broken", sys.executable, "-c", "print('runs')"], tmp_path)
+        assert done.returncode == 1
+        assert "runs" not in done.stdout
+        assert done.stderr.count("Traceback") <= (3 if "--min-np" in flags else 1), "no restart helps"
+        assert 'broken.py", line 2, in <module>' in done.stderr
+        assert done.stderr.splitlines()[-1].endswith("could not be forked, as the imports of --preload failed:"
+                                                     " ZeroDivisionError: division by zero")
 
 
 @pytest.mark.parametrize(("source", "text"), [
