@@ -167,6 +167,8 @@ class ElasticMembership:
 
     def on_exit(self, worker: WorkerId, end: Exit) -> None:
         """Handle the exit of a worker: the failure of a member ends the generation; a failed newcomer is replaced."""
+        if self._must_end is not None and self._ending is None and self._final is None:
+            self._end(self._must_end)
         ended = self._driver.workers.get(worker)
         if ended is None:
             return

@@ -258,10 +258,12 @@ class Launcher:
             problem = reports.start_error(event["error"], event["errno"], event["culprit"])
             error = f"could not be started: {problem}"
             self._on_exit(worker, self._exit(worker, CauseKind.SETUP, event["code"], error))
-        elif event["type"] == "exit" and "import_error" in event and not self.membership.server.ever_connected:
-            error = f"could not be forked, as the imports of --preload failed: {event['import_error']}"
-            self._on_exit(worker, self._exit(worker, CauseKind.SETUP, event["code"], error))
         elif event["type"] == "exit":
+            if "import_error" in event and not self.membership.server.ever_connected:  # no restart would help
+                error = (f"the ranks could not be forked on {agent.host_name}, as the imports of --preload failed:"
+                         f" {event['import_error']}")
+                self.membership.fail(Cause(CauseKind.SETUP, None, "", None, error, "",
+                                           reports.shell_code(event["code"])))
             kind = CauseKind.EXIT if event["code"] >= 0 else CauseKind.SIGNAL
             self._on_exit(worker, self._exit(worker, kind, event["code"], reports.described_end(event["code"])))
         elif event["type"] == "stopped" and self.membership.on_stopped(worker):
