@@ -35,8 +35,9 @@ def told():
 if len(sys.argv) > 1:
     code = "import random, sys; print(random.random(), 'wrapt' in sys.modules)"
     child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.split()
-    print(json.dumps({"told": told(), "child": child, "listed": os.listdir(), "argv": sys.argv[1:],
-                      "pid": os.environ.get("HVKERAS_DATA_PARALLEL_PROCESS") == str(os.getpid())}), file=sys.stderr)
+    # In one write, as mpirun may mix those of its ranks.
+    sys.stderr.write(json.dumps({"told": told(), "child": child, "listed": os.listdir(), "argv": sys.argv[1:],
+                      "pid": os.environ.get("HVKERAS_DATA_PARALLEL_PROCESS") == str(os.getpid())}) + "\\n")
 print("once")
 """
 
