@@ -291,7 +291,8 @@ def _watched(imports: Imports) -> Any:
         def __getitem__(self, name: Any) -> Any:
             package, place = _reader()
             is_listing = place == self.__dict__.get("_listed")  # `dict(os.environ)` reads all, and depends on none
-            if isinstance(name, str) and not is_listing:
+            is_search = sys._getframe(2).f_code is os.get_exec_path.__code__  # for a program, such as `uname`
+            if isinstance(name, str) and not is_listing and not is_search:
                 imports.note_read(package, name)
             return super().__getitem__(name)
 

@@ -211,7 +211,7 @@ def test_a_variable_that_an_import_reads_is_never_ignored(tmp_path: Path) -> Non
     pytest.param(change, refused, marks=pytest.mark.slow) for change, refused in (
         ("TF_ENABLE_ONEDNN_OPTS=0", True), ("OMP_NUM_THREADS=1", True), ("KERAS_BACKEND=tensorflow", False),
         ("TF_USE_LEGACY_KERAS=0", False), ("CUDA_VISIBLE_DEVICES=1", False),
-        ("XLA_FLAGS=--xla_dump_to=dumped", False), ("TF_NUM_INTRAOP_THREADS=1", False)))])
+        ("XLA_FLAGS=--xla_dump_to=dumped", False), ("TF_NUM_INTRAOP_THREADS=1", False), ("PATH=/usr/bin:/bin", False)))])
 def test_a_script_that_changes_a_variable_of_tensorflow(change: str, refused: bool, tmp_path: Path) -> None:
     name, _, value = change.partition("=")
     (tmp_path / "train.py").write_text(f"""import os
@@ -322,7 +322,7 @@ def test_a_terminal_is_that_of_rank_0(tmp_path: Path) -> None:
 
 
 def test_a_shared_fork_server_serves_several_jobs_and_ends_with_its_owner(tmp_path: Path) -> None:
-    (tmp_path / "counted.py").write_text("import os\nwith open('imports', 'a') as file:\n    file.write('x')\n")
+    (tmp_path / "counted.py").write_text("import platform\nplatform.processor()\n")  # starts a program of the PATH
     environment = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONUNBUFFERED": "1"}
     code = "import os, sys, counted; print(os.getppid(), flush=True); sys.exit(3 if len(sys.argv) > 1 else 0)"
     with contextlib.closing(SharedForkServer([sys.executable], ["counted"], environment, ())) as server:
@@ -330,9 +330,9 @@ def test_a_shared_fork_server_serves_several_jobs_and_ends_with_its_owner(tmp_pa
         folder = Path(prefix[-1]).parent
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         parents = set()
-        for arguments, code_of_exit in (([], 0), (["x"], 3), ([], 0)):
-            done = subprocess.run([*prefix, sys.executable, "-c", code, *arguments], cwd=tmp_path, env=environment,
-                                  capture_output=True, text=True, timeout=60)
+        for arguments, code_of_exit, path in (([], 0, os.environ["PATH"]), (["x"], 3, "/usr/bin:/bin")):
+            done = subprocess.run([*prefix, sys.executable, "-c", code, *arguments], cwd=tmp_path,
+                                  env={**environment, "PATH": path}, capture_output=True, text=True, timeout=60)
             assert done.returncode == code_of_exit, done.stderr
             parents.add(int(done.stdout))
         assert len(parents) == 1
