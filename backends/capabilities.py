@@ -114,6 +114,29 @@ class ReducesParts(Backend):
         """
 
 
+class StartsEarly(Backend):
+    """An engine that starts long reductions of a graph in an operation of their own, and then needs no thread of it.
+
+    The backward pass can thus continue behind that operation, and communication overlaps with it.
+    """
+
+    @abc.abstractmethod
+    def bucket_size(self, ranks: Sequence[int]) -> int | None:
+        """Return the best size of a bucket of gradients in bytes, the same on every rank; None for the general one.
+
+        Args:
+            ranks: The participating ranks.
+        """
+
+    @abc.abstractmethod
+    def start_of(self, results: Sequence[Any]) -> Any:
+        """Return the operation that starts a reduction; None if no separate operation does.
+
+        Args:
+            results: What `allreduce` or `reduce_parts` has returned in the graph under construction.
+        """
+
+
 class HostsStrategies(Backend):
     """An engine on whose cluster a strategy of `tf.distribute` can span all ranks."""
 

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hvkeras.backends import cpp_library
-from hvkeras.backends.capabilities import CompiledByXla, RecordsTimes, ReducesParts
+from hvkeras.backends.capabilities import CompiledByXla, RecordsTimes, ReducesParts, StartsEarly
 from hvkeras.backends.interface import Availability, Reduction, Start, Tensor
 from hvkeras.backends.native.engine import Engine
 from hvkeras.backends.native.groups import Groups
 from hvkeras.backends.native.network import INSTALL, Network, objection_to_hosts, ucx_folder
+from hvkeras.backends.native.ucx import Costs
 from hvkeras.backends.native.xla import CompiledOperations
 from hvkeras.errors import UnsupportedError, explain
 
@@ -24,8 +25,12 @@ _REDUCTIONS = {Reduction.SUM: 0, Reduction.MIN: 1, Reduction.MAX: 2, Reduction.P
 _DTYPES = ("float16", "bfloat16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32",
            "uint64", "bool", "complex64", "complex128")
 
+# Between hosts a bucket takes this long: much longer than to agree on it and to fill the pipeline of its segments.
+_BUCKET_SECONDS = 8e-3
+_MIN_BUCKET, _MAX_BUCKET = 512 * 1024, 25 * 1024**2
 
-class NativeBackend(CompiledByXla, RecordsTimes, ReducesParts):
+
+class NativeBackend(CompiledByXla, RecordsTimes, ReducesParts, StartsEarly):
     """Engine whose ranks on one host reduce in shared memory, without sockets, copies into buckets or negotiation.
 
     Collectives are matched by key when they are ready to run: the last rank to arrive appends a collective to an order
@@ -141,9 +146,8 @@ class NativeBackend(CompiledByXla, RecordsTimes, ReducesParts):
         self, tensors: Sequence[Tensor], key: str, reduction: Reduction, ranks: Sequence[int], before: float = 1.0,
         after: float = 1.0,
     ) -> list[Tensor]:
-        return list(self._operations(tensors[0]).hvkeras_allreduce(
-            inputs=list(tensors), reduction=_REDUCTIONS[reduction], before=repr(before), after=repr(after),
-            **self._identity(key, ranks)))
+        return self._reduce("allreduce", tensors, key, ranks, reduction=_REDUCTIONS[reduction], before=repr(before),
+                            after=repr(after))
 
     def allgather(self, tensor: Tensor, key: str, ranks: Sequence[int]) -> Tensor:
         import tensorflow as tf
@@ -174,9 +178,8 @@ class NativeBackend(CompiledByXla, RecordsTimes, ReducesParts):
         self, tensors: Sequence[Tensor], key: str, ranks: Sequence[int], bounds: Sequence[Sequence[int]],
         before: float = 1.0, after: float = 1.0,
     ) -> list[Tensor]:
-        return list(self._operations(tensors[0]).hvkeras_reduce_parts(
-            inputs=list(tensors), bounds=_joined(bounds), reduction=_REDUCTIONS[Reduction.SUM], before=repr(before),
-            after=repr(after), **self._identity(key, ranks)))
+        return self._reduce("reduce_parts", tensors, key, ranks, bounds=_joined(bounds),
+                            reduction=_REDUCTIONS[Reduction.SUM], before=repr(before), after=repr(after))
 
     def gather_parts(
         self, tensors: Sequence[Tensor], key: str, ranks: Sequence[int], bounds: Sequence[Sequence[int]], results: int,
@@ -184,6 +187,36 @@ class NativeBackend(CompiledByXla, RecordsTimes, ReducesParts):
         gathered = self._operations(tensors[0]).hvkeras_gather_parts(
             inputs=list(tensors), bounds=_joined(bounds), R=results, **self._identity(key, ranks))
         return list(gathered) if results else []  # without results, TensorFlow returns the operation itself
+
+    def bucket_size(self, ranks: Sequence[int]) -> int | None:
+        costs = self._costs(ranks)
+        return None if costs is None else int(min(max(_BUCKET_SECONDS / costs.per_byte, _MIN_BUCKET), _MAX_BUCKET))
+
+    def start_of(self, results: Sequence[Tensor]) -> Any:
+        operation = results[0].op
+        return operation.inputs[0].op if operation.type == "HvkerasWait" else None
+
+    def _reduce(self, operation: str, tensors: Sequence[Tensor], key: str, ranks: Sequence[int],
+                **attributes: Any) -> list[Tensor]:
+        """Reduce tensors, in two operations if this takes long between hosts: one starts it, one waits for it."""
+        import tensorflow as tf
+
+        from hvkeras.compat.graphs import from_function_graphs  # noqa: PLC0415 - imports TensorFlow
+
+        operations, identity = self._operations(tensors[0]), self._identity(key, ranks)
+        if (self._costs(ranks) is None or operations is self._compiled or tf.executing_eagerly()
+                or not from_function_graphs()):
+            return list(getattr(operations, f"hvkeras_{operation}")(inputs=list(tensors), **attributes, **identity))
+        handle, started = getattr(operations, f"hvkeras_{operation}_start")(inputs=list(tensors), **attributes,
+                                                                            **identity)
+        return list(operations.hvkeras_wait(handle=handle, inputs=started, **identity))
+
+    def _costs(self, ranks: Sequence[int]) -> Costs | None:
+        """Return the costs of the network between the hosts of these ranks; None if they are on one host."""
+        if self._network is None or self._start is None:
+            return None
+        numbers = self._start.topology.host_numbers
+        return self._network.costs if len({numbers[rank] for rank in ranks}) > 1 else None
 
     def _operations(self, tensor: Tensor) -> Any:
         from hvkeras.compat.graphs import compiled_by_xla  # noqa: PLC0415 - imports TensorFlow

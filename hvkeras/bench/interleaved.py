@@ -104,14 +104,13 @@ class InterleavedRun:
         methods: Launch methods of each backend's jobs; other jobs use the first one.
         effort: Duration of the measurement of each piece of work.
         show: Called with the completed fraction and the current activity.
-        before: Called before each piece of work is measured.
+        hosts: Number of hosts.
     """
 
     def __init__(self, plan: BenchmarkPlan, methods: Sequence[LaunchMethod], effort: Effort,
-                 show: Callable[[float, str], None],
-                 before: Callable[[str], None], hosts: int) -> None:
+                 show: Callable[[float, str], None], hosts: int) -> None:
         self._hosts = hosts
-        self._plan, self._methods, self._effort, self._show, self._before = plan, methods, effort, show, before
+        self._plan, self._methods, self._effort, self._show = plan, methods, effort, show
         self._deadline = time.monotonic() + plan.timeout
         self._watchdog = Watchdog()
         self._jobs: list[BenchmarkJob] = []
@@ -148,7 +147,6 @@ class InterleavedRun:
                 self._show((number + share) / len(work), what)
 
             show(0.0, f"{item}: preparing")
-            self._before(item)
             rows += self._measured(groups, item, show)
 
     def close(self) -> None:

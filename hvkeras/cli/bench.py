@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import itertools
 import json
 import math
 import os
@@ -13,7 +14,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -246,15 +247,27 @@ def _run(flags: argparse.Namespace, names: Sequence[str], work: Sequence[str], f
             activity = description
             progress.update(task, completed=share, description=description)
 
-        plan = BenchmarkPlan(flags.kind, "", flags.np, False, flags.jit, flags.optimizer, flags.plain_update, flags.pin,
-                    flags.timeout, str(folder), flags.links, flags.shard_update)
         effort = Effort(flags.time or TIME[flags.kind], flags.rounds, BLOCK[flags.kind])
+        stages = [list(stage) for _, stage in itertools.groupby(work, rate_of)]
+        deadline = time.monotonic() + flags.timeout
         hosts = network(flags.hosts) if flags.hosts > 1 else contextlib.nullcontext()
         try:
-            with (hosts as made, contextlib.closing(_fork_server()) as server, contextlib.closing(InterleavedRun(
-                    plan, _methods(flags, folder, made, server), effort, show, _bandwidth_limiter(made),
-                    flags.hosts)) as run):
-                run.run(names, flags.peers, work, rows)
+            with hosts as made, contextlib.closing(_fork_server()) as server:
+                methods = _methods(flags, folder, made, server)
+                # Engines measure the network when they start, so each bandwidth has its own jobs.
+                for number, stage in enumerate(stages):
+                    def show_stage(share: float, description: str, number: int = number) -> None:
+                        show((number + share) / len(stages), description)
+
+                    if made is not None:
+                        _limit(made, stage[0])
+                    shared = folder / str(number)
+                    shared.mkdir()
+                    plan = BenchmarkPlan(
+                        flags.kind, "", flags.np, False, flags.jit, flags.optimizer, flags.plain_update, flags.pin,
+                        max(1.0, deadline - time.monotonic()), str(shared), flags.links, flags.shard_update)
+                    with contextlib.closing(InterleavedRun(plan, methods, effort, show_stage, flags.hosts)) as run:
+                        run.run(names, flags.peers, stage, rows)
         except BenchmarkTimeoutError:
             return f"{timeout_message(flags.timeout)}; the last activity: {activity}"
     return ""
@@ -278,18 +291,15 @@ def _methods(flags: argparse.Namespace, folder: Path, hosts: VirtualNetwork | No
     return methods
 
 
-def _bandwidth_limiter(hosts: VirtualNetwork | None) -> Callable[[str], None]:
-    limited = False
-
-    def limit(work: str) -> None:
-        nonlocal limited
-        rate = rate_of(work)
-        if hosts is not None and (limited or not math.isinf(rate)):
-            burst = next((burst for most, burst in BURSTS.items() if rate * 8 <= most), "1mb")
-            hosts.limit("" if math.isinf(rate) else work.partition(AT)[2], burst)
-            limited = not math.isinf(rate)
-
-    return limit
+def _limit(hosts: VirtualNetwork, work: str) -> None:
+    """Limit the bandwidth of new hosts, or of hosts with another limit, to that of a piece of work."""
+    rate = rate_of(work)
+    if math.isinf(rate):
+        with contextlib.suppress(MachineError):  # there is no limit yet
+            hosts.limit("", "")
+    else:
+        burst = next((burst for most, burst in BURSTS.items() if rate * 8 <= most), "1mb")
+        hosts.limit(work.partition(AT)[2], burst)
 
 
 def _last_line_of_hvkeras(text: str, code: int) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from hvkeras import compat
-from hvkeras.collectives.buckets import pack
+from hvkeras.collectives.buckets import bucket_size, pack
 from hvkeras.collectives.dispatch import allgather_raw, broadcast_raw
 from hvkeras.collectives.operations import members, require_root
 from hvkeras.compat import graphs
@@ -157,7 +157,7 @@ def _broadcast_into(targets: Sequence[Any], variables: Sequence[Any], root_rank:
     dtypes = {index: target.dtype.name for index, target in enumerate(targets)}
     sizes = {index: int(target.shape.num_elements() or 0) * int(target.dtype.size)
              for index, target in enumerate(targets)}
-    for indices in pack(range(len(targets)), dtypes, sizes, current_session().settings.bucket_size):
+    for indices in pack(range(len(targets)), dtypes, sizes, bucket_size(current_session().settings)):
         flat = [tf.reshape(targets[index].read_value(), [-1]) for index in indices]
         fused = broadcast_raw(flat, root_rank, ranks, "variables", [names[index] for index in indices],
                               is_of_model=True)

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from hvkeras.settings import Settings
+
+BUCKET = 25 * 1024**2
 # Gradients begin with a small bucket, so that its collective starts while the backward pass is still running.
 FIRST_BUCKET = 1024**2
+
+
+def bucket_size(settings: Settings) -> int:
+    """Return the size limit of a bucket in bytes."""
+    return BUCKET if settings.bucket_size is None else int(settings.bucket_size)
 
 
 def by_dtype(indices: Sequence[int], dtypes: Mapping[int, str]) -> list[list[int]]:

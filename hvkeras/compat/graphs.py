@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, cast
 
 import tensorflow as tf
@@ -205,6 +205,49 @@ def first_of(tensors: Iterable[Any]) -> list[Any]:
     graph = ops.get_default_graph()
     here = [tensor for tensor in tensors if tf.is_symbolic_tensor(tensor) and tensor.graph is graph]
     return [min(here, key=lambda tensor: tensor.op._id)] if here else []
+
+
+# oneDNN merges these with the BiasAddGrad of the same input, without regard to control dependencies.
+_MERGED_WITH_BIAS = ("Conv2DBackpropFilter", "Conv3DBackpropFilterV2", "DepthwiseConv2dNativeBackpropFilter")
+
+
+def run_in_stages(starts: Sequence[Any]) -> None:
+    """Keep the graph under construction from computing ahead of operations that start something in the background.
+
+    TensorFlow runs operations that are ready in any order. A thread that has computed what the next gradient needs goes
+    on with that, and may leave everything else for the end: other gradients, and the operations that start to reduce
+    them. After this function, what the first of the operations does not need runs after it, and so on.
+
+    Args:
+        starts: The operations, in any order.
+    """
+    if len(starts) < 2:
+        return
+    depth: dict[Any, int] = {}  # length of the longest path to an operation
+    for operation in ops.get_default_graph().get_operations():  # in the order of their creation
+        depth[operation] = 1 + max((depth.get(one, 0) for one in _before(operation)), default=0)
+    seen: set[Any] = set()
+    previous: list[Any] = []
+    for start in sorted(starts, key=lambda operation: depth[operation]):
+        stage: set[Any] = set()
+        pending = [start]
+        while pending:
+            operation = pending.pop()
+            if operation in seen:
+                continue
+            seen.add(operation)
+            stage.add(operation)
+            pending.extend(_before(operation))
+            if operation.type == "BiasAddGrad":
+                pending.extend(one for one in operation.inputs[0].consumers() if one.type in _MERGED_WITH_BIAS)
+        for operation in stage if previous else ():
+            if operation.inputs and stage.isdisjoint(_before(operation)):
+                operation._add_control_inputs(previous)
+        previous = [start]
+
+
+def _before(operation: Any) -> list[Any]:
+    return [*(tensor.op for tensor in operation.inputs), *operation.control_inputs]
 
 
 def run_independently(operation: Any) -> None:

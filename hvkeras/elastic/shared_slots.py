@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from hvkeras import compat
 from hvkeras.collectives.broadcasts import allgather_object
+from hvkeras.collectives.buckets import bucket_size
 from hvkeras.collectives.reductions import allreduce
 from hvkeras.collectives.scattering import alltoall
 from hvkeras.compat import graphs
@@ -405,7 +406,7 @@ def _transfer(assignment: SlotAssignment, parts: Mapping[int, Sequence[Any]], pa
     """
     session = current_session()
     me, size = session.topology.rank, session.topology.size
-    for number, chunk in enumerate(assignment.chunks(session.settings.bucket_size)):
+    for number, chunk in enumerate(assignment.chunks(bucket_size(session.settings))):
         sent, splits = [], [0] * size
         for receiver in sorted(pairs.get(me, ())):
             for each in chunk:

@@ -13,9 +13,10 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from hvkeras import compat
+from hvkeras.backends.capabilities import StartsEarly
 from hvkeras.backends.interface import Backend, Reduction
 from hvkeras.collectives.adasum import adasum_raw
-from hvkeras.collectives.buckets import FIRST_BUCKET, by_dtype, pack
+from hvkeras.collectives.buckets import FIRST_BUCKET, bucket_size, by_dtype, pack
 from hvkeras.collectives.compression import Compression
 from hvkeras.collectives.differentiable import combined, combined_slices, gathering_gradient
 from hvkeras.collectives.mismatch import compared, raise_if_refused
@@ -192,7 +193,7 @@ class GradientReducer:
         if not sent:
             return results
         dense = [index for index in sent if index not in sparse]
-        buckets = self._buckets(dense, sent, variables, job.settings.bucket_size)
+        buckets = self._buckets(dense, sent, variables, self._bucket_size(ranks))
         plan = self._plan([sent.get(index) for index in range(len(gradients))], sparse, names, buckets, ranks)
 
         def reduction(number: int, bucket: Sequence[int]) -> Call:
@@ -217,15 +218,18 @@ class GradientReducer:
             with spans.store().in_step():
                 engine = spans.store().timed(job.backend, plan)
             run = _run_differentiably if self.differentiable and not tf.executing_eagerly() else Call.run
+            starts: list[Any] = []
             with on_device(exchange.device_dense):
                 for number, (bucket, call) in enumerate(zip(buckets, calls, strict=True)):
                     outputs = (adasum_raw(call.data, ranks, f"{exchange.name}, bucket {number}")
                                if exchange.op == Adasum else run(call, engine))
+                    starts += _start_of(job.backend, outputs)
                     for index, tensor in zip(bucket, outputs, strict=True):
                         own = tensor if shares is None else shares.take(index, shaped(tensor, sent[index].tensor),
                                                                         gradients[index])
                         finished = None if own is None else scaling.received(own, sent[index], len(ranks))
                         results[index] = finished if shares is not None else shaped(finished, gradients[index])
+            graphs.run_in_stages(starts)
             with on_device(exchange.device_sparse):
                 for index, (of_values, of_indices) in zip(sparse, gathers, strict=True):
                     values = scaling.received(run(of_values, engine), sent[index], len(ranks))
@@ -235,6 +239,15 @@ class GradientReducer:
         if tf.executing_eagerly():  # graphs fail the job instead, which avoids an operation for each gradient
             raise_if_refused(plan)
         return results
+
+    def _bucket_size(self, ranks: tuple[int, ...]) -> int:
+        """Return the size limit of a bucket in bytes: the setting, or what suits the network."""
+        session = current_session()
+        suggested = None
+        # The assignment of a sharded update's parts does not know the network, and balances them in each bucket.
+        if session.settings.bucket_size is None and self.shares is None and isinstance(session.backend, StartsEarly):
+            suggested = session.backend.bucket_size(ranks)
+        return bucket_size(session.settings) if suggested is None else suggested
 
     def _plan(self, sent: Sequence[Sent | None], sparse: Collection[int], names: Sequence[str],
               buckets: Sequence[Sequence[int]], ranks: tuple[int, ...]) -> Plan:
@@ -277,6 +290,14 @@ class GradientReducer:
             order = [index for index in order if index not in chunk]
         sizes = {index: _bytes_of(sent[index].tensor) for index in order}
         return buckets + pack(order, kinds, sizes, limit, FIRST_BUCKET)
+
+
+def _start_of(backend: Backend, outputs: Sequence[Any]) -> list[Any]:
+    """Return the operation that starts a bucket's reduction in the graph under construction, if there is one."""
+    if tf.executing_eagerly() or not isinstance(backend, StartsEarly):
+        return []
+    start = backend.start_of(outputs)
+    return [] if start is None else [start]
 
 
 def _as_rows(values: Any, rows: Any) -> Any:

@@ -14,7 +14,7 @@ import tensorflow as tf
 from hvkeras import compat
 from hvkeras.backends.capabilities import ReducesParts
 from hvkeras.backends.interface import Backend
-from hvkeras.collectives.buckets import FIRST_BUCKET, pack
+from hvkeras.collectives.buckets import FIRST_BUCKET, bucket_size, pack
 from hvkeras.collectives.operations import Sum, number_in_graph, shaped
 from hvkeras.collectives.reductions import allreduce
 from hvkeras.compat import graphs
@@ -224,7 +224,7 @@ def gather(exchange: ReductionOptions, shards: Shards, numbers: Sequence[int], m
     kinds = {number: f"{variable.dtype.name} {variable.device}" for number, variable in variables.items()}
     sizes: dict[int, int | None] = {number: variable.shape.num_elements() * variable.dtype.size
                                     for number, variable in variables.items()}
-    buckets = pack(numbers, kinds, sizes, session.settings.bucket_size, FIRST_BUCKET)
+    buckets = pack(numbers, kinds, sizes, bucket_size(session.settings), FIRST_BUCKET)
     order = [number for bucket in buckets for number in bucket]
     name = f"the weights of {exchange.name}"
     text = f"{[[shards.bounds[number] for number in bucket] for bucket in buckets]}"

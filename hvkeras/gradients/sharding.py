@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from hvkeras import compat
+from hvkeras.collectives.buckets import bucket_size
 from hvkeras.compat import graphs
 from hvkeras.errors import UnsupportedError, explain
 from hvkeras.gradients.options import Options
@@ -74,7 +75,7 @@ class Sharding:
         local = self._local_keys()
         extents = {number: extent_of(variable, kind == "elements") for number, variable in enumerate(variables)
                    if compat.variable_key(variable) not in local and not compat.is_overwritten(variable)}
-        assigned = (by_elements(list(extents.values()), len(ranks), current_session().settings.bucket_size)
+        assigned = (by_elements(list(extents.values()), len(ranks), bucket_size(current_session().settings))
                     if kind == "elements" else by_variables(list(extents.values()), len(ranks)))
         bounds = dict(zip(extents, assigned, strict=True))
         return Shards(variables, [bounds.get(number) for number in range(len(variables))], ranks,

@@ -19,7 +19,7 @@ from hosts.jobs import DEADLINE, ENDLESS, running
 
 pytestmark = [pytest.mark.nightly, pytest.mark.skipif(bool(machines.missing()), reason=machines.missing())]
 STEPS = {"ENDLESS_STEPS": "30"}
-COMPRESSED = Path(__file__).parent / "workers" / "compressed.py"
+WORKERS = Path(__file__).parent / "workers"
 SECOND = "second"  # the device of a second cable
 
 
@@ -127,7 +127,8 @@ def test_halves_are_half_as_many_bytes_on_the_cable(network, tmp_path):
     bytes_sent = {}
     for compression in ("none", "fp16"):
         before = sent(network.hosts[1], machines.CABLE)
-        with running(network, (3, 1), tmp_path / compression, COMPRESSED, {"COMPRESSION": compression}) as job:
+        env = {"COMPRESSION": compression}
+        with running(network, (3, 1), tmp_path / compression, WORKERS / "compressed.py", env) as job:
             assert job.finish() == 0, job.output
         bytes_sent[compression] = sent(network.hosts[1], machines.CABLE) - before
     assert 0.4 < bytes_sent["fp16"] / bytes_sent["none"] < 0.6, bytes_sent
@@ -164,3 +165,12 @@ def test_hosts_that_have_ipv6_alone(network, tmp_path):
     outputs = finished([started(network, [f"[{address}]" for address in addresses], rank, tmp_path)
                         for rank in range(2)])
     assert re.search(r"UCX [\d.]+ on cable\), 2 ranks on 2 hosts", outputs[0])
+
+
+@pytest.mark.parametrize("slots", [(1, 1), (2, 2)], ids=str)
+@pytest.mark.parametrize("costs", ["1ms,1Mbit", "25us,100Gbit"])
+def test_buckets_that_are_reduced_beside_the_backward_pass(network, slots, costs, tmp_path):
+    """With high costs the engine's thread runs them, otherwise the thread that computes."""
+    env = {"HVKERAS_BUCKET_SIZE": "16KiB", "HVKERAS_NETWORK_COSTS": costs}
+    with running(network, slots, tmp_path, WORKERS / "overlapped.py", env) as job:
+        assert job.finish() == 0, job.text(0, "stderr") + job.text(1, "stderr")

@@ -103,8 +103,6 @@ def _shown(row: Setting) -> str:
         return "on" if row.default else "off"
     if isinstance(row.default, float):
         return f"{row.default:g}"
-    if row.name == "bucket_size":
-        return f"{row.default // 1024**2}MiB"
     return str(row.default) if row.default else ""
 
 

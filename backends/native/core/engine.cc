@@ -9,6 +9,7 @@ namespace hvkeras {
 namespace {
 
 constexpr int64_t kCallerWaitMicros = 50;       // for the other ranks, before the caller returns
+constexpr double kMaxCallerSeconds = 200e-6;    // of the network's time: a few times that of two context switches
 constexpr int64_t kWorkerWaitMicros = 100'000;  // then the worker thread checks whether it must stop
 
 // Regions of shared memory start on page boundaries.
@@ -105,7 +106,9 @@ void Engine::submit(std::unique_ptr<Request> request) {
       RequestQueue& queue = queues_[key];
       queue.push_back(std::move(request));  // moves from `request` only if it succeeds
       ++request_count_;
+      if (is_long(*queue.back())) ++long_count_;
       if (queue.size() == 1) post(key, *queue.front());
+      if (long_count_ != 0) changed_.notify_one();
     } catch (const std::exception& failure) {
       status = status_of(failure);
     }
@@ -134,10 +137,15 @@ bool Engine::wait(int64_t microseconds, bool sleep) {
   return negotiator_ ? negotiator_->wait(microseconds) : matching_.wait(microseconds, sleep);
 }
 
-// Takes the turn if it is free and there are outstanding requests.
+// Whether a request waits so long for the network that the thread that submits it must not run it.
+bool Engine::is_long(const Request& request) const {
+  return hosts_ && hosts_->seconds(request.bytes) > kMaxCallerSeconds;
+}
+
+// For callers: takes the turn if it is free, and there are outstanding requests, none of them long.
 Engine::Turn Engine::take_turn() {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (running_ || request_count_ == 0) return Turn();
+  if (running_ || request_count_ == 0 || long_count_ != 0) return Turn();
   running_ = true;
   return Turn(this);
 }
@@ -257,6 +265,7 @@ std::unique_ptr<Request> Engine::pop_request(const Key& key) {
   std::unique_ptr<Request> request = std::move(queue.front());
   queue.pop_front();
   --request_count_;
+  if (is_long(*request)) --long_count_;
   if (queue.empty()) queues_.erase(found);
   return request;
 }
@@ -276,7 +285,7 @@ void Engine::fail_all() noexcept {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     left.swap(queues_);
-    request_count_ = 0;
+    request_count_ = long_count_ = 0;
   }
   for (const auto& [key, queue] : left) {
     for (const auto& request : queue) request->done(abort_.status());

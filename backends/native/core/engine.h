@@ -1,7 +1,8 @@
 // The engine of one group of ranks: accepts requests from any thread, and runs them in the common order.
 //
 // If all ranks are ready, the thread that submits a request runs it immediately, which saves two context switches.
-// Otherwise the caller returns, and the group's worker thread runs the request later.
+// Otherwise the caller returns, and the group's worker thread runs the request later. It also runs those that wait long
+// for the network, as the caller may be the only thread that computes.
 #pragma once
 
 #include <condition_variable>
@@ -26,6 +27,7 @@ struct Request {
   std::function<void(Channel&)> run;
   // The arguments of `run` if it is an allreduce: small ones use a different algorithm between hosts.
   std::shared_ptr<const Allreduce> allreduce = {};
+  size_t bytes = 0;  // of this rank's inputs
   // Called exactly once, from any thread.
   std::function<void(const Status& status)> done;
 };
@@ -89,6 +91,7 @@ class Engine {
   Status run(Request& request, const Matching::Entry& entry);
   void contribute(const Key& key);
   void abort_with_link(const Status& failure) noexcept;
+  bool is_long(const Request& request) const;
   void post(const Key& key, const Request& request);
   Request& front_request(const Key& key);
   std::unique_ptr<Request> pop_request(const Key& key);
@@ -106,6 +109,7 @@ class Engine {
   std::condition_variable changed_;
   std::unordered_map<Key, RequestQueue, KeyHash> queues_;
   size_t request_count_ = 0;  // in queues_
+  size_t long_count_ = 0;     // of these, those that only the worker thread runs
   bool has_unsent_ = false;   // whether the link may still have data that other hosts wait for
   bool running_ = false;      // whether some thread has the turn
   bool stopping_ = false;

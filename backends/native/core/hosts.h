@@ -47,6 +47,8 @@ class Hosts {
   between_hosts::Algorithm choose_algorithm(size_t bytes, Type type) const {
     return between_hosts::choose_algorithm(bytes, type, hosts(), buffer_bytes_, costs_);
   }
+  // The network's time to send this many bytes once.
+  double seconds(size_t bytes) const { return static_cast<double>(bytes) * costs_.per_byte; }
   // A staging buffer, shared by the ranks of this host. Has `buffer_bytes` bytes, and padding to align each host's
   // part.
   char* buffer(size_t number) const;

@@ -27,6 +27,8 @@ void TF_SetStatus(TF_Status*, TF_Code, const char* message);
 TF_Code TF_GetCode(const TF_Status*);
 const char* TF_Message(const TF_Status*);
 
+TF_Tensor* TF_NewTensor(int32_t type, const int64_t* dimensions, int count, void* data, size_t bytes,
+                        void (*deallocate)(void* data, size_t bytes, void* argument), void* argument);
 void TF_DeleteTensor(TF_Tensor*);
 int32_t TF_TensorType(const TF_Tensor*);
 int TF_NumDims(const TF_Tensor*);

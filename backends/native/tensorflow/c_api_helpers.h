@@ -73,11 +73,16 @@ void* create_kernel(TF_OpKernelConstruction* construction, Factory&& factory) {
   }
 }
 
-inline void same_shapes(TF_ShapeInferenceContext* context, TF_Status* status) {
+// Output `first_output + i` has the shape of input `first_input + i`; other outputs have unknown shapes.
+template <int first_input = 0, int first_output = 0>
+void same_shapes(TF_ShapeInferenceContext* context, TF_Status* status) {
   TF_ShapeHandle* const handle = TF_NewShapeHandle();
-  for (int index = 0; index < TF_ShapeInferenceContextNumInputs(context) && TF_GetCode(status) == TF_OK; ++index) {
+  if (first_output != 0) TF_ShapeInferenceContextSetUnknownShape(context, status);
+  const int shift = first_output - first_input;
+  for (int index = first_input; index < TF_ShapeInferenceContextNumInputs(context) && TF_GetCode(status) == TF_OK;
+       ++index) {
     TF_ShapeInferenceContextGetInput(context, index, handle, status);
-    if (TF_GetCode(status) == TF_OK) TF_ShapeInferenceContextSetOutput(context, index, handle, status);
+    if (TF_GetCode(status) == TF_OK) TF_ShapeInferenceContextSetOutput(context, index + shift, handle, status);
   }
   TF_SetStatus(status, TF_OK, "");  // the remaining inputs, which only order collectives, have no outputs
   TF_DeleteShapeHandle(handle);

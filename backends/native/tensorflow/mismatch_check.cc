@@ -97,7 +97,7 @@ void register_operation() {
   TF_OpDefinitionBuilderAddAttr(builder, "key: string");
   TF_OpDefinitionBuilderAddInput(builder, "inputs: T");
   TF_OpDefinitionBuilderAddOutput(builder, "outputs: T");
-  TF_OpDefinitionBuilderSetShapeInferenceFunction(builder, same_shapes);
+  TF_OpDefinitionBuilderSetShapeInferenceFunction(builder, same_shapes<>);
   // Not stateful: TensorFlow would otherwise run those of a graph in program order.
   TF_RegisterOpDefinition(builder, status.get());
   for (const char* const device : {"CPU", "GPU"})  // it does not access the tensors' memory

@@ -1,7 +1,9 @@
 // The collectives as TensorFlow operations. Each is asynchronous: it submits a request to its group's engine, and
 // TensorFlow runs other operations until the request is done.
 #include <cstdlib>
+#include <cstring>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -59,22 +61,87 @@ struct Kernel {
   TF_OpKernelConstruction* construction_;
 };
 
+// An operation that waits for a collective.
+//
+// The callback that TF_RunAsyncOpKernelDoneCallback takes is on TensorFlow's stack, and is destroyed when the kernel's
+// compute function returns, although it is meant to be called later (TensorFlow 2.16 to 2.21). It is a std::function,
+// so this keeps a copy of it.
+class Waiter {
+ public:
+  Waiter(TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done) : context_(context), done_(done) {}
+
+  void finish(const Status& status) const {
+    if (!status.ok()) fail(context_, status);
+    done_();
+  }
+
+ private:
+  TF_OpKernelContext* context_;
+  const libstdcxx::Function done_;
+};
+
+// A collective that one operation starts, and another one waits for.
+class Started {
+ public:
+  void finish(const Status& status) {
+    std::unique_ptr<Waiter> waiter;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      status_ = status;
+      is_done_ = true;
+      waiter = std::move(waiter_);
+    }
+    if (waiter) waiter->finish(status);
+  }
+  void wait(std::unique_ptr<Waiter> waiter) {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (!is_done_) {
+        waiter_ = std::move(waiter);
+        return;
+      }
+    }
+    waiter->finish(status_);
+  }
+
+ private:
+  std::mutex mutex_;
+  bool is_done_ = false;
+  Status status_;
+  std::unique_ptr<Waiter> waiter_;
+};
+
+// The memory of the tensor that leads from the operation that starts a collective to the one that waits for it. It
+// lives as long as the tensor does, even if a failed graph never waits. TensorFlow copies memory that is not aligned.
+struct alignas(64) Ticket {
+  const void* self;
+  std::shared_ptr<Started> started;
+};
+
 // One execution of an operation, until its result is available.
 class Call {
  public:
-  // The callback that TF_RunAsyncOpKernelDoneCallback takes is on TensorFlow's stack, and is destroyed when the
-  // kernel's compute function returns, although it is meant to be called later (TensorFlow 2.16 to 2.21). It is a
-  // std::function, so this keeps a copy of it.
   Call(const std::string& key, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done)
-      : key_(key), context_(context), done_(done) {}
+      : key_(key), context_(context), waiter_(std::make_unique<Waiter>(context, done)) {}
+  // For an operation that only starts a collective: the context may be used until it returns.
+  Call(const std::string& key, TF_OpKernelContext* context, std::shared_ptr<Started> started)
+      : key_(key), context_(context), started_(std::move(started)) {}
 
   const std::string& key() const { return key_; }
-  Tensor input(int index) const { return input_of(context_, index); }
+  Tensor input(int index) {
+    Tensor tensor = input_of(context_, index);
+    input_bytes_ += TF_TensorByteSize(tensor.get());
+    return tensor;
+  }
+  size_t input_bytes() const { return input_bytes_; }  // of the inputs so far
+  // Whether only this keeps an input, as the operation ends before its collective does.
+  bool must_hold_inputs() const { return started_ != nullptr; }
   // Allocates an output of this shape, or forwards the input of the same index if nothing else needs its memory.
   Tensor output_for(int index, const std::vector<int64_t>& shape) const {
     const TfStatus status = new_status();
+    const int output = started_ ? index + 1 : index;  // after the ticket
     int forwarded = 0;
-    Tensor made(TF_ForwardInputOrAllocateOutput(context_, &index, 1, index, shape.data(),
+    Tensor made(TF_ForwardInputOrAllocateOutput(context_, &index, 1, output, shape.data(),
                                                 static_cast<int>(shape.size()), &forwarded, status.get()));
     require_ok(status);
     return made;
@@ -89,20 +156,24 @@ class Call {
     return made;
   }
   void finish(const Status& status) {
-    if (!status.ok()) {
-      fail(context_, status);
-    } else {
+    if (status.ok()) {
       const double run[] = {start_, recorder::now()};
       recorder::record(key_, run, 2);
     }
-    done_();
+    if (started_) {
+      started_->finish(status);
+    } else {
+      waiter_->finish(status);
+    }
   }
 
  private:
   const std::string key_;
   const double start_ = recorder::now();
+  size_t input_bytes_ = 0;
   TF_OpKernelContext* context_;
-  const libstdcxx::Function done_;
+  const std::unique_ptr<Waiter> waiter_;  // one of the two
+  const std::shared_ptr<Started> started_;
 };
 
 // The type of a tensor. Throws Failure if it is not supported.
@@ -116,9 +187,9 @@ Type type_of(const Tensor& tensor) {
 
 char* data_of(const Tensor& tensor) { return static_cast<char*>(TF_TensorData(tensor.get())); }
 
-// The inputs and outputs of a request, which are kept until it has run. If a request finishes immediately, TensorFlow
-// runs the dependent operations before this file's functions return. So operations that forward inputs to outputs move
-// these references into the request, and keep none.
+// The inputs and outputs of a request, which are kept until it has run; TensorFlow keeps inputs until an operation
+// ends. If a request finishes immediately, TensorFlow runs the dependent operations before this file's functions
+// return. So operations that forward inputs to outputs move these references into the request, and keep none.
 struct HeldTensors {
   std::vector<Tensor> tensors;
 };
@@ -131,8 +202,17 @@ void submit(const Kernel& kernel, const std::shared_ptr<Call>& call, const std::
   request->details = details;
   request->run = std::move(run);
   request->allreduce = std::move(all);
+  request->bytes = call->input_bytes();
   request->done = [call](const Status& status) { call->finish(status); };
   engine->submit(std::move(request));
+}
+
+// The output for an input of the same index, in the same memory if possible.
+char* hold_output(Call& call, int index, const char* in, const std::vector<int64_t>& shape, HeldTensors& held) {
+  held.tensors.push_back(call.output_for(index, shape));
+  char* const out = data_of(held.tensors.back());
+  if (out != in && call.must_hold_inputs()) held.tensors.push_back(call.input(index));
+  return out;
 }
 
 void allreduce_call(const Kernel& kernel, const std::shared_ptr<Call>& call) {
@@ -147,9 +227,8 @@ void allreduce_call(const Kernel& kernel, const std::shared_ptr<Call>& call) {
     details += (index == 0 ? "" : ";") + to_string(shape);
     const char* const in = data_of(input);
     const size_t count = static_cast<size_t>(TF_TensorElementCount(input.get()));
-    input.reset();  // otherwise the input could not be forwarded; TensorFlow keeps it until the call is done
-    held->tensors.push_back(call->output_for(index, shape));
-    spans.push_back({in, data_of(held->tensors.back()), count});
+    input.reset();  // otherwise the input could not be forwarded
+    spans.push_back({in, hold_output(*call, index, in, shape, *held), count});
   }
   const auto all = std::make_shared<const Allreduce>(Allreduce{
       Spans(std::move(spans), size_of(type)), type, static_cast<Reduction>(kernel.reduction), kernel.factors()});
@@ -304,9 +383,8 @@ void reduce_parts_call(const Kernel& kernel, const std::shared_ptr<Call>& call) 
     if (tensor >= bounds.tensors() ||
         bounds.elements(tensor) != static_cast<size_t>(TF_TensorElementCount(input.get())))
       throw Failure("the bounds of parts must match the tensors. Received: a tensor of shape " + to_string(shape));
-    input.reset();  // otherwise the input could not be forwarded; TensorFlow keeps it until the call is done
-    held->tensors.push_back(call->output_for(index, shape));
-    char* const out = data_of(held->tensors.back());
+    input.reset();  // otherwise the input could not be forwarded
+    char* const out = hold_output(*call, index, in, shape, *held);
     for (size_t rank = 0; rank < spans.size(); ++rank) {
       if (const size_t count = bounds.count(tensor, rank))
         spans[rank].push_back({in + bounds.of(tensor, rank) * size, out + bounds.of(tensor, rank) * size, count});
@@ -393,6 +471,47 @@ void compute(void* kernel, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCall
   }
 }
 
+// Starts a collective. Its results are in the other outputs once HvkerasWait has run, which takes the first one.
+template <void (*start)(const Kernel&, const std::shared_ptr<Call>&)>
+void compute_start(void* kernel, TF_OpKernelContext* context) {
+  const Kernel& attributes = *static_cast<Kernel*>(kernel);
+  const TfStatus status = new_status();
+  try {
+    const auto started = std::make_shared<Started>();
+    auto ticket = std::make_unique<Ticket>();
+    *ticket = {ticket.get(), started};
+    const int64_t bytes = sizeof(Ticket);
+    const Tensor handle(TF_NewTensor(
+        static_cast<int32_t>(Type::kUint8), &bytes, 1, ticket.release(), sizeof(Ticket),
+        [](void* data, size_t, void*) { delete static_cast<Ticket*>(data); }, nullptr));
+    TF_SetOutput(context, 0, handle.get(), status.get());
+    require_ok(status);
+    start(attributes, std::make_shared<Call>(attributes.key, context, started));
+  } catch (const std::exception& failure) {
+    fail(context, status_of(failure));
+  }
+}
+
+void compute_wait(void* kernel, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done) {
+  auto waiter = std::make_unique<Waiter>(context, done);
+  std::shared_ptr<Started> started;
+  try {
+    const TfStatus status = new_status();
+    for (int index = 0; index < static_cast<Kernel*>(kernel)->count; ++index) {
+      TF_SetOutput(context, index, input_of(context, index + 1).get(), status.get());
+      require_ok(status);
+    }
+    const Tensor handle = input_of(context, 0);
+    const auto* const ticket = reinterpret_cast<const Ticket*>(data_of(handle));
+    if (TF_TensorByteSize(handle.get()) != sizeof(Ticket) || ticket->self != ticket)
+      throw Failure("internal error: TensorFlow has copied the handle of a collective");
+    started = ticket->started;
+  } catch (const std::exception& failure) {
+    return waiter->finish(status_of(failure));
+  }
+  started->wait(std::move(waiter));
+}
+
 void destroy(void* kernel) { delete static_cast<Kernel*>(kernel); }
 
 void unknown_shapes(TF_ShapeInferenceContext* context, TF_Status* status) {
@@ -404,7 +523,9 @@ struct Definition {
   std::vector<const char*> attributes, inputs, outputs;
   void (*shapes)(TF_ShapeInferenceContext*, TF_Status*);
   void* (*create)(TF_OpKernelConstruction*);
+  // One of the two.
   void (*compute)(void*, TF_OpKernelContext*, TF_AsyncOpKernelDoneCallback*);
+  void (*compute_now)(void*, TF_OpKernelContext*) = nullptr;
 };
 
 void read_list(Kernel& kernel) {
@@ -412,6 +533,7 @@ void read_list(Kernel& kernel) {
   kernel.read_reduction();
 }
 void read_nothing(Kernel&) {}
+void read_count(Kernel& kernel) { kernel.count = kernel.number("N"); }
 void read_parts(Kernel& kernel) {
   read_list(kernel);
   kernel.bounds = kernel.text("bounds");
@@ -431,27 +553,32 @@ void register_all() {
   of_parts.push_back("bounds: string");
   // clang-format off
   const Definition definitions[] = {
-      {"HvkerasAllreduce", reduction, {"inputs: N * T"}, {"outputs: N * T"}, same_shapes, create<read_list>,
+      {"HvkerasAllreduce", reduction, {"inputs: N * T"}, {"outputs: N * T"}, same_shapes<>, create<read_list>,
        compute<allreduce_call>},
-      {"HvkerasBroadcast", {"root: int"}, {"input: T"}, {"output: T"}, same_shapes, create<read_root>,
+      {"HvkerasBroadcast", {"root: int"}, {"input: T"}, {"output: T"}, same_shapes<>, create<read_root>,
        compute<broadcast_call>},
       {"HvkerasAllgather", {}, {"input: T"}, {"output: T"}, unknown_shapes, create<read_nothing>,
        compute<allgather_call>},
       {"HvkerasAlltoall", {}, {"input: T", "splits: int64"}, {"output: T", "received: int64"}, unknown_shapes,
        create<read_nothing>, compute<alltoall_call>},
-      {"HvkerasReduceParts", of_parts, {"inputs: N * T"}, {"outputs: N * T"}, same_shapes, create<read_parts>,
+      {"HvkerasReduceParts", of_parts, {"inputs: N * T"}, {"outputs: N * T"}, same_shapes<>, create<read_parts>,
        compute<reduce_parts_call>},
-      {"HvkerasGatherParts", {"bounds: string", "R: int >= 0"}, {"inputs: N * T"}, {"outputs: R * T"}, same_shapes,
+      {"HvkerasGatherParts", {"bounds: string", "R: int >= 0"}, {"inputs: N * T"}, {"outputs: R * T"}, same_shapes<>,
        create<read_bounds>, compute<gather_parts_call>},
       {"HvkerasReducescatter", reduction, {"input: T"}, {"output: T"}, unknown_shapes, create<read_reduction>,
        compute<reducescatter_call>},
+      {"HvkerasAllreduceStart", reduction, {"inputs: N * T"}, {"handle: uint8", "outputs: N * T"}, same_shapes<0, 1>,
+       create<read_list>, nullptr, compute_start<allreduce_call>},
+      {"HvkerasReducePartsStart", of_parts, {"inputs: N * T"}, {"handle: uint8", "outputs: N * T"}, same_shapes<0, 1>,
+       create<read_parts>, nullptr, compute_start<reduce_parts_call>},
+      {"HvkerasWait", {}, {"handle: uint8", "inputs: N * T"}, {"outputs: N * T"}, same_shapes<1, 0>, create<read_count>,
+       compute_wait},
   };
   // clang-format on
   for (const Definition& definition : definitions) {
     const TfStatus status = new_status();
     TF_OpDefinitionBuilder* const builder = TF_NewOpDefinitionBuilder(definition.name);
-    if (definition.inputs[0][0] == 'i' && definition.inputs[0][5] == 's')
-      TF_OpDefinitionBuilderAddAttr(builder, "N: int >= 1");
+    if (std::strstr(definition.inputs.back(), "N *") != nullptr) TF_OpDefinitionBuilderAddAttr(builder, "N: int >= 1");
     TF_OpDefinitionBuilderAddAttr(builder, "T: type");
     TF_OpDefinitionBuilderAddAttr(builder, "key: string");
     TF_OpDefinitionBuilderAddAttr(builder, "group: int");
@@ -470,7 +597,9 @@ void register_all() {
     if (TF_GetCode(status.get()) == TF_OK)
       TF_RegisterKernelBuilder(
           definition.name,
-          TF_NewAsyncKernelBuilder(definition.name, "CPU", definition.create, definition.compute, destroy),
+          definition.compute_now != nullptr
+              ? TF_NewKernelBuilder(definition.name, "CPU", definition.create, definition.compute_now, destroy)
+              : TF_NewAsyncKernelBuilder(definition.name, "CPU", definition.create, definition.compute, destroy),
           status.get());
     warn_unless_registered(definition.name, status);
   }

@@ -273,6 +273,15 @@ void small_then_large(Engine& engine) {
   }
 }
 
+// What takes long between hosts is not run by the caller, which may have other things to do.
+void leave_to_the_worker(Engine& engine, bool several_hosts) {
+  std::thread::id runner;
+  const Status status =
+      call(engine, "takes long", "", [&](Channel&) { runner = std::this_thread::get_id(); }, {}, size_t{1} << 40);
+  require_ok(status, "takes long");
+  require(!several_hosts || runner != std::this_thread::get_id(), "the worker thread runs what takes long");
+}
+
 // The host of each rank, the costs of messages between hosts, and the size of a slot.
 struct Topology {
   std::vector<int> host_of;
@@ -306,6 +315,7 @@ void check(const Topology& topology, double seconds) {
       }
       float16_average(engine);
       small_then_large(engine);
+      leave_to_the_worker(engine, cluster.placement.hosts() > 1 && topology.costs.per_byte > 0);
       const Status mismatch = call(engine, "a mismatch", rank == 1 ? "[2];[3]" : "[2];[4]", [](Channel&) {});
       if (ranks > 1)
         require_failure(mismatch, Code::kMismatch, {"tensor 2 is [", "[3] on rank 1"}, "the mismatch is named");

@@ -42,7 +42,7 @@ inline std::vector<int> numbered(int ranks) {
 
 // Submits a request and waits for it.
 inline Status call(Engine& engine, const std::string& name, const std::string& details,
-                   std::function<void(Channel&)> run, std::shared_ptr<const Allreduce> all = {}) {
+                   std::function<void(Channel&)> run, std::shared_ptr<const Allreduce> all = {}, size_t bytes = 0) {
   std::mutex mutex;
   std::condition_variable changed;
   bool is_done = false;
@@ -52,6 +52,7 @@ inline Status call(Engine& engine, const std::string& name, const std::string& d
   request->details = details;
   request->run = std::move(run);
   request->allreduce = std::move(all);
+  request->bytes = bytes;
   request->done = [&](const Status& status) {
     const std::lock_guard<std::mutex> lock(mutex);
     result = status;
@@ -67,7 +68,8 @@ inline Status call(Engine& engine, const std::string& name, const std::string& d
 // The same for an allreduce, submitted as TensorFlow's operations do.
 inline Status call(Engine& engine, const std::string& name, const std::string& details, Allreduce all) {
   const auto shared = std::make_shared<const Allreduce>(std::move(all));
-  return call(engine, name, details, [shared](Channel& channel) { allreduce(channel, *shared); }, shared);
+  return call(
+      engine, name, details, [shared](Channel& channel) { allreduce(channel, *shared); }, shared, shared->bytes());
 }
 
 // Times allreduces of several sizes with ranks as processes, and prints a line for each.
