@@ -137,6 +137,53 @@ class StartsEarly(Backend):
         """
 
 
+class CompressesBetweenHosts(Backend):
+    """An engine that sends sums of float32 in 8 bits between hosts, and adds what it has rounded to the next sums."""
+
+    @abc.abstractmethod
+    def compressed_allreduce(
+        self, tensors: Sequence[Any], key: str, ranks: Sequence[int], before: float = 1.0, after: float = 1.0
+    ) -> list[Any]:
+        """Sum a bucket of tensors over `ranks`, exactly within a host.
+
+        Args:
+            tensors: One or more tensors of float32, with the same shapes on every rank.
+            key: The collective's name, which also identifies its rounding errors.
+            ranks: The participating ranks.
+            before: Factor applied to each rank's values before the sum.
+            after: Factor applied to the result.
+
+        Returns:
+            The sums, equal on all ranks.
+        """
+
+    @abc.abstractmethod
+    def rounding_errors(self, key: str, ranks: Sequence[int], count: int) -> NDArray[Any] | None:
+        """Return what this rank will add to the next sums. Called while the collective does not run.
+
+        Args:
+            key: The collective's key.
+            ranks: The participating ranks.
+            count: The number of elements of all its tensors.
+
+        Returns:
+            float32 of shape `[count]`; None if another rank keeps the errors of this host, or if there are none.
+        """
+
+    @abc.abstractmethod
+    def set_rounding_errors(self, key: str, ranks: Sequence[int], errors: NDArray[Any]) -> bool:
+        """Replace what this rank will add to the next sums. Called while the collective does not run.
+
+        Args:
+            key: The collective's key.
+            ranks: The participating ranks.
+            errors: float32 of shape `[count]`.
+
+        Returns:
+            Whether this rank keeps the errors of its host.
+        """
+
+
 class HostsStrategies(Backend):
     """An engine on whose cluster a strategy of `tf.distribute` can span all ranks."""
 

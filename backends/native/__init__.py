@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hvkeras.backends import cpp_library
-from hvkeras.backends.capabilities import CompiledByXla, RecordsTimes, ReducesParts, StartsEarly
+from hvkeras.backends.capabilities import CompiledByXla, CompressesBetweenHosts, RecordsTimes, ReducesParts, StartsEarly
 from hvkeras.backends.interface import Availability, Reduction, Start, Tensor
 from hvkeras.backends.native.engine import Engine
 from hvkeras.backends.native.groups import Groups
@@ -17,6 +17,8 @@ from hvkeras.backends.native.xla import CompiledOperations
 from hvkeras.errors import UnsupportedError, explain
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from hvkeras.compat.graphs import OrderHandles
     from hvkeras.control.launch_environments import Launch
 
@@ -30,7 +32,7 @@ _BUCKET_SECONDS = 8e-3
 _MIN_BUCKET, _MAX_BUCKET = 512 * 1024, 25 * 1024**2
 
 
-class NativeBackend(CompiledByXla, RecordsTimes, ReducesParts, StartsEarly):
+class NativeBackend(CompiledByXla, CompressesBetweenHosts, RecordsTimes, ReducesParts, StartsEarly):
     """Engine whose ranks on one host reduce in shared memory, without sockets, copies into buckets or negotiation.
 
     Collectives are matched by key when they are ready to run: the last rank to arrive appends a collective to an order
@@ -148,6 +150,32 @@ class NativeBackend(CompiledByXla, RecordsTimes, ReducesParts, StartsEarly):
     ) -> list[Tensor]:
         return self._reduce("allreduce", tensors, key, ranks, reduction=_REDUCTIONS[reduction], before=repr(before),
                             after=repr(after))
+
+    def compressed_allreduce(
+        self, tensors: Sequence[Tensor], key: str, ranks: Sequence[int], before: float = 1.0, after: float = 1.0
+    ) -> list[Tensor]:
+        return self._reduce("allreduce", tensors, key, ranks, reduction=_REDUCTIONS[Reduction.SUM], before=repr(before),
+                            after=repr(after), compression=1)
+
+    def rounding_errors(self, key: str, ranks: Sequence[int], count: int) -> NDArray[Any] | None:
+        number = self._number_here(ranks)
+        return None if number is None else self._loaded().read_errors(number, key, count)
+
+    def set_rounding_errors(self, key: str, ranks: Sequence[int], errors: NDArray[Any]) -> bool:
+        number = self._number_here(ranks)
+        return number is not None and self._loaded().write_errors(number, key, errors)
+
+    def _number_here(self, ranks: Sequence[int]) -> int | None:
+        """Return the number of a group on several hosts of which this rank leads its host; None for other groups."""
+        if self._groups is None or self._start is None or self._costs(ranks) is None:
+            return None
+        topology = self._start.topology
+        here = [rank for rank in ranks if topology.host_numbers[rank] == topology.host_numbers[topology.rank]]
+        return self._groups.number(ranks) if topology.rank in here[:1] else None
+
+    def _loaded(self) -> Engine:
+        assert self._engine is not None
+        return self._engine
 
     def allgather(self, tensor: Tensor, key: str, ranks: Sequence[int]) -> Tensor:
         import tensorflow as tf

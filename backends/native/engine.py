@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from hvkeras.backends.cpp_library import Array, Code, Library, declare
 from hvkeras.backends.native.ucx import Costs
 from hvkeras.errors import MachineError, explain
@@ -28,6 +30,9 @@ class Engine:
         declare(self._functions.hvkeras_close_group, ctypes.c_int64, ctypes.c_char_p)
         declare(self._functions.hvkeras_unlink, ctypes.c_char_p)
         declare(self._functions.hvkeras_abort, ctypes.c_char_p)
+        for function in (self._functions.hvkeras_read_errors, self._functions.hvkeras_write_errors):
+            function.argtypes = [ctypes.c_int64, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int64]
+            function.restype = ctypes.c_bool
         self._functions.hvkeras_instructions.restype = ctypes.c_char_p
         self._functions.hvkeras_peer_has_failed.argtypes, self._functions.hvkeras_peer_has_failed.restype = (
             [], ctypes.c_bool)
@@ -80,6 +85,17 @@ class Engine:
     def peer_has_failed(self) -> bool:
         """True if collectives fail because of `abort`, or because the connection to another host failed."""
         return bool(self._functions.hvkeras_peer_has_failed())
+
+    def read_errors(self, number: int, key: str, count: int) -> Array | None:
+        """Return a copy of this rank's rounding errors of a compressed allreduce; None if it has none."""
+        errors = np.empty(count, np.float32)
+        found = self._functions.hvkeras_read_errors(number, key.encode(), errors.ctypes.data, count)
+        return errors if found else None
+
+    def write_errors(self, number: int, key: str, errors: Array) -> bool:
+        """Replace this rank's rounding errors of a compressed allreduce; return False if its group is not open."""
+        values = np.ascontiguousarray(errors, np.float32)
+        return bool(self._functions.hvkeras_write_errors(number, key.encode(), values.ctypes.data, values.size))
 
     def entered(self, key: str) -> int:
         """Return how often compiled functions of this process have entered a plan."""

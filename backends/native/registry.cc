@@ -234,6 +234,27 @@ EXPORTED bool hvkeras_peer_has_failed() {
   });
 }
 
+// Copies the rounding errors of a compressed allreduce, if this rank has as many as `count`. Returns whether it does.
+// Not while the allreduce runs.
+EXPORTED bool hvkeras_read_errors(int64_t group, const char* key, float* errors, int64_t count) {
+  using namespace hvkeras;
+  bool has_errors = false;
+  guarded([&] {
+    const std::vector<float>& found = engine_of(group)->feedback(key_of(key)).errors;
+    has_errors = found.size() == static_cast<size_t>(count);
+    if (has_errors) std::copy(found.begin(), found.end(), errors);
+  });
+  return has_errors;
+}
+
+// Replaces the rounding errors of a compressed allreduce. Returns whether the group exists. Not while the allreduce
+// runs.
+EXPORTED bool hvkeras_write_errors(int64_t group, const char* key, const float* errors, int64_t count) {
+  using namespace hvkeras;
+  return guarded([&] { engine_of(group)->feedback(key_of(key)).errors.assign(errors, errors + count); }).code ==
+         static_cast<int32_t>(Code::kOk);
+}
+
 EXPORTED const char* hvkeras_instructions() { return hvkeras::instruction_set(); }
 
 }  // extern "C"

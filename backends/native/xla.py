@@ -34,13 +34,13 @@ class CompiledOperations:
         self._call("enter", [], [], {"key": key})
 
     def hvkeras_allreduce(self, inputs: Sequence[Tensor], reduction: int, before: Any, after: Any,
-                          **identity: Any) -> list[Tensor]:
+                          compression: int = 0, **identity: Any) -> list[Tensor]:
         """Reduce tensors of one dtype in a single call."""
         shapes = [_static_shape(tensor, "reduces") for tensor in inputs]
         return self._call(
             "allreduce", inputs, [(inputs[0].dtype, shape) for shape in shapes], identity,
             details=";".join(map(str, shapes)), type=inputs[0].dtype.as_datatype_enum, reduction=reduction,
-            before=before, after=after, counts=_joined(map(_count, shapes)))
+            before=before, after=after, compression=compression, counts=_joined(map(_count, shapes)))
 
     def hvkeras_broadcast(self, input: Tensor, root: int, **identity: Any) -> Tensor:  # noqa: A002 - the operation's
         """Broadcast the root's tensor to all ranks."""

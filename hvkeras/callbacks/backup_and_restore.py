@@ -177,6 +177,8 @@ class BackupAndRestore(KerasCallback):
         if answer is None:
             return
         backup, seeds, random_of_chief = answer
+        if self._group.is_chief:
+            self._group.restore_rounding_errors(model, backup.rounding_errors)
         self._group.broadcast_learned_state(model)
         self._group.broadcast_variables(compat.model_weights(model) + compat.optimizer_variables(model.optimizer))
         if backup.seeds is not None:
@@ -313,10 +315,11 @@ class BackupAndRestore(KerasCallback):
         self._steps_since_save, self._save_pending = 0, False
         if self._group.ranks is not None and state_of(self.model.optimizer) is not None:
             gather_optimizer(self.model, self._group.ranks[:1])
+        errors = self._group.rounding_errors(self.model)
         if self._group.is_chief:
             self._folder.write(self.model, Backup(
                 position, self._optimizer(), randomness.layer_seeds(self.model), randomness.capture(),
-                self._random_at_epoch if position.step else None, states_of(self._callbacks)))
+                self._random_at_epoch if position.step else None, states_of(self._callbacks), errors))
 
     def _listen_for_preemption(self, number: int) -> None:
         """Save on SIGTERM, if the processes that train together are known."""

@@ -74,6 +74,8 @@ class Backup:
         random: The states of the global random generators.
         random_at_epoch: The same states when the data of the epoch began; None between epochs.
         callbacks: The states of callbacks, by name.
+        rounding_errors: The sums over all hosts of what `Compression.int8` adds to the next gradients: an array or None
+            for each trainable variable; None without it.
     """
 
     position: Position
@@ -82,6 +84,7 @@ class Backup:
     random: Any = None
     random_at_epoch: Any = None
     callbacks: Any = None
+    rounding_errors: Any = None
 
 
 class BackupFolder:

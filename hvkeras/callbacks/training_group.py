@@ -12,7 +12,11 @@ import tensorflow as tf
 from hvkeras import compat
 from hvkeras.callbacks.base import is_chief, spanning_strategy
 from hvkeras.collectives.broadcasts import broadcast_object, broadcast_variables
+from hvkeras.collectives.compression import Compression
+from hvkeras.gradients.optimizer_classes import distributed_part
+from hvkeras.gradients.rounding_errors import RoundingErrors
 from hvkeras.job.process_sets import ProcessSet
+from hvkeras.job.session import current_session
 from hvkeras.training.fit_hooks import shared_by
 from hvkeras.training.learned_state import broadcast_learned
 
@@ -46,6 +50,13 @@ class TrainingGroup:
     def broadcast_learned_state(self, model: Any) -> None:
         """Set the chief's learned state of layers on ranks that have their own model."""
 
+    def rounding_errors(self, model: Any) -> Any:  # noqa: ARG002 - there are none
+        """Return the sum of all hosts' rounding errors of compressed gradients; all processes must call this."""
+        return None
+
+    def restore_rounding_errors(self, model: Any, errors: Any) -> None:
+        """Add rounding errors to this process's next gradients."""
+
 
 class _Ranks(TrainingGroup):
     """Ranks of hvkeras, with the collectives of a backend."""
@@ -64,6 +75,16 @@ class _Ranks(TrainingGroup):
 
     def broadcast_learned_state(self, model: Any) -> None:
         broadcast_learned(model, self._root, process_set=self._set)
+
+    def rounding_errors(self, model: Any) -> Any:
+        part = distributed_part(model.optimizer)
+        if part is None or part.exchange.compression is not Compression.int8:
+            return None
+        return current_session().part(RoundingErrors).total(model.trainable_variables, self._set)
+
+    def restore_rounding_errors(self, model: Any, errors: Any) -> None:
+        if errors is not None:
+            current_session().part(RoundingErrors).restore(model.trainable_variables, errors)
 
 
 class _Workers(TrainingGroup):

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import tensorflow as tf
 
+from hvkeras.errors import UsageError, explain
 from hvkeras.job.autograph import exclude_from_autograph
 from hvkeras.typing import Tensor
 
@@ -89,8 +90,17 @@ class BF16Compressor(_CastCompressor):
     dtype = tf.bfloat16
 
 
+class Int8Compressor(NoneCompressor):
+    """Compressor of gradients to 8 bits between hosts, for optimizers and tapes on the backend `native`.
+
+    The engine compresses, so `compress` leaves tensors unchanged. Each 256 numbers have a common scale, and are rounded
+    at random to 8 bits. What a host has rounded is added to its next gradients. Within a host everything stays exact,
+    and so do tensors of fewer than 4096 numbers and of dtypes other than float32.
+    """
+
+
 class Compression:
-    """Built-in compressors: `none`, `fp16` and `bf16`.
+    """Built-in compressors: `none`, `fp16`, `bf16` and `int8`.
 
     Example:
         >>> hvd.DistributedOptimizer(optimizer, compression=hvd.Compression.fp16)
@@ -99,6 +109,14 @@ class Compression:
     none = NoneCompressor
     fp16 = FP16Compressor
     bf16 = BF16Compressor
+    int8 = Int8Compressor
+
+
+def require_stateless(compression: Any) -> None:
+    """Raise UsageError for the compressor that needs an optimizer or a tape."""
+    if compression is Compression.int8:
+        raise UsageError(explain("Compression.int8 is for the gradients of optimizers and tapes, as it adds their"
+                                 " rounding errors to the next ones", "pass Compression.fp16 or Compression.bf16"))
 
 
 exclude_from_autograph(__name__)

@@ -157,7 +157,7 @@ class Scaling:
 
     def sent(self, tensor: Any, size: int, engine: Backend | None = None) -> Sent:
         """Prepare a tensor for sending among `size` ranks; `engine`, if given, scales the dtypes in its `scales`."""
-        is_builtin = self.compression in (Compression.none, Compression.fp16, Compression.bf16)
+        is_builtin = self.compression in (Compression.none, Compression.fp16, Compression.bf16, Compression.int8)
         given = None
         if engine is not None and is_builtin and self._needs_float32(tensor.dtype, engine):
             given, tensor, compression = tensor.dtype, tf.cast(tensor, tf.float32), Compression.none
@@ -188,7 +188,7 @@ class Scaling:
     @property
     def text(self) -> str:
         """Description for the plan, on which the ranks must agree."""
-        name = NAMES[self.op].lower()
+        name = NAMES[self.op].lower() + (", int8 between hosts" if self.compression is Compression.int8 else "")
         if self.prescale == self.postscale == 1.0:
             return name
         return f"{name} scaled by {self.prescale:g} before and {self.postscale:g} after"

@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from hvkeras.backends.interface import Reduction
-from hvkeras.collectives.compression import Compression
+from hvkeras.collectives.compression import Compression, require_stateless
 from hvkeras.collectives.differentiable import combined, combined_slices, gathered, summed_for_gradient
 from hvkeras.collectives.dispatch import allreduce_raw, broadcast_raw, derived
 from hvkeras.collectives.operations import (
@@ -74,6 +74,7 @@ def allreduce(
         UnsupportedError: The operation is not supported for sparse tensors, for booleans or, with Adasum, for integers;
             or Adasum is used with a number of ranks that is not a power of two.
     """
+    require_stateless(compression)
     scaled = Scaling(_resolve_op(average, op), compression, prescale_factor, postscale_factor)
     if isinstance(tensor, tf.IndexedSlices):
         with on_device(device_sparse):
@@ -119,6 +120,7 @@ def grouped_allreduce(
     """
     if not tensors:
         raise UsageError(explain("A group must contain at least one tensor", tensors=tensors))
+    require_stateless(compression)
     scaled = Scaling(_resolve_op(average, op), compression, prescale_factor, postscale_factor)
     results: list[Any] = list(tensors)
     dense = [index for index, tensor in enumerate(tensors) if not isinstance(tensor, tf.IndexedSlices)]

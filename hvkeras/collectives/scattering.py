@@ -7,7 +7,7 @@ from typing import Any, overload
 
 import tensorflow as tf
 
-from hvkeras.collectives.compression import Compression
+from hvkeras.collectives.compression import Compression, require_stateless
 from hvkeras.collectives.differentiable import gathered
 from hvkeras.collectives.dispatch import alltoall_raw, derived, reducescatter_raw
 from hvkeras.collectives.operations import (
@@ -116,6 +116,7 @@ def reducescatter(
     """
     if operation_of(op) not in (Average, Sum):
         raise UsageError(explain("reducescatter combines by hvd.Average or hvd.Sum", op=NAMES[op]))
+    require_stateless(compression)
     scaled = Scaling(op, compression, prescale_factor, postscale_factor)
     ranks = members(process_set, "reducescatter")
     value = _with_rows(tf.convert_to_tensor(tensor), "reducescatter distributes rows, so its tensor needs a first"

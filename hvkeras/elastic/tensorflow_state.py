@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from hvkeras import compat
@@ -16,6 +17,7 @@ from hvkeras.elastic.snapshot import Snapshot, SnapshotReader
 from hvkeras.elastic.state import ObjectState
 from hvkeras.errors import UnsupportedError, UsageError, explain
 from hvkeras.gradients.optimizer_classes import distributed_part
+from hvkeras.gradients.rounding_errors import rounding_errors
 from hvkeras.job.process_sets import global_process_set
 from hvkeras.job.queries import rank
 from hvkeras.training.learned_state import broadcast_learned
@@ -165,6 +167,7 @@ class TensorFlowKerasState(_VariableState):
             raise UsageError(explain("A state needs a model with its weights", "build the model or call it on a batch"
                                      " first", model=getattr(model, "name", model)))
         self._learned: list[Any] = []
+        self._errors: list[Any] = []  # of compressed gradients, on this host
         self._slots: SharedSlots | None = None
         self._shared_indices: frozenset[int] = frozenset()  # in the optimizer's list of variables
         self._staying: Sequence[int] = ()  # ranks that stay, while others are about to leave
@@ -188,6 +191,8 @@ class TensorFlowKerasState(_VariableState):
         slots = self._shared_slots()
         if slots is not None:
             slots.save(self._survives, self._staying)
+        if (errors := rounding_errors()) is not None:
+            self._errors = errors.of(self.model.trainable_variables)
         super().save()
 
     def _save_values(self) -> None:
@@ -201,6 +206,7 @@ class TensorFlowKerasState(_VariableState):
         super().restore()
         if (slots := self._shared_slots()) is not None and self._shared_indices:
             slots.restore()
+        self._restore_errors()
         layers = compat.learned_layers(self.model)
         if len(layers) != len(self._learned):
             raise UsageError(explain("A commit must be of the state's model", "remove HVKERAS_ELASTIC_DIR, or use a"
@@ -234,8 +240,14 @@ class TensorFlowKerasState(_VariableState):
         if slots is not None and not is_assigned:
             broadcast_variables([one for one in self._optimizer_variables() if _is_shared(one)], 0)
         super().sync()
+        self._restore_errors()  # each host has its own
         if slots is not None:
             slots.save(self._survives)
+
+    def _restore_errors(self) -> None:
+        errors = rounding_errors()
+        if errors is not None and any(one is not None for one in self._errors):
+            errors.restore(self.model.trainable_variables, self._errors)
 
     def reshard(self) -> None:
         """Reshard the optimizer over the current ranks, and discard its last commit, before a full one is restored."""
@@ -284,7 +296,7 @@ class TensorFlowKerasState(_VariableState):
         optimizer = slots.gather(values[count:])
         if optimizer is None or not is_wanted:
             return None
-        return Snapshot([*values[:count], *optimizer]), ObjectState.saved(self), self._learned
+        return Snapshot([*values[:count], *optimizer]), ObjectState.saved(self), [self._learned, []]
 
     def memory_of_shards(self) -> tuple[int, int]:
         """Return the bytes of this rank's shard of the optimizer's state, and of its backups of other ranks' shards.
@@ -296,7 +308,8 @@ class TensorFlowKerasState(_VariableState):
     def saved(self) -> tuple[object, ...]:
         """Return the last saved values, attributes and learned state of layers, and this rank's shards."""
         parts = () if self._slots is None or not self._shared_indices else (self._slots.saved(),)
-        return *super().saved(), self._learned, *parts
+        errors = [None if one is None else np.asarray(one) for one in self._errors]
+        return *super().saved(), [self._learned, errors], *parts
 
     def take(self, saved: Any) -> None:
         """Load a state that another process saved.
@@ -307,7 +320,7 @@ class TensorFlowKerasState(_VariableState):
         Raises:
             UsageError: The saved state has different attributes, or variables of different shapes.
         """
-        values, attributes, learned, *parts = saved
+        values, attributes, (learned, errors), *parts = saved
         slots = self._shared_slots()
         before, self._shared_indices = self._shared_indices, frozenset(parts[0]["assignment"]["indices"] if parts
                                                                        else ())
@@ -318,7 +331,7 @@ class TensorFlowKerasState(_VariableState):
             raise
         if slots is not None and parts:
             slots.take(parts[0])
-        self._learned = learned
+        self._learned, self._errors = learned, errors
 
     def _tracked(self) -> list[Any]:
         return compat.model_weights(self.model) + [one for one in self._optimizer_variables() if not _is_shared(one)]

@@ -40,7 +40,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's public name
         name: The optimizer's name in messages, by default the name of its class. The same on every rank.
         device_dense: The device for dense gradients; chosen by TensorFlow by default.
         device_sparse: The device for sparse gradients.
-        compression: How gradients are compressed: `Compression.none`, `.fp16`, `.bf16` or a `Compressor`.
+        compression: How gradients are compressed: `Compression.none`, `.fp16`, `.bf16`, `.int8` (between hosts) or a
+            `Compressor`.
         sparse_as_dense: Whether sparse gradients (of embeddings) are converted to dense tensors instead of gathered.
         gradient_predivide_factor: With Average, gradients are divided by this factor before the sum, and by
             size / factor after it. This protects float16 from overflow.

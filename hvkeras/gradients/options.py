@@ -51,8 +51,11 @@ class ReductionOptions:
             raise UsageError(explain("gradient_predivide_factor must be positive",
                                      gradient_predivide_factor=self.gradient_predivide_factor))
         if not all(callable(getattr(self.compression, name, None)) for name in ("compress", "decompress")):
-            raise UsageError(explain("compression must be one of hvd.Compression.none, .fp16, .bf16, or a Compressor",
-                                     compression=self.compression))
+            raise UsageError(explain("compression must be one of hvd.Compression.none, .fp16, .bf16, .int8, or a"
+                                     " Compressor", compression=self.compression))
+        if self.compression is Compression.int8 and self.op == Adasum:
+            raise UsageError(explain("Compression.int8 compresses sums and averages, not Adasum",
+                                     "pass op=hvd.Average, or Compression.fp16", op=self.op))
         if not isinstance(self.process_set, ProcessSet):
             raise UsageError(explain("process_set must be a ProcessSet", process_set=self.process_set))
 
@@ -79,6 +82,11 @@ class Options:
     averages_passes: bool = False
     compile_update: bool | str = "auto"
     shard_kind: str = ""
+
+    def __post_init__(self) -> None:
+        if self.shard_kind and self.exchange.compression is Compression.int8:
+            raise UsageError(explain("Compression.int8 sums complete gradients, and shard_update=True only parts of"
+                                     " them", "pass shard_update=False, or Compression.fp16"))
 
 
 def checked_groups(num_groups: Any, groups: Any) -> Any:

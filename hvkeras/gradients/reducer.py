@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from hvkeras import compat
-from hvkeras.backends.capabilities import StartsEarly
+from hvkeras.backends.capabilities import CompressesBetweenHosts, StartsEarly
 from hvkeras.backends.interface import Backend, Reduction
 from hvkeras.collectives.adasum import adasum_raw
 from hvkeras.collectives.buckets import FIRST_BUCKET, bucket_size, by_dtype, pack
@@ -41,9 +41,12 @@ from hvkeras.diagnostics import recorder, spans
 from hvkeras.errors import UnsupportedError, explain
 from hvkeras.gradients import sparse_rows
 from hvkeras.gradients.options import ReductionOptions
+from hvkeras.gradients.rounding_errors import RoundingErrors
 from hvkeras.gradients.weighting import joining
 from hvkeras.job.plans import Call, Plan
 from hvkeras.job.session import current_session
+
+MIN_COMPRESSED = 4096  # elements of a gradient that Compression.int8 compresses
 
 
 class ShardAssignment(Protocol):
@@ -109,6 +112,7 @@ class GradientReducer:
         if len(ranks) == 1 or not exchange.process_set.included() or not current_session().backend.has_ranks:
             return list(gradients)
         require_kernels(current_session().backend)
+        self._require_compression()
         gradients = [of_tensors(gradient) for gradient in gradients]
         overwritten = [index for index, (gradient, variable) in enumerate(zip(gradients, variables, strict=True))
                        if gradient is not None and compat.is_overwritten(variable)]
@@ -143,6 +147,24 @@ class GradientReducer:
             for index, value in zip(maxima, values, strict=True):
                 reduced[index] = value
         return [_as_rows(gradient, same_rows.get(index)) for index, gradient in enumerate(reduced[: len(gradients)])]
+
+    def _require_compression(self) -> None:
+        """Raise UnsupportedError if the gradients cannot be compressed as requested."""
+        if self.exchange.compression is not Compression.int8:
+            return
+        backend = current_session().backend
+        if not isinstance(backend, CompressesBetweenHosts):
+            raise UnsupportedError(explain("Compression.int8 is a feature of the backend native",
+                                           "use that backend, or Compression.fp16", backend=backend.name))
+        if self.differentiable and graphs.under_tape():
+            raise UnsupportedError(explain("Gradients that are compressed to 8 bits have no gradients themselves",
+                                           "pass Compression.none to DistributedGradientTape"))
+
+    def _is_compressed(self, sent: Sent) -> bool:
+        """Return whether the engine compresses a gradient between hosts."""
+        count = sent.tensor.shape.num_elements()
+        return (self.exchange.compression is Compression.int8 and sent.tensor.dtype == tf.float32
+                and count is not None and count >= MIN_COMPRESSED)
 
     def _has_same_rows(self, gradient: Any) -> bool:
         """Return whether a sparse gradient has the same rows on all ranks, such as that of an embedding of positions.
@@ -199,6 +221,9 @@ class GradientReducer:
         def reduction(number: int, bucket: Sequence[int]) -> Call:
             tensors, factors = [sent[index].tensor for index in bucket], sent[bucket[0]].factors
             key = f"{plan.key}.{number}"
+            if self._is_compressed(sent[bucket[0]]):
+                return _compressed(Call("compressed_allreduce", tensors, key, ranks, *(factors or ())),
+                                   [variables[index] for index in bucket])
             if shares is not None and exchange.op != Adasum and (bounds := shares.bounds_for(bucket, job.backend)):
                 return Call("reduce_parts", tensors, key, ranks, bounds, *(factors or ()))
             return Call("allreduce", tensors, key, Reduction.SUM, ranks, *(factors or ()))
@@ -247,6 +272,8 @@ class GradientReducer:
         # The assignment of a sharded update's parts does not know the network, and balances them in each bucket.
         if session.settings.bucket_size is None and self.shares is None and isinstance(session.backend, StartsEarly):
             suggested = session.backend.bucket_size(ranks)
+            if suggested is not None and self.exchange.compression is Compression.int8:
+                suggested *= 4
         return bucket_size(session.settings) if suggested is None else suggested
 
     def _plan(self, sent: Sequence[Sent | None], sparse: Collection[int], names: Sequence[str],
@@ -276,7 +303,7 @@ class GradientReducer:
         """Return the indices of the dense gradients in each bucket."""
         groups, shares = self.exchange.groups, self.shares
         order = list(reversed(dense))  # the backward pass produces the last layer's gradients first
-        kinds = {index: f"{sent[index].tensor.dtype.name} {sent[index].factors}"
+        kinds = {index: f"{sent[index].tensor.dtype.name} {sent[index].factors} {self._is_compressed(sent[index])}"
                  + ("" if shares is None else f" {shares.is_shared(index)}") for index in order}
         if isinstance(groups, int) and groups:
             length = -(-len(order) // groups)
@@ -290,6 +317,15 @@ class GradientReducer:
             order = [index for index in order if index not in chunk]
         sizes = {index: _bytes_of(sent[index].tensor) for index in order}
         return buckets + pack(order, kinds, sizes, limit, FIRST_BUCKET)
+
+
+def _compressed(call: Call, variables: Sequence[Any]) -> Call:
+    """Register the variables of a compressed bucket for the commits of its rounding errors, and return the call."""
+    key, ranks, *_ = call.arguments
+    current_session().part(RoundingErrors).register(
+        key, ranks, [compat.variable_key(variable) for variable in variables],
+        [tensor.shape.num_elements() for tensor in call.tensors])
+    return call
 
 
 def _start_of(backend: Backend, outputs: Sequence[Any]) -> list[Any]:

@@ -168,7 +168,8 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's public name
         gradtape: A `tf.GradientTape`, used or not, persistent or not.
         device_dense: The device for dense gradients; chosen by TensorFlow by default.
         device_sparse: The device for sparse gradients.
-        compression: How gradients are compressed: `Compression.none`, `.fp16`, `.bf16` or a `Compressor`.
+        compression: How gradients are compressed: `Compression.none`, `.fp16`, `.bf16`, `.int8` (between hosts) or a
+            `Compressor`.
         sparse_as_dense: Whether sparse gradients are converted to dense tensors instead of gathered.
         op: `Average`, `Sum` or `Adasum`.
         gradient_predivide_factor: With Average, gradients are divided by this factor before the sum, and by

@@ -174,3 +174,15 @@ def test_buckets_that_are_reduced_beside_the_backward_pass(network, slots, costs
     env = {"HVKERAS_BUCKET_SIZE": "16KiB", "HVKERAS_NETWORK_COSTS": costs}
     with running(network, slots, tmp_path, WORKERS / "overlapped.py", env) as job:
         assert job.finish() == 0, job.text(0, "stderr") + job.text(1, "stderr")
+
+
+@pytest.mark.parametrize("slots", [(1, 1), (3, 1)], ids=str)
+def test_gradients_in_8_bits(network, slots, tmp_path):
+    with running(network, slots, tmp_path, WORKERS / "int8.py") as job:
+        assert job.finish() == 0, "".join(job.text(rank, "stderr") for rank in range(sum(slots)))
+        assert job.text(0).endswith("all\n")
+
+
+def test_commits_and_backups_have_the_rounding_errors(network, tmp_path):
+    with running(network, (1, 2), tmp_path, WORKERS / "int8_state.py") as job:
+        assert job.finish() == 0, "".join(job.text(rank, "stderr") for rank in range(3))

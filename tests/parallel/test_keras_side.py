@@ -53,6 +53,14 @@ def test_compression_rounds_what_travels(outcome: Outcome) -> None:
         assert len({found[name][1] for name in ("none", "fp16", "bf16")}) == 3
 
 
+def test_8_bits_are_for_native_and_between_hosts(outcome: Outcome, request: pytest.FixtureRequest) -> None:
+    found = outcome.results("eight_bits")
+    if "-native" in request.node.name:
+        assert found == [[4999 * 1.5] * 2] * 2
+    else:
+        assert all("Compression.int8 is a feature of the backend native" in text for (text,) in found)
+
+
 def test_of_new_values_of_a_variable_the_largest_counts(outcome: Outcome) -> None:
     for rank, found in enumerate(outcome.results("new_values")):
         if found:

@@ -32,6 +32,8 @@ class Spans {
   size_t element_bytes() const { return element_bytes_; }
   // Elements [start, stop) if they belong to one tensor; otherwise an empty span.
   Span within(size_t start, size_t stop) const;
+  // The end of the tensor that has this element.
+  size_t end_of(size_t element) const;
   // Calls visit(in, out, byte offset in the range, elements) for each contiguous piece of elements [start, stop).
   template <typename Visit>
   void visit(size_t start, size_t stop, Visit&& visit) const;
@@ -41,6 +43,8 @@ class Spans {
   std::vector<size_t> starts_;  // of each tensor in elements, and the end
   size_t element_bytes_;
 };
+
+inline size_t Spans::end_of(size_t element) const { return *std::upper_bound(starts_.begin(), starts_.end(), element); }
 
 template <typename Visit>
 void Spans::visit(size_t start, size_t stop, Visit&& visit) const {

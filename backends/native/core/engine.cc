@@ -83,6 +83,11 @@ class Engine::Turn {
   Engine* engine_ = nullptr;
 };
 
+ErrorFeedback& Engine::feedback(const Key& key) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return feedback_[key];  // which insertions of other keys do not move
+}
+
 void Engine::close(const Status& failure) noexcept {
   {
     const std::lock_guard<std::mutex> lock(mutex_);

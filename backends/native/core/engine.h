@@ -13,6 +13,7 @@
 #include <unordered_map>
 
 #include "collectives.h"
+#include "compressed_allreduce.h"
 #include "hosts.h"
 #include "negotiator.h"
 #include "small_allreduce.h"
@@ -58,6 +59,11 @@ class Engine {
   // This rank's index in the group, and the size of the group.
   int rank() const { return hosts_ ? hosts_->placement().rank : shape_.rank; }
   int ranks() const { return hosts_ ? hosts_->placement().ranks() : ranks_here(); }
+
+  // Whether the group's ranks are on several hosts.
+  bool spans_hosts() const { return hosts_ != nullptr; }
+  // The rounding errors of a compressed allreduce; used by its runs, and between them by other threads.
+  ErrorFeedback& feedback(const Key& key);
 
   // Submits a request; `done` may be called before this returns. Does not throw.
   void submit(std::unique_ptr<Request> request);
@@ -108,6 +114,7 @@ class Engine {
   std::mutex mutex_;  // guards the following members
   std::condition_variable changed_;
   std::unordered_map<Key, RequestQueue, KeyHash> queues_;
+  std::unordered_map<Key, ErrorFeedback, KeyHash> feedback_;
   size_t request_count_ = 0;  // in queues_
   size_t long_count_ = 0;     // of these, those that only the worker thread runs
   bool has_unsent_ = false;   // whether the link may still have data that other hosts wait for

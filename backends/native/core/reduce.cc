@@ -3,6 +3,8 @@
 #include <atomic>
 #include <cstring>
 
+#include "quantize.h"
+
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
@@ -11,13 +13,16 @@ namespace hvkeras {
 
 namespace plain {
 Reducer reducer_of(Type type, Reduction reduction);
-}
+Quantizer quantizer();
+}  // namespace plain
 namespace avx2 {
 Reducer reducer_of(Type type, Reduction reduction);
-}
+Quantizer quantizer();
+}  // namespace avx2
 namespace avx512 {
 Reducer reducer_of(Type type, Reduction reduction);
-}
+Quantizer quantizer();
+}  // namespace avx512
 
 namespace {
 
@@ -50,15 +55,16 @@ struct InstructionSet {
   const char* name;
   bool (*supported)();
   Reducer (*reducer_of)(Type, Reduction);
+  Quantizer (*quantizer)();
 };
 
 // Best first. NEON is part of every 64-bit ARM processor, so `plain` uses it there.
 const InstructionSet kInstructionSets[] = {
 #if defined(__x86_64__)
-    {"avx512", [] { return Processor().has(kAvx512, kZmm); }, avx512::reducer_of},
-    {"avx2", [] { return Processor().has(kAvx2, kYmm); }, avx2::reducer_of},
+    {"avx512", [] { return Processor().has(kAvx512, kZmm); }, avx512::reducer_of, avx512::quantizer},
+    {"avx2", [] { return Processor().has(kAvx2, kYmm); }, avx2::reducer_of, avx2::quantizer},
 #endif
-    {"plain", [] { return true; }, plain::reducer_of},
+    {"plain", [] { return true; }, plain::reducer_of, plain::quantizer},
 };
 
 const InstructionSet* best_supported() {
@@ -76,6 +82,8 @@ std::atomic<const InstructionSet*>& current() {
 }  // namespace
 
 Reducer reducer_of(Type type, Reduction reduction) { return current().load()->reducer_of(type, reduction); }
+
+Quantizer quantizer() { return current().load()->quantizer(); }
 
 const char* instruction_set() { return current().load()->name; }
 

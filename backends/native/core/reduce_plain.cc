@@ -1,3 +1,3 @@
-// The reducers for this instruction set; see reduce_kernels.h.
+// The reducers and quantizers for this instruction set.
 #define HVKERAS_INSTRUCTIONS plain
-#include "reduce_kernels.h"
+#include "quantize_kernels.h"

@@ -35,7 +35,8 @@ std::string to_string(const std::vector<int64_t>& shape, size_t from = 0) {
 struct Kernel {
   std::string key;  // empty in eager mode, see `key_in`
   int64_t group = 0, reduction = 0, root = 0, count = 1, results = 0;
-  std::string bounds;  // of parts, see `Bounds`
+  bool compresses = false;  // between hosts, see compressed_allreduce.h
+  std::string bounds;       // of parts, see `Bounds`
   double prescale = 1.0, postscale = 1.0;
 
   explicit Kernel(TF_OpKernelConstruction* construction) : construction_(construction) {
@@ -232,6 +233,15 @@ void allreduce_call(const Kernel& kernel, const std::shared_ptr<Call>& call) {
   }
   const auto all = std::make_shared<const Allreduce>(Allreduce{
       Spans(std::move(spans), size_of(type)), type, static_cast<Reduction>(kernel.reduction), kernel.factors()});
+  const std::shared_ptr<Engine> engine = engine_of(kernel.group);
+  if (kernel.compresses && engine->spans_hosts()) {
+    if (type != Type::kFloat32 || all->reduction != Reduction::kSum)
+      throw Failure(std::string("only sums of float32 are compressed. Received: ") + name_of(type));
+    ErrorFeedback& feedback = engine->feedback(key_of(call->key()));
+    return submit(kernel, call, "int8 " + details, [held = std::move(held), all, &feedback](Channel& channel) {
+      between_hosts::compressed_allreduce(channel, all->spans, all->factors, feedback);
+    });
+  }
   submit(kernel, call, details, [held = std::move(held), all](Channel& channel) { allreduce(channel, *all); }, all);
 }
 
@@ -532,6 +542,10 @@ void read_list(Kernel& kernel) {
   kernel.count = kernel.number("N");
   kernel.read_reduction();
 }
+void read_allreduce(Kernel& kernel) {
+  read_list(kernel);
+  kernel.compresses = kernel.number("compression") != 0;
+}
 void read_nothing(Kernel&) {}
 void read_count(Kernel& kernel) { kernel.count = kernel.number("N"); }
 void read_parts(Kernel& kernel) {
@@ -549,11 +563,12 @@ void read_reduction(Kernel& kernel) { kernel.read_reduction(); }
 void register_all() {
   // Scale factors are strings, since TensorFlow's attributes have no double precision.
   const std::vector<const char*> reduction = {"reduction: int", "before: string", "after: string"};
-  std::vector<const char*> of_parts = reduction;
+  std::vector<const char*> of_parts = reduction, of_sums = reduction;
   of_parts.push_back("bounds: string");
+  of_sums.push_back("compression: int = 0");
   // clang-format off
   const Definition definitions[] = {
-      {"HvkerasAllreduce", reduction, {"inputs: N * T"}, {"outputs: N * T"}, same_shapes<>, create<read_list>,
+      {"HvkerasAllreduce", of_sums, {"inputs: N * T"}, {"outputs: N * T"}, same_shapes<>, create<read_allreduce>,
        compute<allreduce_call>},
       {"HvkerasBroadcast", {"root: int"}, {"input: T"}, {"output: T"}, same_shapes<>, create<read_root>,
        compute<broadcast_call>},
@@ -567,8 +582,8 @@ void register_all() {
        create<read_bounds>, compute<gather_parts_call>},
       {"HvkerasReducescatter", reduction, {"input: T"}, {"output: T"}, unknown_shapes, create<read_reduction>,
        compute<reducescatter_call>},
-      {"HvkerasAllreduceStart", reduction, {"inputs: N * T"}, {"handle: uint8", "outputs: N * T"}, same_shapes<0, 1>,
-       create<read_list>, nullptr, compute_start<allreduce_call>},
+      {"HvkerasAllreduceStart", of_sums, {"inputs: N * T"}, {"handle: uint8", "outputs: N * T"}, same_shapes<0, 1>,
+       create<read_allreduce>, nullptr, compute_start<allreduce_call>},
       {"HvkerasReducePartsStart", of_parts, {"inputs: N * T"}, {"handle: uint8", "outputs: N * T"}, same_shapes<0, 1>,
        create<read_parts>, nullptr, compute_start<reduce_parts_call>},
       {"HvkerasWait", {}, {"handle: uint8", "inputs: N * T"}, {"outputs: N * T"}, same_shapes<1, 0>, create<read_count>,

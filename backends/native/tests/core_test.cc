@@ -10,11 +10,13 @@
 #include <atomic>
 #include <chrono>
 #include <cmath>
+#include <limits>
 #include <map>
 #include <random>
 
 #include "../core/denormals.h"
 #include "../core/notifier.h"
+#include "../core/quantize.h"
 #include "engine_calls.h"
 #include "in_process_link.h"
 
@@ -254,6 +256,7 @@ struct Cluster {
   }
 
   size_t slot;
+  std::vector<float> shared;  // by all ranks
   Placement placement;
   InProcessNetwork network;
   std::vector<void*> memories;
@@ -280,6 +283,65 @@ void leave_to_the_worker(Engine& engine, bool several_hosts) {
       call(engine, "takes long", "", [&](Channel&) { runner = std::this_thread::get_id(); }, {}, size_t{1} << 40);
   require_ok(status, "takes long");
   require(!several_hosts || runner != std::this_thread::get_id(), "the worker thread runs what takes long");
+}
+
+// Compressed sums of numbers that change little: they are equal on all ranks, and what a run has rounded is in the
+// next.
+void sum_in_8_bits(Engine& engine, std::vector<float>& shared) {
+  const int ranks = engine.ranks(), rank = engine.rank();
+  const size_t counts[] = {1000, 1, 70'000, 255, 0, 300'001};  // blocks of several tensors, several segments
+  constexpr int kRuns = 20;
+  std::vector<std::vector<float>> in, totals;
+  for (const size_t count : counts) {
+    in.emplace_back(count);
+    totals.emplace_back(count, 0.0f);
+  }
+  const auto number = [](int of_rank, size_t tensor, size_t index) {
+    return std::sin(static_cast<float>(index * (tensor + 1) + static_cast<size_t>(97 * of_rank)));
+  };
+  for (int time = 0; time < kRuns; ++time) {
+    std::vector<Span> spans;
+    for (size_t tensor = 0; tensor < in.size(); ++tensor) {
+      for (size_t index = 0; index < in[tensor].size(); ++index) in[tensor][index] = number(rank, tensor, index);
+      char* const data = reinterpret_cast<char*>(in[tensor].data());
+      spans.push_back({data, data, in[tensor].size()});
+    }
+    const Spans all(std::move(spans), sizeof(float));
+    ErrorFeedback& feedback = engine.feedback(key_of("in 8 bits"));
+    const Status status = call(engine, "in 8 bits", "", [&](Channel& channel) {
+      between_hosts::compressed_allreduce(channel, all, {2.0, 0.25}, feedback);
+    });
+    require_ok(status, "in 8 bits");
+    if (rank == 0) shared = in[5];
+    require_ok(call(engine, "in 8 bits, shared", "", [](Channel& channel) { barrier(channel); }), "in 8 bits, shared");
+    require(shared == in[5], "all ranks have the same compressed sums");
+    require_ok(call(engine, "in 8 bits, read", "", [](Channel& channel) { barrier(channel); }), "in 8 bits, read");
+    for (size_t tensor = 0; tensor < in.size(); ++tensor)
+      for (size_t index = 0; index < in[tensor].size(); ++index) totals[tensor][index] += in[tensor][index];
+  }
+  float error_of_one = 0.0f, error_of_all = 0.0f;
+  for (size_t tensor = 0; tensor < in.size(); ++tensor) {
+    for (size_t index = 0; index < in[tensor].size(); ++index) {
+      float exact = 0.0f;
+      for (int from = 0; from < ranks; ++from) exact += 0.5f * number(from, tensor, index);
+      error_of_one = std::max(error_of_one, std::abs(in[tensor][index] - exact));
+      error_of_all = std::max(error_of_all, std::abs(totals[tensor][index] - kRuns * exact));
+    }
+  }
+  // A number is off by at most a 127th of the largest sum at each of the two roundings, and errors do not add up.
+  const float bound = 0.5f * static_cast<float>(ranks) / 127.0f * static_cast<float>(ranks + 1);
+  require(error_of_one > 0.0f && error_of_one < bound, "8 bits are off by " + std::to_string(error_of_one));
+  require(error_of_all < bound, "20 sums in 8 bits are off by " + std::to_string(error_of_all));
+  const Status invalid = call(engine, "not a number", "", [&](Channel& channel) {
+    std::vector<float> numbers(600, 1.0f);
+    if (rank == 0) numbers[300] = std::numeric_limits<float>::infinity();
+    char* const data = reinterpret_cast<char*>(numbers.data());
+    ErrorFeedback none;
+    between_hosts::compressed_allreduce(channel, Spans({{data, data, numbers.size()}}, sizeof(float)), {}, none);
+    require(std::isfinite(numbers[0]) && std::isnan(numbers[300]) && std::isfinite(numbers[599]),
+            "a block is not finite");
+  });
+  require_ok(invalid, "not a number");
 }
 
 // The host of each rank, the costs of messages between hosts, and the size of a slot.
@@ -315,6 +377,7 @@ void check(const Topology& topology, double seconds) {
       }
       float16_average(engine);
       small_then_large(engine);
+      if (cluster.placement.hosts() > 1) sum_in_8_bits(engine, cluster.shared);
       leave_to_the_worker(engine, cluster.placement.hosts() > 1 && topology.costs.per_byte > 0);
       const Status mismatch = call(engine, "a mismatch", rank == 1 ? "[2];[3]" : "[2];[4]", [](Channel&) {});
       if (ranks > 1)
@@ -669,6 +732,54 @@ void check_half_precision() {
   }
 }
 
+void check_quantizers() {
+  constexpr size_t kCount = 5 * kScaledElements + 100;
+  std::mt19937 random(1);
+  std::normal_distribution<float> normal;
+  std::vector<float> numbers(kCount), decoded(kCount);
+  for (float& number : numbers) number = normal(random);
+  std::fill_n(numbers.begin() + kScaledElements, kScaledElements, 0.0f);
+  numbers[2 * kScaledElements + 7] = std::numeric_limits<float>::quiet_NaN();
+  for (size_t i = 3 * kScaledElements; i < 4 * kScaledElements; ++i) numbers[i] *= 1e-38f;
+  std::vector<char> expected;
+  for (const char* name : {"plain", "avx2", "avx512"}) {
+    if (!use_instruction_set(name)) continue;
+    const std::string what = std::string(name) + ", 8 bits, ";
+    std::vector<float> errors(kCount, 0.25f);
+    std::vector<char> encoded(encoded_bytes(kCount)), sums(encoded_bytes(kCount));
+    quantizer().encode(encoded.data(), numbers.data(), errors.data(), kCount, 2.0f, nullptr, 0, 3);
+    quantizer().decode(decoded.data(), encoded.data(), kCount, 0.5f);
+    for (size_t i = 0; i < kCount; ++i) {
+      const size_t block = i / kScaledElements;
+      const float exact = 2.0f * numbers[i] + 0.25f;
+      if (block == 2) {
+        require(std::isnan(decoded[i]) && errors[i] == 0.25f, what + "a block that is not finite");
+      } else {
+        require(std::abs(2.0f * decoded[i] + errors[i] - exact) < 1e-5f, what + "the errors are kept");
+        require(std::abs(errors[i]) < 0.1f, what + "the errors are small");
+      }
+    }
+    if (expected.empty()) expected = encoded;
+    require(expected == encoded, what + "all processors round alike");
+    // Rounding is right on average, and adds up with other blocks.
+    constexpr int kTimes = 2000;
+    std::vector<double> mean(kCount);
+    const char* const others[] = {encoded.data()};
+    std::vector<float> same(kCount, 0.3f);
+    same[0] = 1.0f;
+    for (uint32_t time = 0; time < kTimes; ++time) {
+      std::vector<float> none(kCount, 0.0f);
+      quantizer().encode(sums.data(), same.data(), none.data(), 100, 1.0f, others, 1, time * 7919);
+      quantizer().decode(decoded.data(), sums.data(), 100, 1.0f);
+      for (size_t i = 0; i < 100; ++i) mean[i] += static_cast<double>(decoded[i]) / kTimes;
+    }
+    quantizer().decode(decoded.data(), encoded.data(), 100, 1.0f);
+    for (size_t i = 0; i < 100; ++i)
+      require(std::abs(mean[i] - static_cast<double>(decoded[i] + same[i])) < 0.003, what + "rounding is unbiased");
+    std::printf("%s: 8 bits ok\n", name);
+  }
+}
+
 }  // namespace
 
 int main(int count, char** arguments) {
@@ -684,6 +795,7 @@ int main(int count, char** arguments) {
   }
   const double seconds = count > 2 ? std::atof(arguments[2]) : 2.0;
   check_half_precision();
+  check_quantizers();
   check_cost_measurement();
   check_algorithms();
   check_aborts();

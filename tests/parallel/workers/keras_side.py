@@ -75,6 +75,16 @@ def compressed() -> dict[str, Any]:
 
 
 @check
+def eight_bits() -> list[Any]:
+    """The update by a gradient in 8 bits between hosts, which is exact on one host, or why there is none."""
+    gradient = tf.cast(tf.range(5000), tf.float32) * float(hvd.rank() + 1)
+    try:
+        return [updated([gradient], compression=hvd.Compression.int8, graph=graph)[0][4999] for graph in (True, False)]
+    except hvd.UnsupportedError as error:
+        return [str(error)]
+
+
+@check
 def gradients_that_are_none() -> list[Any]:
     """The update if the second of three variables has no gradient."""
     with warnings.catch_warnings():

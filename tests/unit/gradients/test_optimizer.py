@@ -116,6 +116,20 @@ def test_equal_optimizers_have_one_class(kind: tuple[Any, Any]) -> None:
     assert len({type(each) for each in (first, *others)}) == 4
 
 
+@pytest.mark.parametrize(("use", "text"), [
+    (lambda: hvd.DistributedOptimizer(keras.optimizers.SGD(), compression=hvd.Compression.int8, op=hvd.Adasum),
+     "compresses sums and averages, not Adasum"),
+    (lambda: hvd.DistributedOptimizer(keras.optimizers.SGD(), compression=hvd.Compression.int8, shard_update=True),
+     "shard_update=True only parts of them"),
+    (lambda: hvd.allreduce(1.0, compression=hvd.Compression.int8), "gradients of optimizers and tapes"),
+    (lambda: hvd.grouped_allreduce([1.0], compression=hvd.Compression.int8), "gradients of optimizers and tapes"),
+    (lambda: hvd.reducescatter([1.0], compression=hvd.Compression.int8), "gradients of optimizers and tapes"),
+], ids=["Adasum", "sharded update", "allreduce", "grouped allreduce", "reducescatter"])
+def test_what_8_bits_cannot_be_combined_with(use: Any, text: str) -> None:
+    with pytest.raises(hvd.UsageError, match=text):
+        use()
+
+
 @pytest.mark.filterwarnings("ignore:Skipping variable loading")
 def test_pickled_keras_optimizers_stay_distributed() -> None:
     wrapped = hvd.DistributedOptimizer(keras.optimizers.SGD(0.02), compression=hvd.Compression.bf16)
