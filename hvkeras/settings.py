@@ -19,6 +19,7 @@ from typing import Any
 from hvkeras.errors import UsageError, explain
 
 PREFIX = "HVKERAS_"
+COMPRESSIONS = ("none", "fp16", "bf16", "int8")
 _UNITS = {"": 1, "B": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3, "KIB": 1024, "MIB": 1024**2, "GIB": 1024**3}
 _BITS = {"k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
@@ -129,6 +130,13 @@ def _compile_update(text: str) -> bool | str:
         raise ValueError("it must be auto, on or off") from None
 
 
+def _compression(text: str) -> str:
+    name = text.strip().lower()
+    if name not in COMPRESSIONS:
+        raise ValueError(f"it must be one of {', '.join(COMPRESSIONS)}")
+    return name
+
+
 def _timeline(text: str) -> str:
     return "" if text == "DYNAMIC" else text  # Horovod's value for a timeline that starts with start_timeline()
 
@@ -231,6 +239,8 @@ TABLE: tuple[Setting, ...] = (
     Setting("bucket_size", size_in_bytes, None, "Bytes of gradients fused into one collective (for example 64MiB). The"
             " default is 25MiB, and with native between hosts what the network carries in 8 ms, if that is less.",
             horovod="HOROVOD_FUSION_THRESHOLD"),
+    Setting("compression", _compression, "none", "How optimizers and tapes compress gradients: none, fp16, bf16, or"
+            " int8 between hosts; DistributedOptimizer(compression=...) takes precedence."),
     Setting("compile_update", _compile_update, "auto", "Whether XLA compiles the optimizer's update within the step:"
             " on, off, or auto for where it is faster; DistributedOptimizer(compile_update=...) takes precedence."),
     Setting("shard_update", _switch, False, "Whether each rank stores and updates only a shard of the optimizer's"
@@ -304,8 +314,8 @@ TABLE: tuple[Setting, ...] = (
 
 # Settings of the whole job: all ranks use the value of rank 0.
 SHARED = ("liveness_timeout", "stall_warning", "stall_shutdown", "mismatch_after", "exit_grace", "bucket_size",
-          "compile_update", "shard_update", "gradients", "uneven", "guard", "guard_steps", "average_statistics",
-          "sync_batch_norm")
+          "compression", "compile_update", "shard_update", "gradients", "uneven", "guard", "guard_steps",
+          "average_statistics", "sync_batch_norm")
 
 _CYCLES = "there are no cycles of negotiation to tune"
 _TUNED_BY_ITSELF = "the engine tunes itself"

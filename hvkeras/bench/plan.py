@@ -61,6 +61,7 @@ class BenchmarkPlan:
         shared: Folder of the benchmark, through which jobs exchange files.
         links: Number of allreduces in a chain; 0 to choose it by size.
         shard: Whether to also time engines with a sharded update.
+        compressions: The compressions with which to also time engines.
     """
 
     kind: str
@@ -75,6 +76,7 @@ class BenchmarkPlan:
     shared: str
     links: int = 0
     shard: bool = False
+    compressions: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 import hvkeras
 from hvkeras import compat
-from hvkeras.backends.capabilities import objection_to_xla
+from hvkeras.backends.capabilities import CompressesBetweenHosts, objection_to_xla
 from hvkeras.bench.models import MODELS, OPTIMIZERS, ModelSpec
 from hvkeras.bench.participant import Participant
 from hvkeras.bench.plan import ONE, BenchmarkPlan, Stage, without_rate
@@ -25,6 +25,7 @@ from hvkeras.errors import explain
 from hvkeras.gradients.optimizer_classes import apply_locally, distributed_part
 
 VERIFIED = 3  # number of steps after which weights are compared
+COMPRESSED_TOLERANCE = 0.1  # with compressed gradients
 TOLERANCE = 0.01  # fraction of the distance that weights moved; effects of the summation order are far below
 ROUNDING_FACTOR = 10  # tolerance for models that amplify rounding errors, as a multiple of the effect of `LAST_BITS`
 SMALL = 1e-6  # standard deviation of gradients for updates in isolation
@@ -119,14 +120,14 @@ class Training(Participant):
         wrap: Wraps the optimizer to reduce gradients, if `gradient` does not.
         strategy: The `tf.distribute` strategy, or None.
         jit: Whether XLA compiles the step.
+        rounds: Whether gradients are compressed, which changes the weights.
     """
 
     def __init__(self, row: BenchmarkRow, task: StepTask, ranks: BenchmarkRanks, gradient: Gradient | None = None,
-                 wrap: Wrap | None = None,
-                 strategy: Any = None, jit: bool = False) -> None:
+                 wrap: Wrap | None = None, strategy: Any = None, jit: bool = False, rounds: bool = False) -> None:
         self.row, self._task, self._ranks = row, task, ranks
         self._gradient, self._wrap = gradient or _plain, wrap or (lambda optimizer: optimizer)
-        self._strategy, self._jit = strategy, jit
+        self._strategy, self._jit, self._tolerance = strategy, jit, COMPRESSED_TOLERANCE if rounds else TOLERANCE
         self._reduces = row.kind != REFERENCE
         self._parts: dict[str, Callable[[], Any]] = {}
         row.bytes, row.samples, row.rounding = task.bytes, task.model.batch * ranks.size, task.rounding
@@ -222,7 +223,7 @@ class Training(Participant):
         weights = _trainable(self._model)
         if self._ranks.rank == 0:
             self.row.difference = self._task.difference(weights, start)
-            if not self.row.difference <= max(TOLERANCE, ROUNDING_FACTOR * self._task.rounding):
+            if not self.row.difference <= max(self._tolerance, ROUNDING_FACTOR * self._task.rounding):
                 raise WrongResultError(explain(
                     f"After {VERIFIED} steps the weights must be those of one process on all ranks' batches",
                     engine=self.row.name, model=self.row.work, difference=f"{self.row.difference:.2g} of the way",
@@ -280,14 +281,17 @@ def participants(stage: Stage, name: str) -> list[Participant]:
         return [Training(BenchmarkRow(name, row_name + suffix, REFERENCE, description), task, ranks, jit=suffix == XLA)
                 for suffix in suffixes]
     backend = ranks.session.backend
-    suffixes = ["", *([PLAIN] if plan.plain else []), *([SHARED] if plan.shard else [])]
+    compressed = {f", {name}": getattr(hvkeras.Compression, name) for name in plan.compressions
+                  if name != "int8" or isinstance(backend, CompressesBetweenHosts)}
+    suffixes = ["", *([PLAIN] if plan.plain else []), *([SHARED] if plan.shard else []), *compressed]
     suffixes += [XLA] if plan.jit and not objection_to_xla(backend) else []
     made: list[Participant] = []
     for suffix in suffixes:
         row = BenchmarkRow(name, backend.name + suffix, engine=backend.engine, memory=stage.memory)
         wrap = functools.partial(hvkeras.DistributedOptimizer, compile_update=False if suffix == PLAIN else "auto",
-                                 shard_update=suffix == SHARED)
-        made.append(Training(row, task, ranks, wrap=wrap, jit=suffix == XLA))
+                                 shard_update=suffix == SHARED,
+                                 compression=compressed.get(suffix, hvkeras.Compression.none))
+        made.append(Training(row, task, ranks, wrap=wrap, jit=suffix == XLA, rounds=suffix in compressed))
     if peer is not None:
         row = BenchmarkRow(name, title_of(backend.name), PEER, peer.engine, peer.reason)
         made.append(Training(row, task, ranks, peer.gradient, strategy=peer.strategy))

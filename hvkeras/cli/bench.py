@@ -39,7 +39,7 @@ from hvkeras.host.machine import machine_facts, usable_cores
 from hvkeras.launcher.exit_report import root_cause
 from hvkeras.launcher.run_arguments import Parser, seconds
 from hvkeras.launcher.shared_fork_server import SharedForkServer
-from hvkeras.settings import Settings, size_in_bytes
+from hvkeras.settings import COMPRESSIONS, Settings, size_in_bytes
 
 PROG = "hvkeras bench"
 KINDS = ("allreduce", "step")
@@ -70,6 +70,8 @@ def parser() -> argparse.ArgumentParser:
                       " sgd).")
     made.add_argument("--plain-update", action="store_true", help="Also time engines without compiling the"
                       " optimizer's update.")
+    made.add_argument("--compression", metavar="NAME,...", help="Also time engines with these compressions of"
+                      " gradients: fp16, bf16, int8.")
     made.add_argument("--shard-update", action="store_true", help="Also time engines with a sharded"
                       " optimizer update.")
     made.add_argument("--time", type=seconds, metavar="SECONDS", help="Seconds for each size or model, without"
@@ -159,9 +161,10 @@ def _check_flags(flags: argparse.Namespace, cores: Sequence[int]) -> None:
                                  np=flags.np))
     _check_hosts(flags)
     for name, kind in (("sizes", "allreduce"), ("links", "allreduce"), ("models", "step"), ("jit", "step"),
-                       ("plain-update", "step"), ("shard-update", "step")):
+                       ("plain-update", "step"), ("shard-update", "step"), ("compression", "step")):
         if getattr(flags, name.replace("-", "_")) and flags.kind != kind:
             raise UsageError(explain(f"--{name} belongs to {PROG} {kind}", "omit it", kind=flags.kind))
+    flags.compressions = _compressions(flags.compression)
     if flags.rounds is not None and (flags.rounds < 1 or flags.time is not None):
         raise UsageError(explain("--rounds must be a positive number, and replaces --time", rounds=flags.rounds,
                                  time=flags.time))
@@ -198,6 +201,14 @@ def _check_hosts(flags: argparse.Namespace) -> None:
             raise UsageError(explain(f"--rates must be readable ({error})", f"--rates {RATES}", rate=rate)) from None
     if reason := missing():
         raise MachineError(explain(f"--hosts creates network namespaces: {reason}", "run it as root"))
+
+
+def _compressions(text: str | None) -> list[str]:
+    names = _names(text, "--compression", "int8") if text else []
+    for name in names:
+        if name not in COMPRESSIONS[1:]:
+            raise UsageError(explain(f"A compression is one of {', '.join(COMPRESSIONS[1:])}", compression=name))
+    return names
 
 
 def _names(text: str, flag: str, example: str) -> list[str]:
@@ -265,7 +276,8 @@ def _run(flags: argparse.Namespace, names: Sequence[str], work: Sequence[str], f
                     shared.mkdir()
                     plan = BenchmarkPlan(
                         flags.kind, "", flags.np, False, flags.jit, flags.optimizer, flags.plain_update, flags.pin,
-                        max(1.0, deadline - time.monotonic()), str(shared), flags.links, flags.shard_update)
+                        max(1.0, deadline - time.monotonic()), str(shared), flags.links, flags.shard_update,
+                        tuple(flags.compressions))
                     with contextlib.closing(InterleavedRun(plan, methods, effort, show_stage, flags.hosts)) as run:
                         run.run(names, flags.peers, stage, rows)
         except BenchmarkTimeoutError:

@@ -18,8 +18,9 @@ from typing import NoReturn
 from rich.console import Console
 
 from hvkeras.backends import backend_class, backend_names
+from hvkeras.backends.capabilities import CompressesBetweenHosts
 from hvkeras.comparison import report, results_file
-from hvkeras.comparison.result import ONE_PROCESS, SHARED, backend_of
+from hvkeras.comparison.result import COMPRESSED, ONE_PROCESS, SHARED, backend_of
 from hvkeras.comparison.rows import Comparison, rows_of
 from hvkeras.comparison.runs import Job, Runs, trials_of
 from hvkeras.comparison.table import explanations, scaling_table, table
@@ -54,6 +55,9 @@ def parser() -> argparse.ArgumentParser:
                         " ranks share the work of each batch, one process trains as without hvkeras.")
     parser.add_argument("--shard-update", type=switches, default=(), metavar="on,off", help="Run backends with a"
                         " sharded update of the optimizer, without, or both; by default, as the script specifies.")
+    parser.add_argument("--compression", type=compressions, default=(), metavar="NAME,...", help="Run backends with"
+                        " each of these compressions of gradients: none, fp16, bf16, int8 (between hosts, native only);"
+                        " by default, as the script specifies.")
     parser.add_argument("--baseline", action=argparse.BooleanOptionalAction, default=True, help="Run on one process"
                         " as well, for the scaling efficiency (default: yes).")
     parser.add_argument("--preload", action=argparse.BooleanOptionalAction, default=True, help="Import TensorFlow and"
@@ -86,6 +90,14 @@ def switches(text: str) -> tuple[bool, ...]:
     if not text or any(word not in known for word in text.split(",")):
         raise argparse.ArgumentTypeError(f"it is on, off or on,off, not {text}")
     return tuple(dict.fromkeys(known[word] for word in text.split(",")))
+
+
+def compressions(text: str) -> tuple[str, ...]:
+    """Parse names of compressions, such as `none,int8`."""
+    names = tuple(dict.fromkeys(text.split(",")))
+    if any(name not in COMPRESSED for name in names):
+        raise argparse.ArgumentTypeError(f"they are {', '.join(COMPRESSED)}, not {text}")
+    return names
 
 
 def repeats(text: str) -> int:
@@ -148,6 +160,9 @@ def comparison_of(flags: argparse.Namespace, display: ProgressDisplay, title: st
     names = _backends(flags, hosts[several[-1]])
     if flags.shard_update:
         names = [name + SHARED * is_shared for name in names for is_shared in flags.shard_update]
+    if flags.compression:
+        names = [name + COMPRESSED[compression] for name in names for compression in flags.compression
+                 if compression != "int8" or issubclass(backend_class(backend_of(name)), CompressesBetweenHosts)]
     problems = {(name, size): _problem(backend_of(name), size, hosts[size]) for size in several for name in names}
     folder = _folder(flags.out)
     # A script for one process uses all cores, also on one process.

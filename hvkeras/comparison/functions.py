@@ -129,6 +129,7 @@ def flags_of(
                                  repeat=repeat, timeout=timeout))
     return argparse.Namespace(
         np=tuple(sorted(set(sizes))), baseline=baseline, repeat=repeat, timeout=timeout, hosts=hosts, shard_update=(),
+        compression=(),
         backends=backends if backends is None or isinstance(backends, str) else ",".join(backends),
         out=None if out is None else str(out), verbose=verbose, data_parallel=False, preload=True, trial=trial,
         command=())

@@ -14,6 +14,7 @@ from hvkeras.diagnostics.findings import Finding, findings
 from hvkeras.diagnostics.record import WEIGHTS, Array, Record
 from hvkeras.diagnostics.run_summary import Summary
 from hvkeras.diagnostics.time_split import TimeSplit, time_splits
+from hvkeras.settings import COMPRESSIONS
 
 WARM_UP = 5  # first steps to skip, at most half of all, in which TensorFlow traces graphs and fills caches
 MIN_STEPS = 10  # with fewer steps than this, a median is unreliable
@@ -25,6 +26,7 @@ _PRINTED = {"accuracy": re.compile(rf"(?:\b|_)acc(?:uracy)?{_GAP}{_NUMBER}", re.
 _LOGGED = {"accuracy": re.compile(r"(?:.*_)?acc(?:uracy)?"), "loss": re.compile(r"loss")}
 ONE_PROCESS = "one process"  # the name of the run without a backend
 SHARED = ", shared update"  # suffix of the name of a backend with HVKERAS_SHARD_UPDATE=1
+COMPRESSED = {name: "" if name == "none" else f", {name}" for name in COMPRESSIONS}  # suffixes, by HVKERAS_COMPRESSION
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,7 @@ class Result:
         splits: The time breakdown of a typical step, by rank.
         limits: The bottlenecks of the job, the worst first.
         bytes_in_step: Bytes that a rank passes to collectives in a typical step; None if unknown.
+        sent: Bytes that rank 0's host sends over its network in a step; None if unknown.
         peak_memory: Peak memory in bytes of the rank that needed the most; None if unknown.
         losses: The loss of fit, [n, 2]: seconds since training began, and the loss.
         compiling: Seconds of XLA's compilation of the optimizer's update on the slowest rank, which no step includes.
@@ -74,6 +77,7 @@ class Result:
     splits: Mapping[int, TimeSplit] = field(default_factory=dict)
     limits: Sequence[Finding] = ()
     bytes_in_step: float | None = None
+    sent: float | None = None
     peak_memory: int | None = None
     losses: Sequence[tuple[float, float]] = ()
     compiling: float = 0.0
@@ -113,6 +117,7 @@ def result(name: str, processes: int, records: Sequence[Record | None], printed:
         final_number("loss", first, printed), difference, tuple(filter(None, [first.no_steps or remark, why])),
         metrics=first.logs.get(first.last_logs, {}), splits=summary.splits, limits=findings(summary),
         bytes_in_step=bytes_in_step(first),
+        sent=first.sent_in_step() if len({record.host for record in records if record is not None}) > 1 else None,
         peak_memory=max((record.peak_memory for record in records if record is not None), default=0) or None,
         losses=[(float(seconds), float(loss)) for seconds, loss in first.losses],
         compiling=max(record.compiling for record in records if record is not None))
@@ -120,7 +125,12 @@ def result(name: str, processes: int, records: Sequence[Record | None], printed:
 
 def backend_of(name: str) -> str:
     """Return the backend of a job from its name."""
-    return "local" if name == ONE_PROCESS else name.removesuffix(SHARED)
+    return "local" if name == ONE_PROCESS else name.partition(",")[0]
+
+
+def compression_of(name: str) -> str:
+    """Return the compression of a job from its name."""
+    return next((compression for compression, suffix in COMPRESSED.items() if suffix and name.endswith(suffix)), "none")
 
 
 def _unusable(name: str, processes: int, record: Record | None, data_parallel: bool) -> str:

@@ -80,6 +80,7 @@ def _common_fields(source: Row | Result) -> dict[str, Any]:
     return {
         "step_ms": _milliseconds(median), "step_ms_lower": _milliseconds(lower), "step_ms_upper": _milliseconds(upper),
         "samples_per_s": source.samples, "bytes_per_step": source.bytes_in_step,
+        "sent_bytes_per_step": source.sent,
         "peak_memory_bytes": source.peak_memory,
         "accuracy": None if source.accuracy is None else source.accuracy.value,
         "accuracy_source": "" if source.accuracy is None else source.accuracy.source,

@@ -109,6 +109,12 @@ class Row:
         return next((run.bytes_in_step for run in self.good if run.bytes_in_step is not None), None)
 
     @property
+    def sent(self) -> float | None:
+        """Bytes that rank 0's host sends over its network in a step, in the median run."""
+        known = [run.sent for run in self.good if run.sent is not None]
+        return float(np.median(known)) if known else None
+
+    @property
     def peak_memory(self) -> int | None:
         """Peak memory in bytes of the rank that needed the most."""
         return max((run.peak_memory for run in self.good if run.peak_memory is not None), default=None)

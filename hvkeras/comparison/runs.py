@@ -9,7 +9,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from hvkeras.comparison.result import ONE_PROCESS, SHARED, Result, backend_of, result, weight_difference
+from hvkeras.comparison.result import (
+    ONE_PROCESS,
+    SHARED,
+    Result,
+    backend_of,
+    compression_of,
+    result,
+    weight_difference,
+)
 from hvkeras.comparison.trial import ProgressDisplay, Trial
 from hvkeras.diagnostics.record import WEIGHTS, Record
 from hvkeras.errors import MachineError
@@ -46,6 +54,8 @@ def _trial(job: Job, number: int, flags: argparse.Namespace, folder: Path, envir
     arguments += ["--data-parallel"] if flags.data_parallel else []
     trial: Trial = flags.trial(name, processes, output, [*arguments, "--", *flags.command], {}, number)
     shares = {"HVKERAS_SHARD_UPDATE": str(int(name.endswith(SHARED)))} if flags.shard_update else {}
+    if flags.compression:
+        shares["HVKERAS_COMPRESSION"] = compression_of(name)
     seed = {"PYTHONHASHSEED": _common_seed()} if flags.data_parallel else {}
     return replace(trial, environment={**os.environ, **environment, **shares, **seed,
                                        "HVKERAS_RECORD": str(trial.records)})

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from rich import box
 from rich.table import Table
 
-from hvkeras.comparison.result import ONE_PROCESS, SHARED, WARM_UP, Number
+from hvkeras.comparison.result import ONE_PROCESS, SHARED, WARM_UP, Number, compression_of
 from hvkeras.comparison.rows import Comparison, Row, reference_of
 from hvkeras.diagnostics.findings import COMPARE, limit
 
@@ -32,6 +32,7 @@ def cells(comparison: Comparison) -> tuple[list[str], list[list[str]], list[str]
                        f"share of\n{comparison.processes} x one\nprocess")
     headers += ["accuracy", "loss", f"weights\nagainst\n{reference}" if reference else "weights"]
     headers += ["peak\nmemory,\nMB"] if _has_memory_column(comparison) else []
+    headers += ["sent in\na step,\nMB"] if _has_compression(comparison) else []
     reasons: dict[str, int] = {}
     rows = []
     for row in comparison.shown:
@@ -98,15 +99,20 @@ def _cells(comparison: Comparison, row: Row, is_reference: bool, marks: str) -> 
     else:
         difference = row.difference if isinstance(row.difference, str) else f"{row.difference:.1e}"
         difference = "0" if row.difference == 0 else difference
+    sent = [(NOT_APPLICABLE if row.name == ONE_PROCESS else UNKNOWN) if row.sent is None else f"{row.sent / 1e6:.3g}"]
     memory = [UNKNOWN if row.peak_memory is None else f"{row.peak_memory / 1e6:,.0f}"]
     return [step + (marks if row.step is None else ""), *spread, rate(row.samples) + (marks if row.step else ""),
             *shares, NOT_APPLICABLE if row.accuracy is None else f"{row.accuracy.value:.4f}",
             NOT_APPLICABLE if row.loss is None else f"{row.loss.value:.4g}", difference,
-            *(memory if _has_memory_column(comparison) else [])]
+            *(memory if _has_memory_column(comparison) else []), *(sent if _has_compression(comparison) else [])]
 
 
 def _has_memory_column(comparison: Comparison) -> bool:
     return any(row.name.endswith(SHARED) for row in comparison.rows)
+
+
+def _has_compression(comparison: Comparison) -> bool:
+    return any(compression_of(row.name) != "none" for row in comparison.rows)
 
 
 def milliseconds(seconds: float) -> str:
@@ -150,6 +156,8 @@ def explanations(comparison: Comparison) -> list[str]:
         first = "'s first run" if comparison.repeat > 1 else "'s"
         lines.append(f"weights: largest difference of a final weight to {reference}{first}, over the largest weight")
     lines += ["memory: that of the rank that needed the most memory"] * _has_memory_column(comparison)
+    lines += ["sent: bytes that rank 0's host sends over its network cards, other programs' included"
+              ] * _has_compression(comparison)
     lines += _compiling(shown)
     if "load_before" in comparison.machine:
         lines.append(f"machine: {comparison.machine['cpu']}, {len(comparison.machine['cores'])} cores, load before the"
@@ -226,7 +234,29 @@ def agreement(comparison: Comparison) -> str:
     """Return a sentence on whether the backends produced the same weights and loss."""
     ran = [row for row in comparison.compared if not row.reason]
     reference = reference_of(ran)
+    exact = compression_of(reference or "") == "none"
+    compressed = [row for row in ran if exact and compression_of(row.name) != "none"]
+    ran = [row for row in ran if row not in compressed]
+    beside = _compressed_losses(ran, compressed)
     others = [row for row in ran if row.name != reference]
+    if not others and beside:
+        return beside
+    if beside:
+        return f"{_agreement(ran, others, reference)} {beside}"
+    return _agreement(ran, others, reference)
+
+
+def _compressed_losses(exact: list[Row], compressed: list[Row]) -> str:
+    """Return a sentence on the final losses of compressed runs beside the exact ones; "" without any."""
+    losses = [f"{row.loss.value:.4g} with {row.name}" for row in compressed if row.loss is not None]
+    known = [f"{row.loss.value:.4g} with {row.name}" for row in exact if row.loss is not None]
+    if not losses or not known:
+        return ""
+    return (f"Compression changes the weights: the final loss is {', '.join(losses)}, and {known[0]}. Other seeds show"
+            " how much a loss varies by itself.")
+
+
+def _agreement(ran: list[Row], others: list[Row], reference: str | None) -> str:
     if not others:
         return "Whether the results agree cannot be determined with fewer than two backends that ran."
     text = [f"{row.name}'s are {row.difference}" for row in others if isinstance(row.difference, str)]

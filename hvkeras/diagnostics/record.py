@@ -48,6 +48,7 @@ class Record:
         clock_offset: Seconds to add to this rank's times to convert them to the job's common clock, which is that of
             rank 0's host, or of `hvkeras run`.
         clock_uncertainty: Maximum error of the clock offset in seconds; None if unknown.
+        sent: First and last pair of a number of steps, and the bytes that the host's network cards had sent by then.
         compiling: Seconds in which XLA compiled the optimizer's update, before the first step.
         began: Start time of the recording.
         written: Time of writing.
@@ -77,6 +78,7 @@ class Record:
     ended: str = ""
     clock_offset: float = 0.0
     clock_uncertainty: float | None = None
+    sent: list[list[int]] = field(default_factory=list)
     compiling: float = 0.0
     began: float = 0.0
     written: float = 0.0
@@ -88,6 +90,12 @@ class Record:
         tables = {name: getattr(self, name) for name in _TABLES}
         runs = {f"{_RUNS}{key}": rows for key, rows in self.collectives.items()}
         _save(folder / _name(self.rank), {"facts": np.array(json.dumps(facts)), **tables, **runs})
+
+    def sent_in_step(self) -> float | None:
+        """Return the bytes that the host's network cards sent in a step; None if unknown or nothing."""
+        if len(self.sent) < 2 or self.sent[1][0] == self.sent[0][0] or self.sent[1][1] == self.sent[0][1]:
+            return None
+        return (self.sent[1][1] - self.sent[0][1]) / (self.sent[1][0] - self.sent[0][0])
 
     @classmethod
     def read(cls, folder: Path, rank: int) -> Record | None:

@@ -39,6 +39,7 @@ from hvkeras.host.console import say, summary
 from hvkeras.host.forks import at_exit, detach_in_children
 from hvkeras.host.gpus import gpus_in_use
 from hvkeras.host.machine import resident_memory
+from hvkeras.host.network import sent_bytes
 from hvkeras.job.session import Session, this_process
 
 if TYPE_CHECKING:
@@ -217,6 +218,8 @@ class Recorder:
             self._update_clock_offset()
             self._record.peak_memory = resident_memory("VmHWM") or 0
             self._record.gpu = gpus_in_use()
+            if steps := self.steps_made():
+                self._record.sent = [*self._record.sent[:1], [steps, sent_bytes()]]
             self._record.written = time.time()
             return dataclasses.replace(self._record)
 

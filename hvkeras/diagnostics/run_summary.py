@@ -104,6 +104,11 @@ class Summary:
         return next((record.backend for record in self.present), "")
 
     @property
+    def host_count(self) -> int:
+        """Number of hosts of the ranks that have a record."""
+        return len({record.host for record in self.present})
+
+    @property
     def shares_update(self) -> bool:
         """Return whether the optimizer's update is sharded."""
         return any(each.operation == GATHER for each in self.collectives)

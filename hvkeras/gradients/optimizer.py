@@ -11,7 +11,7 @@ from hvkeras.collectives.operations import Average, Sum
 from hvkeras.collectives.row_share import require_own_batches
 from hvkeras.errors import UnsupportedError, UsageError, explain
 from hvkeras.gradients.optimizer_classes import distribute, distributed_part, state_of
-from hvkeras.gradients.options import Options, ReductionOptions, checked_groups, checked_layers
+from hvkeras.gradients.options import Options, ReductionOptions, checked_groups, checked_layers, chosen_compression
 from hvkeras.job.process_sets import ProcessSet, global_process_set
 from hvkeras.job.session import current_session
 from hvkeras.typing import CompressorLike, LayerLike, OptimizerT, VariableLike
@@ -93,9 +93,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's public name
     if kind and (inner := compat.inner_optimizer(optimizer)) is not None:
         target = inner  # it has the state
     exchange = ReductionOptions(
-        name or type(compat.inner_optimizer(optimizer) or optimizer).__name__, op, compression, sparse_as_dense,
-        gradient_predivide_factor, checked_groups(num_groups, groups), process_set, scale_local_gradients,
-        device_dense, device_sparse,
+        name or type(compat.inner_optimizer(optimizer) or optimizer).__name__, op, chosen_compression(compression),
+        sparse_as_dense, gradient_predivide_factor, checked_groups(num_groups, groups), process_set,
+        scale_local_gradients, device_dense, device_sparse,
     )
     distribute(target, Options(
         exchange, type(target), str(compat.family_of(target)), compat.inner_optimizer(target) is not None,

@@ -11,6 +11,13 @@ from hvkeras.collectives.compression import Compression
 from hvkeras.collectives.operations import Adasum, Average, Sum, operation_of
 from hvkeras.errors import UsageError, explain
 from hvkeras.job.process_sets import ProcessSet, global_process_set
+from hvkeras.job.session import current_session
+
+
+def chosen_compression(compression: Any) -> Any:
+    """Return the compressor of an optimizer or tape: the given one, or else that of HVKERAS_COMPRESSION."""
+    chosen = current_session().settings.compression if compression is Compression.none else ""
+    return getattr(Compression, chosen) if chosen else compression
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from hvkeras.collectives.row_share import require_own_batches
 from hvkeras.compat import graphs
 from hvkeras.errors import UsageError, explain
 from hvkeras.gradients import replicas
-from hvkeras.gradients.options import ReductionOptions, checked_groups, checked_layers
+from hvkeras.gradients.options import ReductionOptions, checked_groups, checked_layers, chosen_compression
 from hvkeras.gradients.reducer import GradientReducer
 from hvkeras.job.process_sets import ProcessSet, global_process_set
 from hvkeras.typing import CompressorLike, GradientTapeLike, LayerLike, VariableLike
@@ -195,8 +195,8 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's public name
     if not isinstance(gradtape, tf.GradientTape):
         raise UsageError(explain("DistributedGradientTape takes a tf.GradientTape", gradtape=gradtape))
     exchange = ReductionOptions(
-        "the tape", op, compression, sparse_as_dense, gradient_predivide_factor, checked_groups(num_groups, groups),
-        process_set, scale_local_gradients, device_dense, device_sparse,
+        "the tape", op, chosen_compression(compression), sparse_as_dense, gradient_predivide_factor,
+        checked_groups(num_groups, groups), process_set, scale_local_gradients, device_dense, device_sparse,
     )
     return cast(Tape, _DistributedTape(gradtape, exchange))
 

@@ -35,6 +35,12 @@ def host_identity() -> str:
     return f"{socket.gethostname()} {boot} {memory}".rstrip()
 
 
+def sent_bytes() -> int:
+    """Return the bytes that this host's network cards have sent, without the loopback."""
+    counters = psutil.net_io_counters(pernic=True, nowrap=True)
+    return sum(counter.bytes_sent for name, counter in counters.items() if name != "lo")
+
+
 def own_name_resolves_to() -> str:
     """Return the address that this machine's host name resolves to; "" if it does not resolve."""
     with contextlib.suppress(OSError):

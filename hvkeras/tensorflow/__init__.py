@@ -35,7 +35,7 @@ from hvkeras.collectives.scattering import alltoall, grouped_reducescatter, redu
 from hvkeras.diagnostics.timeline import start_timeline, stop_timeline
 from hvkeras.errors import UnsupportedError, explain
 from hvkeras.gradients.optimizer import DistributedOptimizer as _KerasOptimizer
-from hvkeras.gradients.options import ReductionOptions, checked_groups
+from hvkeras.gradients.options import ReductionOptions, checked_groups, chosen_compression
 from hvkeras.gradients.sessions import BroadcastGlobalVariablesHook, distribute_of_tensorflow_1
 from hvkeras.gradients.tape import DistributedGradientTape, PartialDistributedGradientTape
 from hvkeras.job.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
@@ -142,9 +142,10 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's public name
         if shard_update not in ("auto", False):
             raise UnsupportedError(explain("Ranks share the update of optimizers of Keras, not of TensorFlow 1",
                                            "leave out shard_update", optimizer=type(optimizer).__name__))
-        exchange = ReductionOptions(name or type(optimizer).__name__, op, compression, sparse_as_dense,
-                            gradient_predivide_factor, checked_groups(num_groups, groups), process_set,
-                            scale_local_gradients, device_dense, device_sparse)
+        exchange = ReductionOptions(
+            name or type(optimizer).__name__, op, chosen_compression(compression), sparse_as_dense,
+            gradient_predivide_factor, checked_groups(num_groups, groups), process_set, scale_local_gradients,
+            device_dense, device_sparse)
         return distribute_of_tensorflow_1(optimizer, exchange, backward_passes_per_step)
     return _KerasOptimizer(
         optimizer, name=name, device_dense=device_dense, device_sparse=device_sparse, compression=compression,

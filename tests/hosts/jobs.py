@@ -80,9 +80,9 @@ class HostsJob:
         """Return the pid of a rank that has printed it."""
         return int(re.findall(r"^pid (\d+)$", self.text(rank), re.MULTILINE)[0])
 
-    def finish(self) -> int:
+    def finish(self, deadline: float = DEADLINE) -> int:
         try:
-            self.output = self._process.communicate(timeout=DEADLINE)[0]
+            self.output = self._process.communicate(timeout=deadline)[0]
         except subprocess.TimeoutExpired:
             raise AssertionError(f"the job did not end\n{self._everything()}") from None
         return self._process.returncode

@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from harness import hosts as machines
@@ -186,3 +187,30 @@ def test_gradients_in_8_bits(network, slots, tmp_path):
 def test_commits_and_backups_have_the_rounding_errors(network, tmp_path):
     with running(network, (1, 2), tmp_path, WORKERS / "int8_state.py") as job:
         assert job.finish() == 0, "".join(job.text(rank, "stderr") for rank in range(3))
+
+
+def test_8_bits_train_as_well_as_32(network, tmp_path):
+    """With small models, the losses are within those of other seeds. Without feedback, weights go elsewhere."""
+    with running(network, (1, 1), tmp_path, WORKERS / "quality.py") as job:
+        assert job.finish(300.0) == 0, job.text(0, "stderr") + job.text(1, "stderr")
+        found = json.loads(job.text(0).splitlines()[-1])
+    for kind in ("digits", "text"):
+        exact, compressed = (np.array(losses) for losses in found[kind])
+        assert abs(compressed.mean() - exact.mean()) < exact.std(ddof=1), found
+    assert found["with feedback"] < 0.0005 < found["without feedback"], found
+
+
+@pytest.mark.parametrize("slots", [(1, 1), (2, 2)], ids=str)
+def test_8_bits_are_a_quarter_of_the_bytes_on_the_cable(network, slots, tmp_path):
+    counts = {}
+    for compression in ("none", "int8"):
+        folder = tmp_path / compression
+        before = sent(network.hosts[1], machines.CABLE)
+        with running(network, slots, folder, WORKERS / "cable.py", {"HVKERAS_COMPRESSION": compression}) as job:
+            assert job.finish() == 0, job.text(0, "stderr") + job.text(1, "stderr")
+        counts[compression] = sent(network.hosts[1], machines.CABLE) - before
+    with running(network, slots, tmp_path / "idle", WORKERS / "cable.py", {"CABLE_STEPS": "0"}) as job:
+        before = sent(network.hosts[1], machines.CABLE)
+        assert job.finish() == 0
+    idle = sent(network.hosts[1], machines.CABLE) - before
+    assert counts["int8"] - idle < 0.26 * (counts["none"] - idle), (counts, idle)
