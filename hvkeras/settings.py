@@ -237,7 +237,8 @@ TABLE: tuple[Setting, ...] = (
     Setting("gpu_placement", _switch, True, "Whether init() assigns each rank the GPU of its local rank, with memory"
             " growth, unless the script has chosen GPUs before."),
     Setting("bucket_size", size_in_bytes, None, "Bytes of gradients fused into one collective (for example 64MiB). The"
-            " default is 25MiB, and with native between hosts what the network carries in 8 ms, if that is less.",
+            " default is 25MiB, and with native between hosts what the network carries in 8 ms, to a power of two from"
+            " 512KiB to 16MiB.",
             horovod="HOROVOD_FUSION_THRESHOLD"),
     Setting("compression", _compression, "none", "How optimizers and tapes compress gradients: none, fp16, bf16, or"
             " int8 between hosts; DistributedOptimizer(compression=...) takes precedence."),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -29,7 +30,7 @@ _DTYPES = ("float16", "bfloat16", "float32", "float64", "int8", "int16", "int32"
 
 # Between hosts a bucket takes this long: much longer than to agree on it and to fill the pipeline of its segments.
 _BUCKET_SECONDS = 8e-3
-_MIN_BUCKET, _MAX_BUCKET = 512 * 1024, 25 * 1024**2
+_MIN_BUCKET, _MAX_BUCKET = 512 * 1024, 16 * 1024**2
 
 
 class NativeBackend(CompiledByXla, CompressesBetweenHosts, RecordsTimes, ReducesParts, StartsEarly):
@@ -218,10 +219,15 @@ class NativeBackend(CompiledByXla, CompressesBetweenHosts, RecordsTimes, Reduces
 
     def bucket_size(self, ranks: Sequence[int]) -> int | None:
         costs = self._costs(ranks)
-        return None if costs is None else int(min(max(_BUCKET_SECONDS / costs.per_byte, _MIN_BUCKET), _MAX_BUCKET))
+        if costs is None:
+            return None
+        best = _BUCKET_SECONDS / max(costs.per_byte, _BUCKET_SECONDS / _MAX_BUCKET)
+        return max(1 << round(math.log2(best)), _MIN_BUCKET)  # which varies less than measurements do
 
     def start_of(self, results: Sequence[Tensor]) -> Any:
-        operation = results[0].op
+        from hvkeras.compat.graphs import source_of  # noqa: PLC0415 - imports TensorFlow
+
+        operation = source_of(results[0]).op
         return operation.inputs[0].op if operation.type == "HvkerasWait" else None
 
     def _reduce(self, operation: str, tensors: Sequence[Tensor], key: str, ranks: Sequence[int],

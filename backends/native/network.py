@@ -25,6 +25,7 @@ INSTALL = "pip install 'hvkeras[hosts]'"
 _OTHERS = "the backends horovod and tfdist work between hosts as well"
 _TRIES = 3  # to open UCX on a free port before another process binds it
 _INFINIBAND = Path("/sys/class/infiniband")  # network cards with RDMA, on InfiniBand and on Ethernet
+_FEW_HOSTS = 8  # up to which UCX receives whole messages at once, in buffers of 1 MiB instead of 64 KiB
 _NAME = "libucp.so.0"
 _SYSTEM = ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/lib",
            "/opt/ucx/lib")
@@ -104,6 +105,8 @@ class Network:
         }
         if not rdma:  # over TCP, a rendezvous message would be queued behind the data in flight
             self.settings["RNDV_THRESH"] = "inf"
+            if len(set(topology.hosts)) <= _FEW_HOSTS:  # each connection has a buffer while data arrive
+                self.settings["TCP_RX_SEG_SIZE"] = "1m"
 
     def measure_costs(self, link: Link | None, host: int, label: str) -> None:
         """Measure the costs of messages between hosts, or take them from rank 0's setting. Called by all ranks.

@@ -207,6 +207,13 @@ def first_of(tensors: Iterable[Any]) -> list[Any]:
     return [min(here, key=lambda tensor: tensor.op._id)] if here else []
 
 
+def source_of(tensor: Any) -> Any:
+    """Return the symbolic tensor that others are only another name of, as those of a custom gradient are."""
+    while tensor.op.type in ("Identity", "IdentityN"):
+        tensor = tensor.op.inputs[tensor.value_index]
+    return tensor
+
+
 # oneDNN merges these with the BiasAddGrad of the same input, without regard to control dependencies.
 _MERGED_WITH_BIAS = ("Conv2DBackpropFilter", "Conv3DBackpropFilterV2", "DepthwiseConv2dNativeBackpropFilter")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import tensorflow as tf
 
@@ -157,8 +157,7 @@ class GradientReducer:
             raise UnsupportedError(explain("Compression.int8 is a feature of the backend native",
                                            "use that backend, or Compression.fp16", backend=backend.name))
         if self.differentiable and graphs.under_tape():
-            raise UnsupportedError(explain("Gradients that are compressed to 8 bits have no gradients themselves",
-                                           "pass Compression.none to DistributedGradientTape"))
+            _refuse_second_gradients()
 
     def _is_compressed(self, sent: Sent) -> bool:
         """Return whether the engine compresses a gradient between hosts."""
@@ -355,6 +354,11 @@ def _scaled(gradient: Any, factor: float, nan_flag: Any) -> Any:
     return scaled if nan_flag is None else scaled + tf.cast(nan_flag, scaled.dtype)
 
 
+def _refuse_second_gradients(*_: Any) -> NoReturn:
+    raise UnsupportedError(explain("Gradients that are compressed to 8 bits have no gradients themselves",
+                                   "pass compression=hvd.Compression.none to DistributedGradientTape"))
+
+
 def _run_differentiably(call: Call, engine: Any) -> Any:
     """Run a bucket's collective in a graph, with the gradient of the corresponding public collective."""
     name = "the gradients of a tape's gradients"
@@ -362,6 +366,8 @@ def _run_differentiably(call: Call, engine: Any) -> Any:
     @graphs.custom_gradient
     def run(*tensors: Any) -> tuple[Any, Any]:
         results = call.on(list(tensors)).run(engine)
+        if call.operation == "compressed_allreduce":
+            return results, _refuse_second_gradients
         if call.operation == "allgather":
             _, ranks = call.arguments
             return results, lambda upstream: gathering_gradient(tensors[0], upstream, ranks, name)

@@ -39,12 +39,27 @@ def step(batch: tf.Tensor, fails: tf.Tensor) -> list[tf.Tensor]:
     return gradients
 
 
-graph = step.get_concrete_function(tf.constant(batches[0]), tf.constant(False)).graph
-starts = [operation for operation in graph.get_operations() if operation.type == "HvkerasAllreduceStart"]
-if len(starts) < 4:
-    sys.exit(f"the gradients are in {len(starts)} buckets")
-if not all(any(start in one.control_inputs for one in graph.get_operations()) for start in starts[:-1]):
-    sys.exit("the backward pass does not wait for all buckets to be started")
+@tf.function
+def loop(batch: tf.Tensor) -> list[tf.Tensor]:
+    """Return the gradients of a tape that reduces them."""
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(model(batch, training=True) ** 2)
+    return hvd.DistributedGradientTape(tape).gradient(loss, variables)
+
+
+for function in (step.get_concrete_function(tf.constant(batches[0]), tf.constant(False)),
+                 loop.get_concrete_function(tf.constant(batches[0]))):
+    operations = function.graph.get_operations()
+    starts = [operation for operation in operations if operation.type == "HvkerasAllreduceStart"]
+    if len(starts) < 4:
+        sys.exit(f"the gradients are in {len(starts)} buckets")
+    if not all(any(start in one.control_inputs for one in operations) for start in starts[:-1]):
+        sys.exit("the backward pass does not wait for all buckets to be started")
+reduced = loop(tf.constant(batches[hvd.rank()]))
+for index, gradient in enumerate(reduced):
+    mean = sum(gradients_of(tf.constant(batch))[index].numpy() for batch in batches) / hvd.size()
+    if not np.allclose(gradient.numpy(), mean, 1e-4, 1e-6):
+        sys.exit(f"the tape's gradient of {variables[index].path} is wrong")
 for number in range(6):
     start = [np.array(variable) for variable in variables]
     parts = [gradients_of(tf.constant(batch)) for batch in batches]

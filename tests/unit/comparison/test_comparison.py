@@ -331,6 +331,32 @@ def test_a_shared_update_is_compared_in_memory_too() -> None:
     assert any("the most memory" in line for line in explanations(comparison(results)))
 
 
+def test_backends_run_with_each_compression(tmp_path: Path) -> None:
+    flags = parser().parse_args(["-np", "2", "--compression", "none,int8", "train"])
+    trials = trials_of([("native", 2), ("native, int8", 2)], flags, tmp_path, {})
+    assert [trial.environment["HVKERAS_COMPRESSION"] for trial in trials] == ["none", "int8"]
+    assert all(trial.arguments[:4] == ["-np", "2", "--backend", "native"] for trial in trials)
+    with pytest.raises(UsageError, match="they are none, fp16, bf16, int8, not int4"):
+        parser().parse_args(["-np", "2", "--compression", "int4", "train"])
+
+
+def test_a_compression_is_compared_in_bytes_and_in_its_loss() -> None:
+    losses = [Number(loss, "fit()") for loss in (0.5, 0.51)]
+    results = [Result("native", 2, "", (0.010,) * 4, 80.0, loss=losses[0], sent=16e6),
+               Result("native, int8", 2, "", (0.020,) * 4, 80.0, loss=losses[1], difference=0.2, sent=4.07e6)]
+    assert [line.split()[-1] for line in shown(results, 100) if line.startswith("native")] == ["16", "4.07"]
+    assert any("its network cards" in line for line in explanations(comparison(results)))
+    assert sentences(comparison(results))[1].startswith(
+        "Compression changes the weights: the final loss is 0.51 with native, int8, and 0.5 with native.")
+
+
+def test_bytes_that_were_sent_are_those_of_the_recorded_steps() -> None:
+    pair = [record(rank, host=f"host{rank}", sent=[[10, 1000], [30, 5000]]) for rank in range(2)]
+    assert result("native", 2, pair, "").sent == 200
+    assert result("native", 2, [replace(one, host="here") for one in pair], "").sent is None
+    assert result("native", 2, [replace(one, sent=[[10, 1000]]) for one in pair], "").sent is None
+
+
 def test_several_sizes_are_a_table_of_their_own() -> None:
     made = comparison([Result("native", 2, "", (0.010,) * 4, 80.0), Result("tfdist", 2, "no"),
                        Result("native", 4, "", (0.020,) * 4, 160.0), Result("tfdist", 4, "no"), SINGLE])

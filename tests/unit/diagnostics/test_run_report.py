@@ -64,6 +64,19 @@ def test_the_slow_rank_is_named_with_its_reason() -> None:
     assert "its input takes 100 ms longer and its computing takes 200 ms longer than" in finding.text
 
 
+def test_8_bits_are_suggested_between_hosts_where_communication_takes_a_third() -> None:
+    def remedy(communication: float, host: str = "") -> str:
+        made = summary(*[split(communication=communication)] * 2)
+        for one in made.present:
+            one.host = host or one.host
+        [finding] = findings(made)
+        return finding.remedy
+
+    assert "Compression.int8" in remedy(0.06)
+    assert "Compression.int8" not in remedy(0.04)
+    assert "Compression.int8" not in remedy(0.06, "one host")
+
+
 def test_times_are_short() -> None:
     assert [milliseconds(each) for each in (0.00123456, 0.0456789, 12.3456)] == ["1.23 ms", "45.7 ms", "12,346 ms"]
 
