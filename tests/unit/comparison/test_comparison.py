@@ -352,9 +352,9 @@ def test_a_compression_is_compared_in_bytes_and_in_its_loss() -> None:
 
 def test_bytes_that_were_sent_are_those_of_the_recorded_steps() -> None:
     pair = [record(rank, host=f"host{rank}", sent=[[10, 1000], [30, 5000]]) for rank in range(2)]
-    assert result("native", 2, pair, "").sent == 200
-    assert result("native", 2, [replace(one, host="here") for one in pair], "").sent is None
-    assert result("native", 2, [replace(one, sent=[[10, 1000]]) for one in pair], "").sent is None
+    assert result("tfdist", 2, pair, "").sent == 200
+    assert result("tfdist", 2, [replace(one, host="here") for one in pair], "").sent is None
+    assert result("tfdist", 2, [replace(one, sent=[[10, 1000]]) for one in pair], "").sent is None
 
 
 def test_several_sizes_are_a_table_of_their_own() -> None:
