@@ -289,7 +289,7 @@ void leave_to_the_worker(Engine& engine, bool several_hosts) {
 // next.
 void sum_in_8_bits(Engine& engine, std::vector<float>& shared) {
   const int ranks = engine.ranks(), rank = engine.rank();
-  const size_t counts[] = {1000, 1, 70'000, 255, 0, 300'001};  // blocks of several tensors, several segments
+  const size_t counts[] = {1000, 1, 70'000, 255, 0, 3001};  // blocks of several tensors, several segments
   constexpr int kRuns = 20;
   std::vector<std::vector<float>> in, totals;
   for (const size_t count : counts) {
