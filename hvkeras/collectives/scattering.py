@@ -75,6 +75,8 @@ def alltoall(
                        "tf.reshape(tensor, [-1])")
     given_splits = None if splits is None else tf.convert_to_tensor(splits)
     rows = _row_counts(value, given_splits, len(ranks))
+    with tf.control_dependencies([rows]):  # the ranks compare their shapes only once this rank's rows are checked
+        value = tf.identity(value)
     received, counts = _exchange(value, rows, ranks, name)
     return received if given_splits is None else (received, tf.cast(counts, given_splits.dtype))
 

@@ -68,8 +68,12 @@ def test_shapes_may_be_known_to_the_run_of_a_graph_alone(outcome: Outcome) -> No
         assert "alltoall sends rows, so its tensor needs a first dimension" in found["exchanged scalar"]
         assert "reducescatter distributes rows, so its tensor needs a first dimension" in found["scattered scalar"]
         assert "the same number of rows" in found["uneven"]
-        for refused in found["splits"]:
-            assert "splits must not be negative, and must add up to the first dimension" in refused
+
+
+def test_invalid_splits_are_refused_before_any_rank_communicates(outcome: Outcome) -> None:
+    for found in outcome.results("invalid_splits"):
+        assert len(found) == 5
+        assert all("splits must not be negative, and must add up to the first dimension" in each for each in found)
 
 
 def test_sums_have_the_same_bits_again_and_with_native_in_any_bucket(outcome: Outcome) -> None:

@@ -95,6 +95,23 @@ def every(function: Any, truth_of: Any, operations: tuple[str, ...] = ("none",))
     return wrong
 
 
+def of_any(function: Any, *tensors: Any) -> Any:
+    """Return the numbers, or the error, of a function that is traced for tensors of unknown shape."""
+    specs = [tf.TensorSpec(None, tensor.dtype) for tensor in tensors]
+    try:
+        return numbers(tf.function(function, input_signature=specs)(*tensors))
+    except tf.errors.InvalidArgumentError as error:
+        return error.message
+
+
+@check
+def invalid_splits() -> list[Any]:
+    """Errors at run time. They come first: after errors within the first collective, TensorFlow refuses all others."""
+    size = hvd.size()
+    return [of_any(lambda rows, splits: hvd.alltoall(rows, splits)[0], tf.range(2.0 * size), tf.constant(splits))
+            for splits in ([1] * size, [-1] * size, [2**31 - 1] * size, [2**63 - 1] * size, [2] * (size + 1))]
+
+
 @check
 def reductions() -> list[str]:
     """Every operation on every dtype and size; return differences from NumPy."""
@@ -152,13 +169,6 @@ def shapes_of_any_rank() -> dict[str, Any]:
     """Collectives in graphs with tensors of unknown shape; invalid shapes raise before any rank communicates."""
     size, rank = hvd.size(), hvd.rank()
 
-    def of_any(function: Any, *tensors: Any) -> Any:
-        specs = [tf.TensorSpec(None, tensor.dtype) for tensor in tensors]
-        try:
-            return numbers(tf.function(function, input_signature=specs)(*tensors))
-        except tf.errors.InvalidArgumentError as error:
-            return error.message
-
     def gradient(tensor: Any) -> Any:
         with tf.GradientTape() as tape:
             tape.watch(tensor)
@@ -166,10 +176,6 @@ def shapes_of_any_rank() -> dict[str, Any]:
         return tape.gradient(squares, tensor)
 
     mine, rows = tf.constant(float(rank)), tf.range(2.0 * size)
-
-    def exchanged(*splits: int) -> Any:
-        return of_any(lambda tensor, given: hvd.alltoall(tensor, given)[0], rows, tf.constant(splits, tf.int64))
-
     return {
         "gathered scalar": of_any(hvd.allgather, mine),
         "gathered rows": of_any(hvd.allgather, tf.fill([rank + 1, 1], mine)),
@@ -179,8 +185,6 @@ def shapes_of_any_rank() -> dict[str, Any]:
         "exchanged scalar": of_any(hvd.alltoall, mine),
         "scattered scalar": of_any(hvd.reducescatter, mine),
         "uneven": of_any(hvd.alltoall, tf.range(2.0 * size + 1)) if size > 1 else "the same number of rows",
-        "splits": [exchanged(*[1] * size), exchanged(*[-1] * size), exchanged(*[2**63 - 1] * size),
-                   exchanged(*[2] * (size + 1))],
     }
 
 
