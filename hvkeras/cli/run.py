@@ -6,15 +6,18 @@ import argparse
 import contextlib
 import functools
 import os
+import re
+import shlex
 import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from hvkeras.backends import require_backend_name
 from hvkeras.cli.errors import guarded
 from hvkeras.control.launch_environments import Launch
-from hvkeras.errors import UsageError, explain
+from hvkeras.errors import UnsupportedError, UsageError, explain
 from hvkeras.global_batch import rank_process
 from hvkeras.horovod import as_horovod
 from hvkeras.host.console import prints_at
@@ -32,6 +35,8 @@ from hvkeras.launcher.restarts import run as run_job
 from hvkeras.launcher.run_arguments import ELASTIC_RESETS, ELASTIC_TIMEOUT, parse
 from hvkeras.settings import Settings
 
+# A top-level module that a line of Python imports.
+_IMPORT = re.compile(r"^[ \t]*(?:import|from)[ \t]+(\w+)", re.MULTILINE)
 # The folder of commits, and whether `hvkeras run` removes them.
 _FOLDER, _REMOVES = "HVKERAS_ELASTIC_DIR", "HVKERAS_RUN_COMMITS"
 
@@ -155,9 +160,16 @@ def pool_of(flags: argparse.Namespace, hosts: str | None,
 def _run_with(flags: argparse.Namespace, hosts: Sequence[HostRanks], environment: Mapping[str, str],
               pool: HostPool | None, reporting: ReportingHosts | None = None) -> int:
     settings = Settings(environment)
+    if all(host.local for host in hosts):  # else they may be installed there alone
+        require_backend_name(settings.backend)
+    if (chosen := environment.get("KERAS_BACKEND", "").strip().lower()) not in ("", "tensorflow"):
+        raise UnsupportedError(explain("Keras must run on TensorFlow", "set KERAS_BACKEND=tensorflow",
+                                       keras_backend=chosen))
     if flags.trace_file and settings.trace_steps is None:
         raise UsageError(explain("--trace-file needs --trace-steps", "--trace-steps 100:120",
                                  trace_file=flags.trace_file))
+    if not (flags.as_horovod or flags.data_parallel):
+        _require_no_horovod(flags.command)
     folder = Path(flags.output_filename).absolute() if flags.output_filename else None
     live = sys.stdout.isatty()
     command, prepare = flags.command, None
@@ -200,6 +212,18 @@ def _run_with(flags: argparse.Namespace, hosts: Sequence[HostRanks], environment
     finally:
         if flags.data_parallel:
             remove_abandoned()
+
+
+def _require_no_horovod(command: Sequence[str]) -> None:
+    """Raise UsageError if a Python script imports Horovod alone, which does not find its ranks under `hvkeras run`."""
+    script = next((word for word in command[1:] if not word.startswith("-")), "")
+    if not (Path(command[0]).name.startswith("python") and script.endswith(".py") and Path(script).is_file()):
+        return
+    imported = set(_IMPORT.findall(Path(script).read_text(errors="replace")))
+    if "horovod" in imported and "hvkeras" not in imported:
+        raise UsageError(explain("Horovod does not work under hvkeras run, which can run its scripts with hvkeras in"
+                                 " its place", "add --as-horovod: hvkeras run --as-horovod ... python "
+                                 f"{shlex.quote(script)}", script=script, imports="horovod"))
 
 
 @contextlib.contextmanager
