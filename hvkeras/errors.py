@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import traceback
 from importlib.util import find_spec
@@ -18,6 +19,8 @@ _LIBRARIES = frozenset({"keras", "tf_keras", "tensorflow", "horovod", "keras_tun
 _OUR_FILES = (".hvkeras-run-",)
 _GENERATED_FILES = ("__autograph_generated_file", "<frozen ")
 _HINT = " HINT: "
+_GRAPH_ERROR = "Graph execution error:"  # followed by the node's origin, and then the reason
+_OWN_NODE = "{{node Hvkeras"  # in TensorFlow's errors, of an operation of hvkeras
 INSTALL_TENSORFLOW = ("pip install 'tensorflow>=2.16,<2.22', or tensorflow-cpu, or tensorflow[and-cuda] for NVIDIA's"
                       " GPUs")
 
@@ -138,14 +141,24 @@ def format_error(error: BaseException, trace: TracebackType | None = None) -> st
     if shows_all_frames() or _is_ours_alone(error, trace):
         return "".join(traceback.format_exception(type(error), error, trace))
     formatted = traceback.TracebackException(type(error), error, _of_user(error, trace))
-    if isinstance(error, HvkerasError):
+    if _is_own(error):
         formatted.__cause__ = formatted.__context__ = None
     else:
         _omit_frames(formatted, error)
     lines = list(formatted.format())
+    if not isinstance(error, HvkerasError) and _is_own(error):
+        lines = [*lines[: 1 + len(formatted.stack)], f"{summary(error)}\n"]
     if not formatted.stack and lines[0].startswith("Traceback"):
         del lines[0]  # the heading of a traceback without frames
     return with_hint_last("".join(lines))
+
+
+def summary(error: BaseException) -> str:
+    """Return an exception as one line; for TensorFlow's errors in graphs, the line with the reason."""
+    text = "".join(traceback.format_exception_only(type(error), error)).strip()
+    first = text.splitlines()[0]
+    reason = re.search(r"^(\S.*)\n\s*\[\[\{\{node", text, re.MULTILINE)
+    return f"{first.removesuffix(_GRAPH_ERROR)}{reason[1]}" if reason and first.endswith(_GRAPH_ERROR) else first
 
 
 def with_callers(error: BaseException) -> TracebackType | None:
@@ -176,7 +189,7 @@ def print_errors_briefly() -> None:
 
 def print_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Print an uncaught exception, as `sys.excepthook`."""
-    if not isinstance(error, HvkerasError) and trace is _of_user(error, trace):
+    if not _is_own(error) and trace is _of_user(error, trace):
         sys.__excepthook__(kind, error, trace)
         return
     sys.stderr.write(format_error(error, trace))
@@ -196,8 +209,7 @@ def _of_user(error: BaseException, trace: TracebackType | None) -> TracebackType
     if trace is None:
         return None
     rest = _of_user(error, trace.tb_next)
-    is_own = isinstance(error, HvkerasError)
-    omitted, files = (_OURS | _LIBRARIES, _OUR_FILES + _GENERATED_FILES) if is_own else (_OURS, _OUR_FILES)
+    omitted, files = (_OURS | _LIBRARIES, _OUR_FILES + _GENERATED_FILES) if _is_own(error) else (_OURS, _OUR_FILES)
     file = trace.tb_frame.f_code.co_filename
     if _module_of(trace.tb_frame) in omitted or any(part in file for part in files):
         return rest
@@ -206,11 +218,16 @@ def _of_user(error: BaseException, trace: TracebackType | None) -> TracebackType
     return TracebackType(rest, trace.tb_frame, trace.tb_lasti, trace.tb_lineno)
 
 
+def _is_own(error: BaseException) -> bool:
+    """Return whether hvkeras has found the error, be it in an operation, so that TensorFlow raises it."""
+    return isinstance(error, HvkerasError) or _OWN_NODE in str(error)
+
+
 def _is_ours_alone(error: BaseException, trace: TracebackType | None) -> bool:
     """Return whether an exception of another kind was raised by hvkeras itself, which then has an error."""
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    return trace is not None and not isinstance(error, HvkerasError) and _module_of(trace.tb_frame) == "hvkeras"
+    return trace is not None and not _is_own(error) and _module_of(trace.tb_frame) == "hvkeras"
 
 
 def _module_of(frame: FrameType) -> str:

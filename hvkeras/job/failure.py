@@ -28,8 +28,8 @@ from hvkeras.backends.interface import Backend
 from hvkeras.control.cause import Cause, CauseKind
 from hvkeras.control.client import ControlClient
 from hvkeras.control.server import ANSWER_GRACE, SECONDARY_GRACE
-from hvkeras.errors import PeerError, format_error, print_error, with_callers
-from hvkeras.host.console import say_last, summary
+from hvkeras.errors import PeerError, format_error, print_error, summary, with_callers, with_hint_last
+from hvkeras.host.console import say_last
 from hvkeras.host.forks import detach_in_children
 from hvkeras.job.signals import SignalWatch
 
@@ -271,12 +271,14 @@ class FailureHooks:
                 json.dump(cause.to_message(), file)
         if cause.rank != self._rank:
             how = "failed in the same way as" if repeats else "ends because"
-            who = f"rank {cause.rank} on {cause.host}" if repeats else cause.sentence(brief=True)
-            say_last(f"rank {self._rank} on {self._host} {how} {who}")
+            speaks = self._rank == (1 if cause.rank == 0 else 0) and not cause.traceback  # else the failed rank does
+            who = f"rank {cause.rank} on {cause.host}" if repeats else cause.sentence(brief=not speaks)
+            say_last(with_hint_last(f"rank {self._rank} on {self._host} {how} {who}"))
         elif cause.traceback and not (self._show_secondary or self._program_has_hook):
             say_last(f"{cause.who} failed; the job ends on all ranks\n{cause.traceback.rstrip()}")
         else:
-            say_last(f"{cause.sentence()}; the job ends on all ranks")
+            sentence, hint, cure = cause.sentence().partition(" HINT: ")
+            say_last(f"{sentence.removesuffix('.')}; the job ends on all ranks" + f"\nHINT: {cure}" * bool(hint))
 
     def _close_record(self, cause: Cause) -> None:
         """Write the cause to this rank's record, if there is one. The timeout guards against a stuck TensorFlow."""

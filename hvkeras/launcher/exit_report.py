@@ -17,6 +17,8 @@ TAIL_LINES = 20
 TRACEBACK = "Traceback (most recent call last):"
 _FAILED = " failed"  # after the name of a rank whose traceback follows
 _PREFIX = "hvkeras run: "
+_MEMORY = ("the kernel kills processes when memory runs out, which dmesg shows; then use smaller batches or models, or"
+           " fewer ranks on this host")
 _HEADING = re.compile(rf"{_PREFIX}the standard error of rank \d+ ends with")
 _PID = re.compile(r" \(pid \d+\)")
 _ALIKE = re.compile(r"; so did ranks? [^;]*, in the same way$")
@@ -70,6 +72,8 @@ def exit_report(cause: Cause, codes: dict[int, int], tail: str, prefix: str = _P
         failed_alike: Ranks that failed with the same traceback.
     """
     cause = with_exit_status(cause, codes)
+    if cause.error == described_end(-signal.SIGKILL):
+        cause = dataclasses.replace(cause, error=f"{cause.error}. HINT: {_MEMORY}")
     sentence = with_hint_last(f"{prefix}{cause.sentence()}")
     also = f"; so did {format_ranks(failed_alike)}, in the same way" if failed_alike else ""
     if cause.traceback:
@@ -79,7 +83,8 @@ def exit_report(cause: Cause, codes: dict[int, int], tail: str, prefix: str = _P
         return sentence
     start = next((number for number, line in enumerate(lines) if line == TRACEBACK), None)
     if start is not None:
-        return "\n".join([f"{prefix}{cause.sentence()}{also}", *lines[start:]])
+        end = _FAILED if cause.error == described_end(1) else f" {cause.error}"
+        return "\n".join([f"{prefix}{cause.who}{end}{also}", *lines[start:]])
     return "\n".join([f"{prefix}the standard error of rank {cause.rank} ends with", *lines[-TAIL_LINES:], sentence])
 
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from hvkeras.control.cause import Cause, CauseKind
 from hvkeras.diagnostics.outcome import Outcome
-from hvkeras.errors import HvkerasError, MachineError
-from hvkeras.host.console import format_ranks, some_of, summary
+from hvkeras.errors import HvkerasError, MachineError, summary
+from hvkeras.host.console import format_ranks, some_of
 from hvkeras.host.network import LOOPBACK, address_towards, split_address
 from hvkeras.launcher import exit_report as reports
 from hvkeras.launcher.host_agents import AgentProcess, AgentTransport, Event, HostAgent, UnreachableError
@@ -238,7 +238,8 @@ class Launcher:
         """Check for stopped agents, and call `Membership.on_tick`, periodically."""
         while True:
             await asyncio.sleep(TICK)
-            self._printer.last_words.job_ends = self.membership.cause is not None
+            if self._printer.last_words is not None:
+                self._printer.last_words.job_ends = self.membership.cause is not None
             with contextlib.suppress(OSError, MachineError):
                 self._printer.show_late()
             for agent in self._agents:
@@ -505,9 +506,9 @@ class Launcher:
             agent.release()
         await asyncio.gather(*(agent.ended(AGENT_GRACE) for agent in self._agents))
         self.membership.stop()
-        if (cause := self.membership.cause) is not None:
+        if (cause := self.membership.cause) is not None and (waiting := self._printer.last_words) is not None:
             ranks = dict(enumerate(self.membership.ranks))
-            lines, alike = self._printer.last_words.take(ranks.get(cause.rank) if cause.rank is not None else None)
+            lines, alike = waiting.take(ranks.get(cause.rank) if cause.rank is not None else None)
             self._last_words = b"\n".join(lines).decode(errors="replace"), alike
         try:
             self._printer.finish()

@@ -54,18 +54,22 @@ class Printer:
         append: Append to existing files.
         as_one: Show the output as that of one process: worker 0's without a number, and of the others only lines of
             standard error that differ from its own.
+        reports_failures: Whether an exit report of the job follows, for which the last words of workers wait.
         clock: Function that returns the time in seconds since the epoch.
+
+    Attributes:
+        last_words: The last words of workers, with `reports_failures`.
     """
 
     def __init__(self, size: int, stdout: BinaryIO, stderr: BinaryIO, live: bool = False, timestamps: bool = False,
                  quiet: bool = False, folder: Path | None = None, append: bool = False, as_one: bool = False,
-                 clock: Callable[[], float] = time.time) -> None:
+                 reports_failures: bool = False, clock: Callable[[], float] = time.time) -> None:
         self._screens = {"stdout": stdout, "stderr": stderr}
         self._live = live
         self._timestamps = timestamps
         self._quiet = quiet
         self._as_one, self._echoes = as_one, Echoes()
-        self.last_words: LastWords = LastWords()
+        self.last_words: LastWords | None = LastWords() if reports_failures else None
         self._clock = clock
         self._unfinished: dict[tuple[int, str], bytes] = {}
         self._open_screens = set(self._screens)  # a stream that is closed or full raises once, and is then unused
@@ -121,7 +125,7 @@ class Printer:
         self._unfinished[worker, stream] = rest
         if self._quiet and stream == "stderr":
             lines = [line for line in lines if not _CHATTER.match(line)]
-        if stream == "stderr":
+        if stream == "stderr" and self.last_words is not None:
             lines = self.last_words.add(worker, lines, self._clock())
         self._print_first(worker, stream, lines)
         if self._live and worker == 0 and stream == "stdout":
@@ -130,7 +134,7 @@ class Printer:
     def show_late(self, all_lines: bool = False) -> None:
         """Show the lines that have waited for the same line of worker 0, or for a failure; called periodically."""
         now = math.inf if all_lines else self._clock()
-        for worker, lines in self.last_words.due(now):
+        for worker, lines in () if self.last_words is None else self.last_words.due(now):
             self._print_first(worker, "stderr", lines)
         for worker, lines in self._echoes.due(now):
             self._print_lines(worker, "stderr", lines)

@@ -185,7 +185,8 @@ def main(folder: Path) -> int:
                       reporting=reporting, counts_changes=plan["resets"] != NO_LIMIT,
                       ends_on_same_error=plan["resets"] == NO_LIMIT)
         code = run_job(job, lambda append, size: Printer(size, sys.stdout.buffer, sys.stderr.buffer, False,
-                                                         plan["timestamps"], quiet=False, folder=None, append=append))
+                                                         plan["timestamps"], quiet=False, folder=None, append=append,
+                                                         reports_failures=True))
     except HvkerasError as error:
         _say(f"hvkeras: {type(error).__name__}: {error}")
     finally:
