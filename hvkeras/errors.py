@@ -238,6 +238,17 @@ def _module_of(frame: FrameType) -> str:
     return str(name).partition(".")[0]
 
 
+def require_linux() -> None:
+    """Check that this is Linux, whose interfaces hvkeras uses throughout.
+
+    Raises:
+        MachineError: It is another system.
+    """
+    if sys.platform != "linux":
+        raise MachineError(explain("hvkeras runs on Linux", "use WSL 2 on Windows, and a Linux container or virtual"
+                                   " machine on macOS", platform=sys.platform))
+
+
 def require_tensorflow() -> None:
     """Check that TensorFlow is installed, without importing it.
 

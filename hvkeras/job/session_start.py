@@ -164,6 +164,9 @@ def _describe(session: Session, gpus: GpuPlacement, is_auto: bool) -> None:
     if crashes_at_exit():
         say("mpi4py.MPI was imported before TensorFlow, whose hwloc may crash Open MPI at exit: import"
             " tensorflow first, or set LD_BIND_NOW=1")
+    if unused := max(fact["gpus"]["unused"] for fact in gpus.facts):
+        say(f"the driver has {unused} GPU{'s' * (unused > 1)}, but TensorFlow sees none, and trains on the CPUs. HINT:"
+            " pip install 'tensorflow[and-cuda]'")
     if gpus.sentence():
         say(gpus.sentence() + _gpu_transport(engine, gpus, is_auto))
 

@@ -65,12 +65,16 @@ class LastWords:
                 del self._waiting[other]
             elif first and _masked(first).startswith(_masked(lines)):  # terminated while it printed the same
                 del self._waiting[other]
-            elif _ENDS.match(lines[-1]):
-                self._waiting[other] = lines[:-1]
-        report = next((index for index, line in enumerate(first) if _is_report(line)), None)
+            elif (end := _start_of_report(lines)) is not None and _ENDS.match(lines[end]):
+                self._waiting[other] = lines[:end]
+        report = _start_of_report(first)
         if worker is not None and report is not None:
             self._waiting[worker], first = first[:report], []
         return first, sorted(alike)
+
+
+def _start_of_report(lines: list[bytes]) -> int | None:
+    return next((index for index, line in enumerate(lines) if _is_report(line)), None)
 
 
 def _is_report(line: bytes) -> bool:

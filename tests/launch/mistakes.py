@@ -135,6 +135,12 @@ hvd.allreduce(x)""", cold=True),
     Mistake("a script for one process without `--data-parallel`", "import keras", ends=False),
     Mistake("a script for several processes with `--data-parallel`", INIT + "hvd.shard((x, y))",
             command=("run", "--data-parallel", "-np", "2", "python", SCRIPT)),
+    # Machines.
+    Mistake("Windows or macOS", 'import sys\nsys.platform = "win32"\nimport hvkeras', command=(
+        "run", "-np", "1", "python", SCRIPT), note="the test sets `sys.platform`"),
+    Mistake("a TensorFlow without CUDA on a machine with GPUs",
+            BEGIN + 'from hvkeras.host import gpus\ngpus._driver_gpus = lambda: [("id", "H200")]\nhvd.init()',
+            ends=False, note="the test makes up the driver's list"),
     Mistake("a function for `hvd.run` that cannot be pickled", """
 import threading
 
@@ -152,6 +158,7 @@ hvd.run(train, np=2)""", command=("run", "-np", "1", "python", SCRIPT)),
 )
 
 _NORMAL = re.compile(r"(\[\d+\] )?(hvkeras: (backend |rank \d+: [\d,]+ of |shard|[\d,]+ of)|Epoch |\s*\d+/\d+ |"
+                     r"hvkeras run: no rank has called hvd.init\(\) in |"
                      r"[IWE]\d{4} \d\d:|WARNING: All log messages before absl|To enable the following)")
 _FRAME = re.compile(r"(\[\d+\] )?  ")
 
@@ -183,7 +190,7 @@ def told(output: str) -> Told:
 
 def _plain(text: str) -> str:
     """Return a message as in the table: without prefixes, process IDs, hosts, and what was received."""
-    text = re.sub(r"^(\[\d+\] )?(hvkeras( run)?: )?(hvkeras\.errors\.)?", "", text.strip())
+    text = re.sub(r"^(\[\d+\] )?(hvkeras( run)?: )?(hvkeras\.[\w.]+\.)?", "", text.strip())
     text = text.partition(" Received: ")[0]
     text = re.sub(r" \(pid \d+\)", "", text)
     text = re.sub(r"(rank \d+) on \S+", r"\1", text)

@@ -333,8 +333,8 @@ def test_ranks_that_failed_alike_are_named_and_the_hint_is_last() -> None:
     assert report.splitlines()[0] == (
         "hvkeras run: rank 1 on node1 (pid 7) failed; so did ranks 0, 2 to 5, in the same way")
     assert report.splitlines()[-1] == "HINT: pass y."
-    assert root_cause(report, 1) == ("rank 1 on node1 failed with hvkeras.errors.UsageError: x must be y. Received: x=1."
-                                     " HINT: pass y.")
+    assert root_cause(report, 1) == (
+        "rank 1 on node1 failed with hvkeras.errors.UsageError: x must be y. Received: x=1. HINT: pass y.")
 
 
 def test_a_killed_ranks_cause_names_memory() -> None:

@@ -55,7 +55,7 @@ def test_other_shapes_for_a_whole_model_say_that_the_models_differ():
         (finding,) = waits.check(3.0)
         return finding.text
 
-    differ = "(the models themselves differ: build the same model on every rank; a tuner must give all ranks the same "
+    differ = "HINT: the models themselves differ: build the same model on every rank; a tuner must give all ranks the"
     assert differ in text(["kernel float32[2, 3]"], ["kernel float32[2, 5]"])
     assert differ in text(["kernel float32[2, 3]"], ["kernel float32[2, 3]", "bias float32[3]"])
     assert differ not in text(["kernel float32[2, 3]"], ["kernel float16[2, 3]"])
@@ -98,7 +98,7 @@ def test_a_mismatch_says_where_each_rank_entered_its_plan():
     waits.update([1], {"b": 1}, {"b": "train.py:35 in step"})
     waits.check(0.0)
     (finding,) = waits.check(3.0)
-    assert finding.text.endswith("; rank 0 at train.py:31 in step, rank 1 at train.py:35 in step")
+    assert "; rank 0 at train.py:31 in step, rank 1 at train.py:35 in step. HINT: make the same calls" in finding.text
 
 
 def test_a_late_rank_learns_where_the_others_wait():
@@ -145,8 +145,9 @@ def test_ranks_that_wait_in_a_circle_are_a_mismatch():
     waits.check(6.0)
     (finding,) = waits.check(9.0)
     assert finding.keys == ("a", "b", "c")
-    assert finding.text == ("ranks 0, 1, 2 wait for each other: rank 0 in a (train.py:31 in step) for rank 1, rank 1 in"
-                            " b for rank 2, rank 2 in c for rank 0")
+    assert finding.text.startswith(
+        "ranks 0, 1, 2 wait for each other: rank 0 in a (train.py:31 in step) for rank 1, rank 1 in b for rank 2, rank 2"
+        " in c for rank 0. HINT: make the same calls")
 
 
 def test_an_exchange_over_the_channel_is_a_wait_as_well():
