@@ -91,7 +91,7 @@ WORDS = {  # the difference, for two ranks
 QUICK = ("shape", "kind", "rows", "order", "in_a_function", "half_in_functions", "in_a_session",
          "one_after_the_other_in_a_function")  # in `make test`
 # Location of each rank in the user's code.
-SITES = re.compile(r"; rank 0 at \S*outlived.py:\d+ in (\S+), rank 1 at \S*outlived.py:\d+ in (\S+)")
+SITES = re.compile(r"; rank 0 at \S*outlived.py:\d+ in (\S+), rank 1 at \S*outlived.py:\d+ in ([\w<>]+)")
 
 
 RUNS = [pytest.param("tf_config", "tfdist", 2, marks=pytest.mark.nightly), ("hvkeras_run", "horovod", 2),

@@ -523,13 +523,14 @@ def test_the_root_cause_is_one_line(stderr: str, reason: str) -> None:
     (["-np", "3", "-H", "localhost:2", "true"], "Received: np=3"),
     (["-np", "2", "--out", "/dev/null/out", "true"], "must be writable"),
 ])
-def test_a_wrong_command_line_is_one_line_and_code_2(
+def test_a_wrong_command_line_is_one_line_with_a_hint_and_code_2(
     arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["compare", *arguments]) == 2
     printed = capsys.readouterr()
-    assert complaint in printed.err
-    assert len(printed.err.splitlines()) == 1
+    message, *hint = printed.err.splitlines()
+    assert complaint in " ".join([message, *hint])
+    assert all(line.startswith("HINT: ") for line in hint) and len(hint) < 2
     assert printed.out == ""
 
 
