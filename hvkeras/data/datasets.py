@@ -25,12 +25,11 @@ from hvkeras.data.pipeline import (
 )
 from hvkeras.data.resharding import resharded_dataset, shares
 from hvkeras.data.sequences import Share
+from hvkeras.data.shuffles import FIX, SAME_ORDER, lines_to_write, seeds_of_selection, shuffled_alike
 from hvkeras.data.structure import with_rows
 from hvkeras.errors import UsageError, explain
 from hvkeras.job.process_sets import ProcessSet
 
-FIX = ("shard first and shuffle after it, hvd.shard(dataset, shuffle=1000).batch(32), or give shuffle() the same seed"
-       " on every rank, after the same tf.random.set_seed or keras.utils.set_random_seed")
 HINTS = Hints(
     call="call hvd.shard with the same arguments on every rank",
     amount="pass the whole dataset to hvd.shard on every rank, and do not split it before",
@@ -51,6 +50,7 @@ def shard_dataset(
     if partition.size == 1 and not keeps_accounts():
         return _shuffled(dataset, shuffle, seed), Coverage(None, None, 0, "the whole dataset")
     call = f"training={partition.training}, shuffle={shuffle}, seed={seed}, batched={batched}, whole elements={whole}"
+    dataset = shuffled_alike(dataset, seed, process_set)
     comparable, first = require_same_dataset("shard", dataset, call, process_set)
     if whole:
         share, coverage = split_samples(dataset, partition, "element")
@@ -93,16 +93,14 @@ def require_same_dataset(name: str, dataset: Any, call: str, process_set: Proces
 
     def describe() -> DataFacts:
         if (0, 0) in seeds:
-            raise UsageError(explain("A dataset that all ranks share must be read in the same order on all ranks, but"
-                                     " shuffle() without a seed gives each rank its own", FIX, dataset=type(dataset)
-                                     .__name__))
+            raise UsageError(explain(f"{SAME_ORDER}, but shuffle() without a seed gives each rank its own",
+                                     lines_to_write(dataset), dataset=type(dataset).__name__))
         if is_nondeterministic(dataset):
-            raise UsageError(explain("A dataset that all ranks share must be read in the same order on all ranks",
-                                     "remove deterministic=False from the dataset's options, map, batch and"
+            raise UsageError(explain(SAME_ORDER, "remove deterministic=False from the dataset's options, map, batch and"
                                      " interleave; it may be set after hvd.shard", deterministic=False))
         first.extend(_first_arrays(dataset))
         return DataFacts(f"{dataset.element_spec}, {call}", f"{amounts.get(count, f'{count:,}')} elements",
-                     f"seeds of shuffles {seeds}", fingerprint(first))
+                     f"seeds of shuffles {[*seeds, *seeds_of_selection(dataset)]}", fingerprint(first))
 
     return require_same_data(name, describe, lambda: _first_arrays(dataset), HINTS, process_set), first
 
