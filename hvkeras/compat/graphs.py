@@ -67,14 +67,14 @@ def traced(wrapper: Any) -> Callable[..., Any]:
     return without_autograph(call)
 
 
-def operations_of(wrapper: Any) -> list[Any]:
-    """Return the `NodeDef`s of a function of `tf.data` and of those that it calls.
+def operations_of(wrapper: Any) -> list[list[Any]]:
+    """Return the `NodeDef`s of a function of `tf.data`, and those of each function that it calls.
 
     Args:
         wrapper: The function's `StructuredFunctionWrapper`.
     """
     definition = wrapper.function.graph.as_graph_def()
-    return [*definition.node, *(node for function in definition.library.function for node in function.node_def)]
+    return [list(definition.node), *(list(function.node_def) for function in definition.library.function)]
 
 
 def is_compiled(function: Any) -> bool:

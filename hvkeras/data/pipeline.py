@@ -64,6 +64,13 @@ def has_scalars(dataset: Any) -> bool:
     return any(getattr(getattr(spec, "shape", None), "rank", None) == 0 for spec in specs)
 
 
+def have_equal_shapes(spec: Any) -> bool:
+    """Return whether elements can be batched: all have the same shapes, which are known."""
+    leaves = tf.nest.flatten(spec)
+    return bool(leaves) and all(type(leaf) is tf.TensorSpec and leaf.shape.is_fully_defined()
+                                and leaf.dtype not in (tf.variant, tf.resource) for leaf in leaves)
+
+
 def batches_of(dataset: Any) -> Batches | None:
     """Return the row counts of the elements of a batched pipeline, if known without reading it."""
     count = int(dataset.cardinality())
@@ -173,7 +180,7 @@ DRAWING = {"RandomUniform", "RandomUniformInt", "RandomStandardNormal", "Truncat
 def state_of(dataset: Any) -> bool | None:
     """Return whether the function of a map draws random numbers; None if it may have other state."""
     definition = dataset._map_func.function.graph.as_graph_def()
-    operations = {node.op for node in operations_of(dataset._map_func)}
+    operations = {node.op for nodes in operations_of(dataset._map_func) for node in nodes}
     stateful = {name for name in operations if (found := op_def_registry.get(name)) is None or found.is_stateful}
     functions = {function.signature.name for function in definition.library.function}
     others = stateful - _WITHOUT_STATE - functions - {"Placeholder"}

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -122,7 +122,7 @@ def reseeded(dataset: Any, seeds: Mapping[int, Seeds]) -> Any:
 
 # Stages whose functions decide which elements there are.
 _SELECTING = {"Filter", "FlatMap", "Interleave", "ParallelInterleave", "TakeWhile", "GroupByWindow", "Scan"}
-_UNKNOWN_RESULTS = {"PyFunc", "EagerPyFunc", "PyFuncStateless", "RngReadAndSkip"}
+_MAYBE_RANDOM = DRAWING | {"PyFunc", "EagerPyFunc", "PyFuncStateless", "RngReadAndSkip"}
 
 
 def _require_same_elements(dataset: Any) -> None:
@@ -134,7 +134,7 @@ def _require_same_elements(dataset: Any) -> None:
     for stage in stages(dataset):
         for source in stages(stage)[1:] if stage_name(stage) in _SELECTING else ():
             if stage_name(source) in ("Map", "ParallelMap") and {
-                    node.op for node in operations_of(source._map_func)} & (DRAWING | _UNKNOWN_RESULTS):
+                    node.op for nodes in operations_of(source._map_func) for node in nodes} & _MAYBE_RANDOM:
                 raise UsageError(explain(
                     f"All ranks must read the same elements, but the results of {_call(source)} may be random, and"
                     f" {_call(stage)} selects elements after it", f"write {_call(stage)} before {_call(source)}, or"
@@ -151,7 +151,7 @@ def seeds_of_selection(dataset: Any) -> list[tuple[int, int]]:
     found = []
     for stage in stages(dataset):
         for function in stage._functions() if stage_name(stage) in _SELECTING else ():
-            found += _seeds_in(operations_of(function))
+            found += seeds_in(function)
         if (0, 0) in found:
             raise UsageError(explain("All ranks must read the same elements, but a function that selects them draws"
                                      " random numbers, or shuffles, without a seed", "give it the same seed on every"
@@ -159,32 +159,40 @@ def seeds_of_selection(dataset: Any) -> list[tuple[int, int]]:
     return found
 
 
-def _seeds_in(nodes: Sequence[Any]) -> list[tuple[int, int]]:
+def seeds_in(function: Any) -> list[tuple[int, int]]:
+    """Return the seeds of operations that draw random numbers or shuffle; -1 for one that is computed.
+
+    Args:
+        function: The `StructuredFunctionWrapper` of a stage.
+    """
+    return [seeds for nodes in operations_of(function) for seeds in _seeds_in(nodes)]
+
+
+def _seeds_in(nodes: Sequence[Any]) -> Iterator[tuple[int, int]]:
     by_name = {node.name: node for node in nodes}
 
     def value(name: str) -> int:
         node = by_name.get(name.partition(":")[0])
         if node is None:
-            return -1  # an argument
+            return -1
         if node.op == "SelectV2":  # the second seed, unless both are 0
             return value(node.input[2])
         return int(tf.make_ndarray(node.attr["value"].tensor)) if node.op == "Const" else -1
 
-    found = []
     for node in nodes:
         if node.op in DRAWING:
-            found.append((int(node.attr["seed"].i), int(node.attr["seed2"].i)))
+            yield int(node.attr["seed"].i), int(node.attr["seed2"].i)
         elif node.op.startswith("ShuffleDataset"):
-            found.append((value(node.input[2]), value(node.input[3])))
+            yield value(node.input[2]), value(node.input[3])
         elif node.op.startswith("RandomDataset"):
-            found.append((value(node.input[0]), value(node.input[1])))
-    return found
+            yield value(node.input[0]), value(node.input[1])
 
 
 def lines_to_write(dataset: Any) -> str:
     """Return the lines by which all ranks read the same samples, for a hint."""
     shuffles = [stage for stage in stages(dataset) if stage_name(stage) == "Shuffle"]
-    calls, stage = [], dataset
+    calls: list[str] = []
+    stage = dataset
     while stage not in shuffles and len(inputs(stage)) == 1:
         calls.insert(0, _call(stage))
         stage = inputs(stage)[0]
@@ -192,7 +200,7 @@ def lines_to_write(dataset: Any) -> str:
                           for number, one in enumerate(reversed(shuffles), 1))
     if not shuffles:
         return FIX
-    with_seed = (f"write {seeded} on every rank, after the same tf.random.set_seed or keras.utils.set_random_seed")
+    with_seed = f"write {seeded} on every rank, after the same tf.random.set_seed or keras.utils.set_random_seed"
     if stage not in shuffles or is_batched(inputs(stage)[0]):
         return with_seed
     size = int(stage._buffer_size)
@@ -216,6 +224,14 @@ def _call(stage: Any) -> str:
     name = re.sub("(?<=[a-z])(?=[A-Z])", "_", name.removeprefix("Parallel")).lower()
     argument = getattr(functions[0]._func, "__name__", "...") if functions else "..."
     return f".{name}({argument.replace('<lambda>', 'lambda ...')})"
+
+
+def restarted(dataset: Any) -> Any:
+    """Return a dataset in the order of its first epoch at its first reading; `dataset` if that is not provable."""
+    with contextlib.suppress(UsageError):
+        return reseeded(dataset, {id(stage): (stage._seed, stage._seed2) for stage in stages(dataset)
+                                  if is_seeded(stage)})
+    return dataset
 
 
 def in_order_of_pass(dataset: Any, seed: int, of_pass: Any) -> Any:
@@ -289,8 +305,9 @@ def _parallel(stage: Any) -> dict[str, Any]:
     return {"num_parallel_calls": int(stage._num_parallel_calls), "deterministic": deterministic}
 
 
-def _batched_again(stage: Any, source: Any) -> Any:
-    return source.batch(int(stage._batch_size), bool(stage._drop_remainder), **_parallel(stage))
+def _batched_again(stage: Any, source: Any, rows: int | None = None) -> Any:
+    rows = int(stage._batch_size) if rows is None else rows
+    return source.batch(rows, bool(stage._drop_remainder), **_parallel(stage))
 
 
 def _mapped_again(stage: Any, source: Any) -> Any:
@@ -313,7 +330,7 @@ AGAIN: dict[str, Callable[..., Any]] = {
         tf.data.experimental.assert_cardinality(int(stage._expected_cardinality))),
     "Batch": _batched_again,
     "Cache": _cached_again,
-    "Concatenate": lambda stage, source, other: source.concatenate(other),
+    "Concatenate": lambda _, source, other: source.concatenate(other),
     "DenseToRagged": lambda stage, source: type(stage)(source, tf.int64),
     "DirectedInterleave": lambda stage, selector, *sources: type(stage)(
         selector, list(sources), stage._stop_on_empty_dataset),
@@ -336,7 +353,7 @@ AGAIN: dict[str, Callable[..., Any]] = {
     "Take": lambda stage, source: source.take(int(stage._count)),
     "TakeWhile": lambda stage, source: source.take_while(traced(stage._predicate)),
     "Unbatch": lambda stage, source: type(stage)(source),
-    "Unique": lambda stage, source: source.unique(),
+    "Unique": lambda _, source: source.unique(),
     "Window": lambda stage, source: source.window(
         int(stage._size), int(stage._shift), int(stage._stride), bool(stage._drop_remainder)),
     "Zip": lambda stage, *sources: tf.data.Dataset.zip(tf.nest.pack_sequence_as(stage._datasets, sources)),
