@@ -34,6 +34,8 @@ SAME_ORDER = "A dataset that all ranks share must be read in the same order on a
 def shuffled_alike(dataset: Any, seed: int, process_set: ProcessSet) -> Any:
     """Return a dataset whose shuffles have the same seeds on all ranks: those of the first rank, or new ones.
 
+    Parallel interleaving in no fixed order is replaced by that in order.
+
     In an elastic job, ranks that join later cannot ask the others. There, the seeds derive from `seed`.
 
     Raises:
@@ -54,6 +56,8 @@ def shuffled_alike(dataset: Any, seed: int, process_set: ProcessSet) -> Any:
     require_equal("All ranks must read the same data in the same order", FIX,
                   [f"{len(found)} shuffles" for found, _ in everyone], process_set.ranks)
     if (0, 0) not in everyone[0][0] and all(found == everyone[0][0] for found, _ in everyone):
+        with contextlib.suppress(UsageError):
+            return reseeded(dataset, {})
         return dataset
     built: list[Any] = []
 
@@ -86,8 +90,11 @@ def seeds_of_pass(dataset: Any, seed: int, of_pass: Any = None) -> dict[int, See
                         number) for number, stage in enumerate(found, 1)}
 
 
+_OF_UNKNOWN_ORDER = "ParallelInterleave"  # does not store whether it was given deterministic=False
+
+
 def reseeded(dataset: Any, seeds: Mapping[int, Seeds]) -> Any:
-    """Return a dataset with other seeds.
+    """Return a dataset with other seeds, whose parallel stages keep the order.
 
     Args:
         seeds: The seeds of stages, by their identity.
@@ -102,8 +109,9 @@ def reseeded(dataset: Any, seeds: Mapping[int, Seeds]) -> Any:
         if id(stage) not in built:
             sources = inputs(stage)
             others = [build(source) for source in sources]
-            is_changed = any(one is not other for one, other in zip(sources, others, strict=True))
-            built[id(stage)] = again(stage, others) if is_changed or id(stage) in seeds else stage
+            is_changed = (id(stage) in seeds or stage_name(stage) == _OF_UNKNOWN_ORDER
+                          or any(one is not other for one, other in zip(sources, others, strict=True)))
+            built[id(stage)] = again(stage, others) if is_changed else stage
         return built[id(stage)]
 
     def again(stage: Any, sources: Sequence[Any]) -> Any:
@@ -300,7 +308,7 @@ def _parallel(stage: Any) -> dict[str, Any]:
     """Return the options of a stage that calls a function or batches in parallel."""
     if not hasattr(stage, "_num_parallel_calls"):
         return {}
-    # ParallelInterleave does not store it, and all ranks need the same order anyway.
+    # One that does not store it gets the order that all ranks need.
     deterministic = {"true": True, "default": None, "false": False}[getattr(stage, "_deterministic", "true")]
     return {"num_parallel_calls": int(stage._num_parallel_calls), "deterministic": deterministic}
 

@@ -84,7 +84,8 @@ def survivors(tmp_path: Path, events: str, np: int = 3, data: str = "arrays", ba
     ("1:stop:7", 2, "loop", ["rank 1 on .* gave no sign of life"]),
     pytest.param("1:kill:40", 2, "batches", ["rank 1 on .* (ended unexpectedly|was killed by SIGKILL)"],
                  marks=pytest.mark.nightly),
-], ids=["killed", "raises", "raises, with a shuffle before the shard", "two, and rank 0", "stopped, in a loop", "killed, with a PyDataset"])
+], ids=["killed", "raises", "raises, shuffled before", "two, and rank 0", "stopped, in a loop",
+        "killed, with a PyDataset"])
 def test_survivors_keep_their_processes_and_count_each_sample_once(events: str, np: int, data: str, lost: list[str],
                                                                    tmp_path: Path) -> None:
     done = survivors(tmp_path, events, np, data, HVKERAS_LIVENESS_TIMEOUT="2", GPUS=str(np))

@@ -83,6 +83,7 @@ def test_evaluation_of_datasets(kind: str, outcome: Outcome) -> None:
     assert sorted(rows) == list(range(COUNT))
 
 
+@pytest.mark.slow
 def test_ranks_train_on_shuffled_batches_like_one_process(outcome: Outcome) -> None:
     for found in outcome.results("trained_on_shuffled_batches"):
         assert found["found"] == pytest.approx(found["truth"], rel=1e-5)
