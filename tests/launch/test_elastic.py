@@ -77,12 +77,15 @@ def survivors(tmp_path: Path, events: str, np: int = 3, data: str = "arrays", ba
                  marks=pytest.mark.slow),
     pytest.param("0:raise:7", 2, "dataset", ["rank 0 on .* failed with ArithmeticError: stumbles"],
                  marks=pytest.mark.slow),
+    pytest.param("0:raise:27", 2, "shuffled", ["rank 0 on .* failed with ArithmeticError: stumbles"],
+                 marks=pytest.mark.slow),
     pytest.param("2:kill:7 0:kill:12", 4, "arrays", ["rank 2 on .* (ended|was)", "rank 0 on .* (ended|was)"],
                  marks=pytest.mark.slow),
     ("1:stop:7", 2, "loop", ["rank 1 on .* gave no sign of life"]),
     pytest.param("1:kill:40", 2, "batches", ["rank 1 on .* (ended unexpectedly|was killed by SIGKILL)"],
                  marks=pytest.mark.nightly),
-], ids=["killed", "raises", "two, and rank 0", "stopped, in a loop", "killed, with a PyDataset"])
+], ids=["killed", "raises", "raises, shuffled before", "two, and rank 0", "stopped, in a loop",
+        "killed, with a PyDataset"])
 def test_survivors_keep_their_processes_and_count_each_sample_once(events: str, np: int, data: str, lost: list[str],
                                                                    tmp_path: Path) -> None:
     done = survivors(tmp_path, events, np, data, HVKERAS_LIVENESS_TIMEOUT="2", GPUS=str(np))
