@@ -130,7 +130,7 @@ def test_keras_and_tensorflow_are_as_before_once_a_job_is_over() -> None:
 
 
 def test_the_page_shows_the_table() -> None:
-    assert patches.as_table() in (ROOT / "docs" / "architecture.md").read_text()
+    assert patches.as_table() in (ROOT / "docs" / "architecture" / "patches.md").read_text()
 
 
 FOUND = """
