@@ -68,7 +68,8 @@ def _session_of_one(launch: Launch, settings: Settings, requested: str | None) -
     entries.backend = engine
     if prints_at(settings, "WARNING"):
         note = f" (requested {wanted}; one process needs no engine)" if wanted not in ("auto", name) else ""
-        say(f"backend {engine.name} ({engine.engine}), 1 rank, launched by {launch.launcher}{note}")
+        launcher = "no launcher" if launch.launcher == "none" else f"launched by {launch.launcher}"
+        say(f"backend {engine.name} ({engine.engine}), 1 rank, {launcher}{note}")
     return Session(engine, entries, topology, launch, settings, requested=requested)
 
 

@@ -92,7 +92,8 @@ def test_what_is_hidden_is_told_once(library: Any) -> None:
     installer = Installer((row("one", "library:Theirs.gone", part="the logs"), row("one", "library:Theirs.optional"),
                            row("one", "library:Gone.fit", part="fit"), row("one", "other:Gone.fit", part="not loaded")))
     installer.install("one", SimpleNamespace())
-    assert installer.newly_hidden() == ["this version of library hides the logs, fit: hvkeras cannot handle that part"]
+    assert installer.newly_hidden() == [
+        "this version of library hides internals that hvkeras needs; not supported: the logs, fit"]
     installer.install("one", SimpleNamespace(again=True))
     assert installer.newly_hidden() == []
 
