@@ -69,8 +69,8 @@ def test_slots_are_waited_for_and_a_script_may_fail_meanwhile(clock: Clock) -> N
     pool = HostPool(failing_times(5), 2, 4, 60, changes=True)
     assert sizes(pool.restart(said.append)) == {"a": 2}
     assert clock.now == 5
-    assert said == ["hvkeras run: waiting for slots, 3 s of 60 s: at least 2 are needed and 0 are available"
-                    " (no answer)"]
+    found = "at least 2 are needed and 0 are available (no answer)"
+    assert said == [f"hvkeras run: waiting for slots, 3 s of 60 s: {found}"]
     with pytest.raises(MachineError, match="no answer"):
         HostPool(failing_times(1), 2, 4, 60, changes=True).hosts(2, silent)
 
