@@ -74,7 +74,7 @@ def test_parts_may_have_different_numbers_of_batches(one, two):
 def test_other_distributions_are_refused(one, two):
     for rank, errors in enumerate(two.results("refusals")):
         model_parallel, subset, three, seven, again, current = errors
-        assert "UnsupportedError: On TensorFlow, models are distributed by keras.distribution.DataParallel alone" in \
+        assert "UnsupportedError: On TensorFlow, only keras.distribution.DataParallel is supported" in \
             model_parallel
         assert "UnsupportedError: On TensorFlow, DataParallel must be over the devices of all ranks" in subset
         for error in (three, seven):
