@@ -316,7 +316,7 @@ def test_too_few_slots_are_waited_for_until_the_deadline(tmp_path: Path) -> None
     code = "print('up'); time.sleep(0.5)\nif rank: open('hosts', 'w').write('localhost:1'); 1 / 0"
     done = run(["-np", "2", "--host-discovery-script", "cat hosts", "--elastic-timeout", "4", *python(code)], tmp_path)
     assert done.returncode == 1
-    found = "there is 1 of at least 2"
+    found = "at least 2 are needed and 1 is available"
     assert re.search(rf"hvkeras run: waiting for slots, \d s of 4 s: {found}\n", done.stderr), done.stderr
     assert f"There must be slots for the ranks, but {found} after 4 s. Received: slots={{'local" in done.stderr
 
