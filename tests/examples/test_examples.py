@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from harness import OLDEST_IN_SOAK, Outcome
@@ -24,6 +25,7 @@ LOOP_PAIRS = (pytest.param("tf_config", "native", marks=pytest.mark.slow),
                   ("hvkeras_run", "horovod"), ("horovodrun_gloo", "tfdist"))))
 GOOD = 0.97
 SAME = 0.01
+OF_EXAMPLE = Path(__file__).parent / "workers" / "of_example.py"
 
 
 def accuracy(outcome: Outcome) -> float:
@@ -67,6 +69,23 @@ def test_custom_loop_gives_the_same_everywhere(
 )
 def test_digits_are_learnt(script: Path, launcher: str, np: int, launch: Callable[..., Outcome]) -> None:
     assert accuracy(launch(launcher, script, np=np)) >= GOOD
+
+
+def weights(outcome: Outcome) -> list[float]:
+    """Return the sums of the trained model's weights, which all ranks have alike."""
+    found = [rank["weights"] for rank in outcome.results("trained")]
+    assert all(each == found[0] for each in found)
+    assert np.isfinite(found[0]).all()
+    sums: list[float] = found[0]
+    return sums
+
+
+@pytest.mark.slow
+def test_ranks_read_one_folder_of_images_that_one_of_them_writes(launch: Callable[..., Outcome]) -> None:
+    outcome = launch("hvkeras_run", OF_EXAMPLE, (str(EXAMPLES / "image_folder.py"),), np=2, backend="native")
+    assert weights(outcome)
+    assert accuracy(outcome) >= 0.95
+    assert "rank 1: 240 of 480, overlap 0, dropped 0" in outcome.stderr(1)
 
 
 @pytest.mark.nightly
