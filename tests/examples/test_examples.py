@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -86,6 +87,21 @@ def test_ranks_read_one_folder_of_images_that_one_of_them_writes(launch: Callabl
     assert weights(outcome)
     assert accuracy(outcome) >= 0.95
     assert "rank 1: 240 of 480, overlap 0, dropped 0" in outcome.stderr(1)
+
+
+@pytest.mark.slow
+def test_rows_of_a_table_are_exchanged_with_the_result_of_whole_tables(launch: Callable[..., Outcome]) -> None:
+    table, others = 8_000 * 32 * 4, 32 * 33 * 4
+    arguments = (str(EXAMPLES / "recommendation.py"), "--items", "8000", "--epochs", "2")
+    rows, whole = (launch("hvkeras_run", OF_EXAMPLE, (*arguments, *more), np=2, backend="native",
+                          env={"HVKERAS_REPORT": "report"}) for more in ((), ("--dense",)))
+    for outcome, largest in ((rows, others), (whole, table + others)):
+        collectives = json.loads((outcome.cwd / "report" / "report.json").read_text())["collectives"]
+        assert max(each["bytes"] or 0 for each in collectives) == largest
+        assert any(each["label"].endswith(".values") for each in collectives) == (outcome is rows)
+    assert weights(rows) == pytest.approx(weights(whole), rel=1e-3)
+    [area] = re.findall(r"test AUC: (\d\.\d{4})$", rows.stdout(0), re.MULTILINE)
+    assert float(area) >= 0.7
 
 
 @pytest.mark.nightly
