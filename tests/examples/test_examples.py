@@ -104,6 +104,25 @@ def test_rows_of_a_table_are_exchanged_with_the_result_of_whole_tables(launch: C
     assert float(area) >= 0.7
 
 
+@pytest.mark.slow
+def test_ranks_have_one_vocabulary_of_all_their_texts(launch: Callable[..., Outcome]) -> None:
+    outcome = launch("hvkeras_run", OF_EXAMPLE, (str(EXAMPLES / "text_classification.py"),), np=2, backend="native")
+    assert weights(outcome)
+    assert accuracy(outcome) >= 0.95  # 0.75 without an understanding of "not"
+    first, second = (rank["vocabulary"] for rank in outcome.results("trained"))
+    assert first == second
+    assert len(first) == len({"", "[UNK]"}) + 25, "all words of the texts"
+
+
+@pytest.mark.slow
+def test_windows_of_a_series_are_shared(launch: Callable[..., Outcome]) -> None:
+    outcome = launch("hvkeras_run", OF_EXAMPLE, (str(EXAMPLES / "time_series.py"),), np=2, backend="native")
+    assert weights(outcome)
+    naive, error = map(float, re.findall(r"^mean error of .*: (\d\.\d\d) degrees$", outcome.stdout(0), re.MULTILINE))
+    assert error < naive / 3
+    assert "rank 1: 1,570 of 3,141, overlap 0, dropped 1" in outcome.stderr(1)
+
+
 @pytest.mark.nightly
 def test_the_loop_of_a_strategy_resumes_from_its_checkpoints(launch: Callable[..., Outcome], tmp_path: Path) -> None:
     options = ("--dataset", "digits", "--checkpoint-dir", str(tmp_path / "saved"), "--epochs")
