@@ -123,6 +123,23 @@ def test_windows_of_a_series_are_shared(launch: Callable[..., Outcome]) -> None:
     assert "rank 1: 1,570 of 3,141, overlap 0, dropped 1" in outcome.stderr(1)
 
 
+@pytest.mark.slow
+def test_a_frozen_base_is_trained_after_its_new_head(launch: Callable[..., Outcome]) -> None:
+    outcome = launch("hvkeras_run", OF_EXAMPLE, (str(EXAMPLES / "fine_tuning.py"),), np=2, backend="native")
+    assert weights(outcome)
+    [head] = re.findall(r"^with a new head: (\d\.\d{4})$", outcome.stdout(0), re.MULTILINE)
+    assert 0.5 < float(head) < accuracy(outcome)
+    assert accuracy(outcome) >= 0.95
+
+
+@pytest.mark.slow
+def test_mixed_precision_learns_with_loss_scaling(launch: Callable[..., Outcome]) -> None:
+    outcome = launch("hvkeras_run", OF_EXAMPLE, (str(EXAMPLES / "mixed_precision.py"),), np=2, backend="native")
+    assert weights(outcome)
+    assert "LossScaleOptimizer, float16 layers" in outcome.stdout(0)
+    assert accuracy(outcome) >= 0.94
+
+
 @pytest.mark.nightly
 def test_the_loop_of_a_strategy_resumes_from_its_checkpoints(launch: Callable[..., Outcome], tmp_path: Path) -> None:
     options = ("--dataset", "digits", "--checkpoint-dir", str(tmp_path / "saved"), "--epochs")
