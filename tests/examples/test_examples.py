@@ -72,6 +72,11 @@ def test_digits_are_learnt(script: Path, launcher: str, np: int, launch: Callabl
     assert accuracy(launch(launcher, script, np=np)) >= GOOD
 
 
+def test_the_list_of_examples_is_complete() -> None:
+    listed = re.findall(r"\[(\S+\.py)\]\(\1\)", (EXAMPLES / "README.md").read_text())
+    assert sorted(listed) == sorted(path.name for path in EXAMPLES.glob("*.py"))
+
+
 def weights(outcome: Outcome) -> list[float]:
     """Return the sums of the trained model's weights, which all ranks have alike."""
     found = [rank["weights"] for rank in outcome.results("trained")]
