@@ -4,7 +4,7 @@ The scheduler restarts the command, and all processes resume from the last backu
 
     hvkeras run -np 2 --reset-limit 3 python examples/resuming.py
     torchrun --nproc-per-node 2 --max-restarts 3 examples/resuming.py
-    sbatch examples/slurm/train.sbatch
+    cd examples && sbatch slurm/train.sbatch
     kubectl apply -f examples/kubernetes/indexed-job.yaml
 """
 

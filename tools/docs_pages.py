@@ -10,7 +10,8 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changes.md"}
+PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changes.md",
+         "examples/README.md": "examples/index.md"}
 SOURCES = {page: source for source, page in PAGES.items()}
 # The overview has no other pages to navigate to; wide tables need the space of the table of contents.
 _HIDDEN = {"index.md": ["navigation"], "settings.md": ["toc"], "reference/index.md": ["toc"]}

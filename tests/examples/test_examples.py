@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from harness import OLDEST_IN_SOAK, Outcome
@@ -24,6 +26,7 @@ LOOP_PAIRS = (pytest.param("tf_config", "native", marks=pytest.mark.slow),
                   ("hvkeras_run", "horovod"), ("horovodrun_gloo", "tfdist"))))
 GOOD = 0.97
 SAME = 0.01
+OF_EXAMPLE = Path(__file__).parent / "workers" / "of_example.py"
 
 
 def accuracy(outcome: Outcome) -> float:
@@ -67,6 +70,79 @@ def test_custom_loop_gives_the_same_everywhere(
 )
 def test_digits_are_learnt(script: Path, launcher: str, np: int, launch: Callable[..., Outcome]) -> None:
     assert accuracy(launch(launcher, script, np=np)) >= GOOD
+
+
+def test_the_list_of_examples_is_complete() -> None:
+    listed = re.findall(r"\[(\S+\.py)\]\(\1\)", (EXAMPLES / "README.md").read_text())
+    assert sorted(listed) == sorted(path.name for path in EXAMPLES.glob("*.py"))
+
+
+def weights(outcome: Outcome) -> list[float]:
+    """Return the sums of the trained model's weights, which all ranks have alike."""
+    found = [rank["weights"] for rank in outcome.results("trained")]
+    assert all(each == found[0] for each in found)
+    assert np.isfinite(found[0]).all()
+    sums: list[float] = found[0]
+    return sums
+
+
+@pytest.mark.slow
+def test_ranks_read_one_folder_of_images_that_one_of_them_writes(launch: Callable[..., Outcome]) -> None:
+    outcome = launch("hvkeras_run", OF_EXAMPLE, (str(EXAMPLES / "image_folder.py"),), np=2, backend="native")
+    assert weights(outcome)
+    assert accuracy(outcome) >= 0.95
+    assert "rank 1: 240 of 480, overlap 0, dropped 0" in outcome.stderr(1)
+
+
+@pytest.mark.slow
+def test_rows_of_a_table_are_exchanged_with_the_result_of_whole_tables(launch: Callable[..., Outcome]) -> None:
+    table, others = 8_000 * 32 * 4, 32 * 33 * 4
+    arguments = (str(EXAMPLES / "recommendation.py"), "--items", "8000", "--epochs", "2")
+    rows, whole = (launch("hvkeras_run", OF_EXAMPLE, (*arguments, *more), np=2, backend="native",
+                          env={"HVKERAS_REPORT": "report"}) for more in ((), ("--dense",)))
+    for outcome, largest in ((rows, others), (whole, table + others)):
+        collectives = json.loads((outcome.cwd / "report" / "report.json").read_text())["collectives"]
+        assert max(each["bytes"] or 0 for each in collectives) == largest
+        assert any(each["label"].endswith(".values") for each in collectives) == (outcome is rows)
+    assert weights(rows) == pytest.approx(weights(whole), rel=1e-3)
+    [area] = re.findall(r"test AUC: (\d\.\d{4})$", rows.stdout(0), re.MULTILINE)
+    assert float(area) >= 0.7
+
+
+@pytest.mark.slow
+def test_ranks_have_one_vocabulary_of_all_their_texts(launch: Callable[..., Outcome]) -> None:
+    outcome = launch("hvkeras_run", OF_EXAMPLE, (str(EXAMPLES / "text_classification.py"),), np=2, backend="native")
+    assert weights(outcome)
+    assert accuracy(outcome) >= 0.95  # 0.75 without an understanding of "not"
+    first, second = (rank["vocabulary"] for rank in outcome.results("trained"))
+    assert first == second
+    assert len(first) == len({"", "[UNK]"}) + 25, "all words of the texts"
+
+
+@pytest.mark.slow
+def test_windows_of_a_series_are_shared(launch: Callable[..., Outcome]) -> None:
+    outcome = launch("hvkeras_run", OF_EXAMPLE, (str(EXAMPLES / "time_series.py"),), np=2, backend="native")
+    assert weights(outcome)
+    naive, error = map(float, re.findall(r"^mean error of .*: (\d\.\d\d) degrees$", outcome.stdout(0), re.MULTILINE))
+    assert error < naive / 3
+    assert "rank 1: 1,570 of 3,141, overlap 0, dropped 1" in outcome.stderr(1)
+
+
+@pytest.mark.slow
+def test_a_frozen_base_is_trained_after_its_new_head(launch: Callable[..., Outcome]) -> None:
+    outcome = launch("hvkeras_run", OF_EXAMPLE, (str(EXAMPLES / "fine_tuning.py"),), np=2, backend="native")
+    assert weights(outcome)
+    [head] = re.findall(r"^with a new head: (\d\.\d{4})$", outcome.stdout(0), re.MULTILINE)
+    assert 0.5 < float(head) < accuracy(outcome)
+    assert accuracy(outcome) >= 0.95
+
+
+@pytest.mark.slow
+def test_mixed_precision_learns_with_loss_scaling(launch: Callable[..., Outcome]) -> None:
+    outcome = launch("hvkeras_run", OF_EXAMPLE, (str(EXAMPLES / "mixed_precision.py"),), np=2, backend="native")
+    assert weights(outcome)
+    assert "LossScaleOptimizer, float16 layers" in outcome.stdout(0)
+    assert accuracy(outcome) >= 0.94
 
 
 @pytest.mark.nightly

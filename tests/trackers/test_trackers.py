@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -22,6 +23,7 @@ pytestmark = list(WITH_TRACKERS)
 
 PAGE = ROOT / "docs" / "trackers.md"
 WORKER = Path(__file__).parent / "workers" / "of_page.py"
+OF_EXAMPLE = ROOT / "tests" / "examples" / "workers" / "of_example.py"
 OFFLINE = {"WANDB_MODE": "offline"}
 RUNS_OF_MLFLOW = """
 import json, mlflow
@@ -111,6 +113,17 @@ def test_keras_tuner_runs_the_same_trials_on_all_ranks(tuner: str, limit: str, r
     assert len(first["trials"]) >= 4
     assert len({str(values) for values, _ in first["trials"].values()}) == len(first["trials"]), "trials that differ"
     assert first == second
+
+
+def test_the_example_of_keras_tuner_has_one_search_and_one_best_model(launch: Run) -> None:
+    arguments = (str(ROOT / "examples" / "tuning.py"), "--trials", "3", "--epochs", "2")
+    outcome = launch("hvkeras_run", OF_EXAMPLE, arguments, np=2, backend="native", cold=True)
+    first, second = outcome.results("trained")
+    assert first == second
+    assert len(list((outcome.cwd / "search" / "digits").glob("trial_*"))) == 3
+    [accuracy] = re.findall(r"^test accuracy: (\d\.\d{4})$", outcome.stdout(0), re.MULTILINE)
+    assert float(accuracy) >= 0.7
+    assert outcome.stdout(1) == ""
 
 
 DIES = """
