@@ -26,6 +26,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED_MEMORY = Path("/dev/shm")
+DEADLINE_SECONDS = 1800.0  # of each command; the longest installs TensorFlow
 GRACE_SECONDS = 10.0  # in which jobs of other programs may end, or show that a segment is theirs
 # Prints the files and folders among the installed packages that belong to none of them.
 UNOWNED = """import importlib.metadata, pathlib, sysconfig
@@ -72,7 +73,8 @@ class Environment:
     def _run(self, command: tuple[str | Path, ...], variables: dict[str, str]) -> str:
         path = f"{self._bin}{os.pathsep}{variables.get('PATH', os.defpath)}"
         done = subprocess.run([self._bin / command[0], *command[1:]], cwd=self.work, text=True, check=False,
-                              env=variables | {"PATH": path}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+                              env=variables | {"PATH": path}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                              timeout=DEADLINE_SECONDS)
         if done.returncode != 0:
             raise SystemExit(f"{done.stdout}\nexit code {done.returncode}: {' '.join(map(str, command))}")
         return done.stdout
