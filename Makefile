@@ -9,6 +9,7 @@
 # make wheel   build the wheel for this machine in dist/; make wheels: those of a release, for every Linux, and the source
 #              distribution; make test-wheels: build and test them
 # make native  build the native engine in the source tree; make sanitize: run its C++ core under the sanitizers
+# make release-check   build all files of a release, check them, and install them on every Python of this machine
 # make test-arm   test the C++ core for 64-bit ARM, under qemu; make test-gpu: tests that need a GPU (skipped without one)
 # make test-trackers   test MLflow, Weights & Biases, TensorBoard, Keras Tuner, Optuna and Orbax, in a separate environment
 # make test-keras   run Keras's own tests in each rank of a two-rank job
@@ -18,8 +19,8 @@
 # PYTHON=... selects the Python, FLAVOUR=cpu|cuda|tensorflow the TensorFlow, COMPILER=zig|system the wheel's compiler.
 
 .PHONY: train test test-all test-rest test-newest test-oldest test-cold test-soak test-elastic \
-  test-hosts test-stress test-times test-pythons test-python test-wheels test-arm test-gpu test-clusters test-trackers test-keras check lint docs \
-  chart picture wheel wheels native sanitize import-cost clean
+  test-hosts test-stress test-times test-pythons test-python test-wheels test-arm test-gpu test-clusters test-trackers \
+  test-keras release-check release-version check lint docs chart picture wheel wheels native sanitize import-cost clean
 .DELETE_ON_ERROR:
 SHELL := bash
 # Otherwise each process of the tests would compile all modules again.
@@ -50,6 +51,16 @@ COMPILER := system
 wheel_here = $$(ls dist/*linux*_$(HERE).whl dist/*-any.whl 2>/dev/null)
 # Reinstall the package, but only missing dependencies. All environments use the same wheel.
 install_hvkeras = $(call pip,$(1)) --force-reinstall --no-deps $(wheel_here) && $(call pip,$(1)) "$(wheel_here)$(2)"
+
+# Runs a command for each supported Python of this machine, with its $$version and the path $$python.
+define on_every_python
+for version in 3.10 3.11 3.12 3.13; do \
+  python=$$(ls $$(command -v python$$version) ~/.pyenv/versions/$$version.*/bin/python 2>/dev/null | while read -r one; do \
+    "$$one" -c 'import ensurepip, venv' 2>/dev/null && echo "$$one" && break; done); \
+  if [ -z "$$python" ]; then echo "Python $$version: not on this machine"; continue; fi; \
+  echo "Python $$version: $$python"; \
+  $(1) || exit 1; done
+endef
 
 train: $(VENV)/.has-hvkeras
 	$(VENV)/bin/hvkeras run -np 2 $(VENV)/bin/python examples/train.py
@@ -99,12 +110,7 @@ test-newest: $(NEWEST) $(VENV)/.has-horovod $(VENV)/.has-browser
 
 # The unit tests and a job on each engine, on every supported Python that this machine has.
 test-pythons:
-	+@for version in 3.10 3.11 3.12 3.13; do \
-	  python=$$(ls $$(command -v python$$version) ~/.pyenv/versions/$$version.*/bin/python 2>/dev/null | while read -r one; do \
-	    "$$one" -c 'import venv' 2>/dev/null && echo "$$one" && break; done); \
-	  if [ -z "$$python" ]; then echo "Python $$version: not on this machine"; continue; fi; \
-	  echo "Python $$version: $$python"; \
-	  $(MAKE) --no-print-directory test-python VENV=.venv-$$version PYTHON=$$python || exit 1; done
+	+@$(call on_every_python,$(MAKE) --no-print-directory test-python VENV=.venv-$$version PYTHON=$$python)
 
 test-python: $(NEWEST) $(VENV)/.has-horovod
 	$(VENV)/$(PYTEST) -m "$(QUICK)" tests/unit tests/parallel/test_same_training.py
@@ -200,8 +206,22 @@ wheels: $(VENV)/.has-zig
 
 test-wheels:
 	+$(MAKE) --no-print-directory wheels
-	+$(MAKE) --no-print-directory $(VENV)/.has-test-tools
+	+$(MAKE) --no-print-directory $(VENV)/.has-test-tools $(VENV)/.has-twine
 	$(VENV)/bin/pytest -q tests/unit/test_wheels.py
+	$(VENV)/bin/twine check --strict dist/*
+
+# What .github/workflows does for a tag, apart from the tests of a change: the version, the site and the files of the
+# release. Each Python of this machine then gets the wheel, and one of them the source distribution, too.
+release-check: release-version docs test-wheels test-arm
+	@$(call on_every_python,"$$python" -I tools/try_release.py dist/*_$(HERE).whl)
+	$(VENV)/bin/python -I tools/try_release.py dist/*.tar.gz
+
+# Prints where the version stands. With TAG=v1.2.3, it must be that of the tag, and have a date in CHANGELOG.md.
+release-version:
+	@version=$$(sed -n 's/^__version__ = "\(.*\)"$$/\1/p' hvkeras/__init__.py); [ "$${TAG:-v$$version}" = "v$$version" ] && \
+	  grep -Hx "version: $$version" CITATION.cff && grep -H "^## $$version, $${TAG:+[0-9]}" CHANGELOG.md || \
+	  { echo "hvkeras/__init__.py, CITATION.cff and CHANGELOG.md must have the version of the tag. Received: __version__=$$version," \
+	    "TAG=$${TAG:-}. HINT: set them, and with a tag the date in CHANGELOG.md: ## $$version, 2030-12-31"; exit 1; }
 
 # The C++ core for 64-bit ARM, compiled here and run under qemu.
 test-arm: $(VENV)/.has-zig
@@ -260,6 +280,11 @@ $(VENV)/.has-build-tools: $(VENV)/.has-python
 # Zig, the compiler for every Linux (80 MB).
 $(VENV)/.has-zig: $(VENV)/.has-build-tools
 	@$(call pip,$(VENV)) "ziglang==0.16.*"
+	@touch $@
+
+# twine checks metadata as PyPI does.
+$(VENV)/.has-twine: | $(VENV)/.has-python
+	@$(call pip,$(VENV)) "twine>=6.1"
 	@touch $@
 
 # Without a compiler, the wheel is pure Python.

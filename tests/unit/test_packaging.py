@@ -130,11 +130,6 @@ def test_dependency_groups_are_the_extras_of_their_names() -> None:
     assert groups == {name: project["project"]["optional-dependencies"][name] for name in groups}
 
 
-def test_the_citation_names_the_version() -> None:
-    [version] = re.findall(r"(?m)^version: (.+)$", (ROOT / "CITATION.cff").read_text())
-    assert f'__version__ = "{version}"' in (ROOT / "hvkeras" / "__init__.py").read_text()
-
-
 @pytest.mark.slow
 def test_a_wheel_that_must_have_the_library_is_not_built_without_it(checkout: Path, tmp_path: Path) -> None:
     _link_build_tools(tmp_path)
