@@ -295,7 +295,7 @@ def test_all_that_is_missing_is_named_in_one_message() -> None:
                        if name not in ("SLURM_LOCALID", "SLURM_STEP_NUM_NODES")})
 
 
-# The rows of the table in docs/launchers.md.
+# The rows of the table in docs/launch-variables.md.
 SEVERAL = {
     "`horovodrun` in a shell with a TF_CONFIG": (HOROVODRUN_GLOO | tf_config(TWO_WORKERS), "horovodrun (Gloo)", 2),
     "`mpirun` in a shell with a TF_CONFIG": (OPEN_MPI | tf_config(TWO_WORKERS), "mpirun (Open MPI)", 2),
