@@ -338,7 +338,7 @@ def test_a_jupyter_kernel_is_what_its_shell_is() -> None:
 
 
 def test_the_documentation_lists_these_situations() -> None:
-    text = (Path(__file__).parents[3] / "docs" / "launchers.md").read_text()
+    text = (Path(__file__).parents[3] / "docs" / "launch-variables.md").read_text()
     rows = re.findall(r"^\| (.+?) \| (.+?) \| (one|all) \|", text, re.MULTILINE)
     assert {(situation, launcher, count) for situation, launcher, count in rows} == {
         (situation, "none" if launcher == "none" else launcher, "one" if size == 1 else "all")
