@@ -9,6 +9,7 @@ the backend, and its value is a subclass of `Backend`.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import importlib
 from importlib import metadata
 
@@ -53,8 +54,27 @@ def backend_class(name: str) -> type[Backend]:
     for point in metadata.entry_points(group=ENTRY_POINTS):
         if point.name == name:
             return _plugged(point)
-    raise UsageError(explain("The backend must be one of auto, " + ", ".join(backend_names()),
-                             "pass one of these names to init(), --backend or HVKERAS_BACKEND", backend=name))
+    raise _unknown_backend(name)
+
+
+def require_backend_name(name: str) -> None:
+    """Check that there is a backend of this name, without importing it.
+
+    Args:
+        name: `auto`, or a name as for `backend_class`.
+
+    Raises:
+        UsageError: There is none.
+    """
+    if name not in ("auto", *backend_names()):
+        raise _unknown_backend(name)
+
+
+def _unknown_backend(name: str) -> UsageError:
+    known = ["auto", *backend_names()]
+    near = difflib.get_close_matches(name, known, n=1)
+    return UsageError(explain("The backend must be one of " + ", ".join(known), f"did you mean {near[0]}" if near else
+                              "pass one of these names to init(), --backend or HVKERAS_BACKEND", backend=name))
 
 
 def _plugged(point: metadata.EntryPoint) -> type[Backend]:

@@ -26,7 +26,7 @@ import wrapt
 if find_spec("hvkeras.backends") is None:  # in the source tree, it is a folder next to this one
     __path__.append(str(Path(__file__).parents[1]))
 
-from hvkeras.errors import UsageError, require_tensorflow
+from hvkeras.errors import UsageError, print_errors_briefly, require_linux, require_tensorflow
 from hvkeras.host.console import quiet_engines
 from hvkeras.settings import log_level
 
@@ -40,6 +40,8 @@ def _quiet_before_tensorflow() -> None:
             quiet_engines(log_level())
 
 
+print_errors_briefly()
+require_linux()
 _quiet_before_tensorflow()
 # Its repairs under strategies, of the group STRATEGIES in `hvkeras.compat.patches`, run once Keras 3 is imported.
 wrapt.register_post_import_hook("hvkeras.compat.patches:repair", "keras.src.backend.tensorflow.trainer")

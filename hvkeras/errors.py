@@ -1,9 +1,26 @@
-"""Exceptions of hvkeras: usage errors, machine problems, and failures of peers."""
+"""Exceptions of hvkeras (usage errors, machine problems, failures of peers), and how uncaught ones are printed."""
 
 from __future__ import annotations
 
+import os
+import re
+import sys
+import traceback
 from importlib.util import find_spec
+from types import FrameType, TracebackType
+from typing import Any
 
+# `hvkeras.settings` has a row for it; it is read here, as errors must print even if another setting is invalid.
+FULL_TRACEBACK = "HVKERAS_FULL_TRACEBACK"
+# Top-level modules whose frames are no frames of the user: in all tracebacks, and in those of hvkeras's own errors.
+_OURS = frozenset({"hvkeras", "wrapt", "lazy_loader", "runpy"})
+_LIBRARIES = frozenset({"keras", "tf_keras", "tensorflow", "horovod", "keras_tuner", "concurrent", "asyncio"})
+# Parts of the names of files whose frames are no frames of the user, in the same order.
+_OUR_FILES = (".hvkeras-run-",)
+_GENERATED_FILES = ("__autograph_generated_file", "<frozen ")
+_HINT = " HINT: "
+_GRAPH_ERROR = "Graph execution error:"  # followed by the node's origin, and then the reason
+_OWN_NODE = "{{node Hvkeras"  # in TensorFlow's errors, of an operation of hvkeras
 INSTALL_TENSORFLOW = ("pip install 'tensorflow>=2.16,<2.22', or tensorflow-cpu, or tensorflow[and-cuda] for NVIDIA's"
                       " GPUs")
 
@@ -47,6 +64,10 @@ class HvkerasError(RuntimeError):
     ag_pass_through = True
     # Whether a job that failed with this error may succeed after a restart.
     may_pass = True
+
+    def _render_traceback_(self) -> list[str]:
+        """Return the lines that IPython prints for this exception, in a notebook for example."""
+        return format_error(self).splitlines()
 
 
 class UsageError(HvkerasError, ValueError):
@@ -100,6 +121,132 @@ def explain(must_hold: str, hint: str = "", **received: object) -> str:
     if hint:
         parts.append(f"HINT: {hint}.")
     return " ".join(parts)
+
+
+def format_error(error: BaseException, trace: TracebackType | None = None) -> str:
+    """Format an exception with its traceback, as Python does, but without frames that are not the user's.
+
+    Omitted are the frames of hvkeras and, in tracebacks of its own errors, those of Keras and TensorFlow, and the
+    exceptions that the error was raised from. The hint is on a line of its own, the last one. If an exception that is
+    not of hvkeras was raised by hvkeras itself, all frames are kept, as for `HVKERAS_FULL_TRACEBACK=1`.
+
+    Args:
+        error: The exception.
+        trace: Its traceback; by default, `error.__traceback__`.
+
+    Returns:
+        The lines, each with its end.
+    """
+    trace = trace or error.__traceback__
+    if shows_all_frames() or _is_ours_alone(error, trace):
+        return "".join(traceback.format_exception(type(error), error, trace))
+    formatted = traceback.TracebackException(type(error), error, _of_user(error, trace))
+    if _is_own(error):
+        formatted.__cause__ = formatted.__context__ = None
+    else:
+        _omit_frames(formatted, error)
+    lines = list(formatted.format())
+    if not isinstance(error, HvkerasError) and _is_own(error):
+        lines = [*lines[: 1 + len(formatted.stack)], f"{summary(error)}\n"]
+    if not formatted.stack and lines[0].startswith("Traceback"):
+        del lines[0]  # the heading of a traceback without frames
+    return with_hint_last("".join(lines))
+
+
+def summary(error: BaseException) -> str:
+    """Return an exception as one line; for TensorFlow's errors in graphs, the line with the reason."""
+    text = "".join(traceback.format_exception_only(type(error), error)).strip()
+    first = text.splitlines()[0]
+    reason = re.search(r"^(\S.*)\n\s*\[\[\{\{node", text, re.MULTILINE)
+    return f"{first.removesuffix(_GRAPH_ERROR)}{reason[1]}" if reason and first.endswith(_GRAPH_ERROR) else first
+
+
+def with_callers(error: BaseException) -> TracebackType | None:
+    """Return the traceback of an exception that is being handled, from the program's first frame on."""
+    trace = error.__traceback__
+    frame = trace.tb_frame.f_back if trace is not None else None
+    while frame is not None:
+        trace, frame = TracebackType(trace, frame, frame.f_lasti, frame.f_lineno), frame.f_back
+    return trace
+
+
+def with_hint_last(text: str) -> str:
+    """Put the last hint of a text on a line of its own."""
+    before, hint, after = text.rpartition(_HINT)
+    return f"{before}\n{hint.lstrip()}{after}" if hint else text
+
+
+def shows_all_frames() -> bool:
+    """Return whether tracebacks contain all frames: `HVKERAS_FULL_TRACEBACK=1`."""
+    return os.environ.get(FULL_TRACEBACK, "").strip().lower() in ("1", "true", "yes", "on")
+
+
+def print_errors_briefly() -> None:
+    """Print uncaught exceptions of this process by `format_error`, unless the program has a hook of its own."""
+    if sys.excepthook is sys.__excepthook__:
+        sys.excepthook = print_error
+
+
+def print_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print an uncaught exception, as `sys.excepthook`."""
+    if not _is_own(error) and trace is _of_user(error, trace):
+        sys.__excepthook__(kind, error, trace)
+        return
+    sys.stderr.write(format_error(error, trace))
+    sys.stderr.flush()
+
+
+def _omit_frames(formatted: traceback.TracebackException, error: BaseException) -> None:
+    """Omit frames from the exceptions that an exception was raised from, or while they were handled."""
+    for inner, cause in ((formatted.__cause__, error.__cause__), (formatted.__context__, error.__context__)):
+        if inner is not None and cause is not None:
+            inner.stack = traceback.TracebackException(type(cause), cause, _of_user(cause, cause.__traceback__)).stack
+            _omit_frames(inner, cause)
+
+
+def _of_user(error: BaseException, trace: TracebackType | None) -> TracebackType | None:
+    """Return a traceback without the frames that are not the user's; the same object if there are none of them."""
+    if trace is None:
+        return None
+    rest = _of_user(error, trace.tb_next)
+    omitted, files = (_OURS | _LIBRARIES, _OUR_FILES + _GENERATED_FILES) if _is_own(error) else (_OURS, _OUR_FILES)
+    file = trace.tb_frame.f_code.co_filename
+    if _module_of(trace.tb_frame) in omitted or any(part in file for part in files):
+        return rest
+    if rest is trace.tb_next:
+        return trace
+    return TracebackType(rest, trace.tb_frame, trace.tb_lasti, trace.tb_lineno)
+
+
+def _is_own(error: BaseException) -> bool:
+    """Return whether hvkeras has found the error, be it in an operation, so that TensorFlow raises it."""
+    return isinstance(error, HvkerasError) or _OWN_NODE in str(error)
+
+
+def _is_ours_alone(error: BaseException, trace: TracebackType | None) -> bool:
+    """Return whether an exception of another kind was raised by hvkeras itself, which then has an error."""
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and not _is_own(error) and _module_of(trace.tb_frame) == "hvkeras"
+
+
+def _module_of(frame: FrameType) -> str:
+    """Return the top-level module of a frame; for one that runs as `__main__`, by the name that it was found by."""
+    name: Any = frame.f_globals.get("__name__", "")
+    if name == "__main__":
+        name = getattr(frame.f_globals.get("__spec__"), "name", name)
+    return str(name).partition(".")[0]
+
+
+def require_linux() -> None:
+    """Check that this is Linux, whose interfaces hvkeras uses throughout.
+
+    Raises:
+        MachineError: It is another system.
+    """
+    if sys.platform != "linux":
+        raise MachineError(explain("hvkeras runs on Linux", "use WSL 2 on Windows, and a Linux container or virtual"
+                                   " machine on macOS", platform=sys.platform))
 
 
 def require_tensorflow() -> None:

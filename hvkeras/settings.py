@@ -233,6 +233,8 @@ TABLE: tuple[Setting, ...] = (
     Setting("exit_grace", _seconds, 3.0, "Seconds that a surviving rank has to unwind after another rank failed."),
     Setting("log_level", _log_level, "WARNING", "What hvkeras, TensorFlow and Horovod print: TRACE, DEBUG, INFO,"
             " WARNING, ERROR or FATAL.", horovod="HOROVOD_LOG_LEVEL"),
+    Setting("full_traceback", _switch, False, "Whether tracebacks show all frames, also those of hvkeras, Keras and"
+            " TensorFlow."),
     Setting("threads", _switch, True, "Whether TensorFlow's threads default to the rank's fair share of the cores."),
     Setting("gpu_placement", _switch, True, "Whether init() assigns each rank the GPU of its local rank, with memory"
             " growth, unless the script has chosen GPUs before."),
@@ -335,6 +337,11 @@ IGNORED = {
     "HOROVOD_GLOO_TIMEOUT_SECONDS": "HVKERAS_START_TIMEOUT sets how long ranks wait for each other",
     "HOROVOD_LOG_HIDE_TIME": "log lines carry no time",
 }
+# Variables that Horovod's launchers set, or that others of its parts read.
+OF_LAUNCHERS = ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_RANK",
+                "HOROVOD_CROSS_SIZE", "HOROVOD_HOSTNAME", "HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS",
+                "HOROVOD_GPU_OPERATIONS", "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT",
+                "HOROVOD_GLOO_IFACE", "HOROVOD_ELASTIC", "HOROVOD_STALL_CHECK_DISABLE", "HOROVOD_DYNAMIC_PROCESS_SETS")
 
 
 def ignored_variables(environ: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -348,6 +355,22 @@ def ignored_variables(environ: Mapping[str, str] | None = None) -> dict[str, str
     """
     environ = os.environ if environ is None else environ
     return {name: why for name, why in IGNORED.items() if environ.get(name)}
+
+
+def misspelt_variables(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return variables that are set, and that Horovod does not have, but one with almost the same name.
+
+    Args:
+        environ: The environment to read; that of this process by default.
+
+    Returns:
+        The name that was probably meant, by variable.
+    """
+    known = {*IGNORED, *OF_LAUNCHERS, *(row.horovod for row in TABLE if row.horovod)}
+    found = {name: difflib.get_close_matches(name, known, n=1, cutoff=0.9)
+             for name in (os.environ if environ is None else environ)
+             if name.startswith("HOROVOD_") and name not in known}
+    return {name: near[0] for name, near in found.items() if near}
 
 
 class Settings:
@@ -399,6 +422,11 @@ class Settings:
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError("settings are read-only; set the environment variable before init()")
+
+
+def keras_backend() -> str:
+    """Return Keras's variable for its backend, in lower case; "" if it is not set."""
+    return os.environ.get("KERAS_BACKEND", "").strip().lower()
 
 
 def log_level() -> str:

@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from hvkeras.backends import backend_class, backend_for_strategies
+from hvkeras.backends import backend_for_strategies
 from hvkeras.backends.capabilities import HostsStrategies
 from hvkeras.backends.interface import Backend
 from hvkeras.control.launch_environments import Launch, detect_launch
@@ -82,8 +82,6 @@ def join(backend: str | None = None, process_sets: str | Sequence[ProcessSet | S
         add_process_sets(process_sets)
         return
     settings = _prepare()
-    if (requested := backend or settings.backend) != "auto":
-        backend_class(requested)
     launch = launch or _current_launch(settings, comm)
     if launch.rendezvous.kind == "standby":
         from hvkeras.elastic.worker_membership import join_running_job  # noqa: PLC0415 - imports TensorFlow

@@ -53,11 +53,13 @@ class BroadcastGlobalVariablesCallback(KerasCallback):
 
     def on_train_begin(self, logs: Logs | None = None) -> None:  # noqa: ARG002 - Keras's signature
         """Broadcast if the model has its weights on every rank."""
-        size = current_session().topology.size
+        session = current_session()
+        size = session.topology.size
         require_root(self.root_rank, range(size))
         self.broadcast_done = False
         optimizer = getattr(self.model, "optimizer", None)
-        if size > 1 and optimizer is not None and compat.steps_by_itself(self.model) and (
+        is_checked = session.settings.guard  # fit then raises DivergenceError after its first step
+        if not is_checked and size > 1 and optimizer is not None and compat.steps_by_itself(self.model) and (
             distributed_part(optimizer) is None and not graphs.spans_workers(graphs.reducing_strategy(self.model))
         ):
             warnings.warn("the model's optimizer is not distributed: each rank trains on its own gradients."

@@ -1,4 +1,4 @@
-"""Error handling of the commands: errors of hvkeras are printed in one line, without a traceback."""
+"""Error handling of the commands: errors of hvkeras are printed without a traceback, with the hint last."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import select
 import sys
 from collections.abc import Callable
 
-from hvkeras.errors import HvkerasError, UsageError
+from hvkeras.errors import HvkerasError, UsageError, with_hint_last
 from hvkeras.launcher.limits import RESOURCE_ERRORS, out_of_resources, require_current_folder
 
 _SIGPIPE = 141  # exit code of a command that SIGPIPE terminates, as in shells
@@ -41,7 +41,7 @@ def _pipe_is_broken() -> bool:
 
 
 def guarded(prog: str, action: Callable[[], int]) -> int:
-    """Run a command, and convert errors of hvkeras to one line on standard error and an exit code.
+    """Run a command, and convert errors of hvkeras to a message on standard error and an exit code.
 
     Args:
         prog: Name of the command in errors.
@@ -54,15 +54,15 @@ def guarded(prog: str, action: Callable[[], int]) -> int:
         require_current_folder()
         return action()
     except UsageError as error:
-        print(f"{prog}: {error}", file=sys.stderr)
+        print(with_hint_last(f"{prog}: {error}"), file=sys.stderr)
         return 2
     except HvkerasError as error:
-        print(f"{prog}: {error}", file=sys.stderr)
+        print(with_hint_last(f"{prog}: {error}"), file=sys.stderr)
         return 1
     except OSError as error:
         if error.errno not in RESOURCE_ERRORS:
             raise
-        print(f"{prog}: {out_of_resources(error)}", file=sys.stderr)
+        print(with_hint_last(f"{prog}: {out_of_resources(error)}"), file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import sys
 from collections.abc import Sequence
 from pkgutil import resolve_name
@@ -69,7 +70,9 @@ def _command(given: Sequence[str]) -> int:
     elif command in _COMMANDS:
         return guarded(f"hvkeras {command}", lambda: int(resolve_name(_COMMANDS[command])(given[1:])))
     else:
-        print(f"{USAGE}\n\nhvkeras: there is no command {command!r}", file=sys.stderr)
+        near = difflib.get_close_matches(command, ["run", "exec", *_COMMANDS], n=1)
+        hint = f"HINT: did you mean {near[0]}" if near else "HINT: hvkeras --help lists the commands"
+        print(f"hvkeras: there is no command {command!r}\n{hint}", file=sys.stderr)
         return 2
     return 0
 

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import functools
+import itertools
 import os
+import re
+import shlex
 import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from hvkeras.backends import require_backend_name
 from hvkeras.cli.errors import guarded
 from hvkeras.control.launch_environments import Launch
-from hvkeras.errors import UsageError, explain
+from hvkeras.errors import UnsupportedError, UsageError, explain
 from hvkeras.global_batch import rank_process
 from hvkeras.horovod import as_horovod
 from hvkeras.host.console import prints_at
@@ -32,6 +37,8 @@ from hvkeras.launcher.restarts import run as run_job
 from hvkeras.launcher.run_arguments import ELASTIC_RESETS, ELASTIC_TIMEOUT, parse
 from hvkeras.settings import Settings
 
+# A top-level module that a line of Python imports.
+_IMPORT = re.compile(r"^[ \t]*(?:import|from)[ \t]+(\w+)", re.MULTILINE)
 # The folder of commits, and whether `hvkeras run` removes them.
 _FOLDER, _REMOVES = "HVKERAS_ELASTIC_DIR", "HVKERAS_RUN_COMMITS"
 
@@ -155,9 +162,16 @@ def pool_of(flags: argparse.Namespace, hosts: str | None,
 def _run_with(flags: argparse.Namespace, hosts: Sequence[HostRanks], environment: Mapping[str, str],
               pool: HostPool | None, reporting: ReportingHosts | None = None) -> int:
     settings = Settings(environment)
+    if all(host.local for host in hosts):  # else they may be installed there alone
+        require_backend_name(settings.backend)
+    if (chosen := environment.get("KERAS_BACKEND", "").strip().lower()) not in ("", "tensorflow"):
+        raise UnsupportedError(explain("Keras must run on TensorFlow", "set KERAS_BACKEND=tensorflow",
+                                       keras_backend=chosen))
     if flags.trace_file and settings.trace_steps is None:
         raise UsageError(explain("--trace-file needs --trace-steps", "--trace-steps 100:120",
                                  trace_file=flags.trace_file))
+    if all(host.local for host in hosts):
+        _require_script(flags.command, refuses_horovod=not (flags.as_horovod or flags.data_parallel))
     folder = Path(flags.output_filename).absolute() if flags.output_filename else None
     live = sys.stdout.isatty()
     command, prepare = flags.command, None
@@ -190,7 +204,7 @@ def _run_with(flags: argparse.Namespace, hosts: Sequence[HostRanks], environment
         try:
             return Printer(size, sys.stdout.buffer, sys.stderr.buffer, live, flags.prefix_output_with_timestamp,
                            quiet=not prints_at(settings, "INFO"), folder=folder, append=append,
-                           as_one=flags.data_parallel)
+                           as_one=flags.data_parallel, reports_failures=not prints_at(settings, "DEBUG"))
         except OSError as error:
             raise UsageError(explain(f"The folder for the ranks' output must be writable ({error.strerror})",
                                      "choose another one", output_filename=flags.output_filename)) from None
@@ -200,6 +214,31 @@ def _run_with(flags: argparse.Namespace, hosts: Sequence[HostRanks], environment
     finally:
         if flags.data_parallel:
             remove_abandoned()
+
+
+def _require_script(command: Sequence[str], refuses_horovod: bool) -> None:
+    """Check the Python script that a command runs.
+
+    Args:
+        refuses_horovod: Whether it must not import Horovod alone, which does not find its ranks under `hvkeras run`.
+
+    Raises:
+        UsageError: There is no such file, or it is a script of Horovod.
+    """
+    words = itertools.takewhile(lambda word: word.endswith(".py") or word in ("-u", "-O", "-B"), command[1:])
+    script = next((Path(word) for word in words if word.endswith(".py")), None)
+    if script is None or not Path(command[0]).name.startswith("python"):
+        return
+    if not script.exists():
+        others = [path.name for path in script.parent.glob("*.py")] if script.parent.is_dir() else []
+        near = difflib.get_close_matches(script.name, others, n=1)
+        raise UsageError(explain("The script must exist", f"did you mean {near[0]}" if near else
+                                 "check its name and the current folder", script=str(script), folder=os.getcwd()))
+    imported = set(_IMPORT.findall(script.read_text(errors="replace"))) if script.is_file() else set()
+    if refuses_horovod and "horovod" in imported and "hvkeras" not in imported:
+        raise UsageError(explain("Horovod does not work under hvkeras run, which can run its scripts with hvkeras in"
+                                 " its place", "add --as-horovod: hvkeras run --as-horovod ... python "
+                                 f"{shlex.quote(str(script))}", script=str(script), imports="horovod"))
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ from hvkeras.compat.families import (
     is_keras_3,
     is_of_keras,
     loaded_families,
+    require_no_horovod,
     subclass_like,
 )
 from hvkeras.compat.fit_data import batches_base, count_batches, loading_options, overrides
@@ -182,6 +183,7 @@ __all__ = [
     "reduces_elsewhere",
     "renew_traces",
     "repair_optimizer",
+    "require_no_horovod",
     "retrace",
     "run_in_session",
     "seed_variables",

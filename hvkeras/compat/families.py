@@ -9,6 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from hvkeras.errors import UsageError, explain
+
 KERAS, TF_KERAS, TF_KERAS_LEGACY = "keras", "tf_keras", "tf_keras.legacy"
 
 
@@ -32,6 +34,21 @@ def loaded_families() -> list[str]:
     """Return the Keras packages of this process: the one behind `tf.keras`, and any other that is imported."""
     default_keras()
     return [name for name in (KERAS, TF_KERAS) if hasattr(sys.modules.get(name), "Model")]
+
+
+def require_no_horovod(instance: Any) -> None:
+    """Check that an optimizer or a callback is not one of Horovod's own, whose engine has not been started.
+
+    Raises:
+        UsageError: It is.
+    """
+    if any(base.__module__.partition(".")[0] == "horovod" for base in type(instance).__mro__):
+        name = type(instance).__name__
+        made = (f"horovod's {name}" if hasattr(instance, "on_train_begin") else
+                f"{name} that Horovod's DistributedOptimizer made")
+        raise UsageError(explain("Optimizers and callbacks must be those of hvkeras where hvkeras.init() has joined the"
+                                 " job", "import hvkeras as hvd in place of horovod.tensorflow.keras, throughout the"
+                                 " script", found=made))
 
 
 def is_of_keras(cls: type) -> bool:

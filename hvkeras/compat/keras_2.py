@@ -1,6 +1,6 @@
 """Keras 2 features on Keras 3, for unmodified scripts that use what Keras 3 has dropped.
 
-`FEATURES` lists them. `tf.keras.backend.set_value` also accepts variables of Keras 3, and the classes in
+`tf.keras.backend.set_value` also accepts variables of Keras 3, and the classes in
 `tf.keras.optimizers.legacy` are those of Keras 3. Parameters that select an implementation (`fused=`,
 `experimental_run_tf_function=`, `jit_compile=` of an optimizer) have no effect. With tf_keras, `tf.keras.__version__`
 is added, which its `tf.keras` lacks.
@@ -23,19 +23,16 @@ import tensorflow as tf
 from hvkeras.compat.optimizers import gradients_of
 from hvkeras.compat.variables import as_tf_variable
 
-FEATURES = ("variable.ref()", "optimizer.variables()", "optimizer.weights", "optimizer.minimize()", "optimizer.lr",
-            "lr=", "compile(experimental_run_tf_function=...)", "fit(workers=...)", "fit_generator()",
-            "BatchNormalization(fused=...)", "optimizers.legacy", "backend.set_value")
 _QUEUE_OPTIONS = ("workers", "use_multiprocessing", "max_queue_size")
 
-Used = Callable[[], None]  # called on each use of one of these features
+Used = Callable[[str], None]  # called with the name of a feature, on each use
 
 
 def of_variables(original: Any, used: Used, _: str) -> Any:
     """Return `variable.ref`."""
 
     def ref(self: Any) -> Any:
-        used()
+        used("variable.ref()")
         return type(as_tf_variable(self).ref())(self)
 
     return ref if original is None else original
@@ -46,19 +43,19 @@ def of_optimizers(original: Any, used: Used, name: str) -> Any:
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         if "lr" in kwargs:
-            used()
+            used("lr=")
             args, kwargs["learning_rate"] = args[1:], kwargs.pop("lr")
         if "jit_compile" in kwargs:
-            used()
+            used("jit_compile= of an optimizer")
             del kwargs["jit_compile"]
         original(self, *args, **kwargs)
 
     def rate(self: Any) -> Any:
-        used()
+        used("optimizer.lr")
         return self.learning_rate
 
     def set_rate(self: Any, value: Any) -> None:
-        used()
+        used("optimizer.lr")
         self.learning_rate = value
 
     if name == "__init__":
@@ -68,24 +65,24 @@ def of_optimizers(original: Any, used: Used, name: str) -> Any:
 
 def _method_of_optimizers(used: Used, name: str) -> Any:
     def create_all_weights(self: Any, variables: Any) -> None:
-        used()
+        used("optimizer._create_all_weights()")
         if not self.built:
             self.build(list(variables))
 
     def compute_gradients(self: Any, loss: Any, var_list: Any,  # noqa: ARG001 - a method
                           tape: Any = None) -> list[tuple[Any, Any]]:
-        used()
+        used("optimizer.compute_gradients()")
         return gradients_of(loss, var_list, tape)
 
     def minimize(self: Any, loss: Any, var_list: Any, tape: Any = None) -> Any:
-        used()
+        used("optimizer.minimize()")
         tape = tf.GradientTape() if tape is None else tape
         with tape:
             scaled = self.scale_loss(loss() if callable(loss) else loss)  # undone by `apply_gradients`
         return self.apply_gradients(self.compute_gradients(scaled, var_list, tape=tape))
 
     def weights(self: Any) -> list[Any]:
-        used()
+        used("optimizer.weights")
         return list(self.variables)
 
     def get_weights(self: Any) -> list[Any]:
@@ -106,7 +103,7 @@ def callable_variables(original: Any, used: Used, _: str) -> Any:
         """Callable list of an optimizer's variables."""
 
         def __call__(self) -> list[Any]:
-            used()
+            used("optimizer.variables()")
             return list(self)
 
         def __reduce_ex__(self, protocol: Any) -> Any:
@@ -122,7 +119,7 @@ def of_compile(original: Any, used: Used, _: str) -> Any:
     @functools.wraps(original)
     def compiled(self: Any, *args: Any, **kwargs: Any) -> Any:
         if "experimental_run_tf_function" in kwargs:  # selected a TensorFlow 2.0 mode that no longer exists
-            used()
+            used("compile(experimental_run_tf_function=...)")
             del kwargs["experimental_run_tf_function"]
         return original(self, *args, **kwargs)
 
@@ -135,7 +132,7 @@ def of_fit(original: Any, used: Used, _: str) -> Any:
     @functools.wraps(original)
     def call(self: Any, x: Any = None, *args: Any, **kwargs: Any) -> Any:
         for name in kwargs.keys() & set(_QUEUE_OPTIONS):
-            used()
+            used(f"fit({name}=...)")
             value = kwargs.pop(name)
             if hasattr(type(x), name):  # a PyDataset, which prefetches batches in threads or processes
                 setattr(x, name, value)
@@ -150,19 +147,19 @@ def of_generators(_: Any, used: Used, name: str) -> Any:
     def fit_generator(self: Any, generator: Any, steps_per_epoch: int | None = None, epochs: int = 1,
                       verbose: Any = 1, callbacks: Any = None, validation_data: Any = None,
                       validation_steps: int | None = None, **options: Any) -> Any:
-        used()
+        used("fit_generator()")
         return self.fit(generator, steps_per_epoch=steps_per_epoch, epochs=epochs, verbose=verbose,
                         callbacks=callbacks, validation_data=validation_data, validation_steps=validation_steps,
                         **options)
 
     def evaluate_generator(self: Any, generator: Any, steps: int | None = None, callbacks: Any = None,
                            verbose: Any = 0, **options: Any) -> Any:
-        used()
+        used("evaluate_generator()")
         return self.evaluate(generator, steps=steps, callbacks=callbacks, verbose=verbose, **options)
 
     def predict_generator(self: Any, generator: Any, steps: int | None = None, callbacks: Any = None,
                           verbose: Any = 0, **options: Any) -> Any:
-        used()
+        used("predict_generator()")
         return self.predict(generator, steps=steps, callbacks=callbacks, verbose=verbose, **options)
 
     return {each.__name__: each for each in (fit_generator, evaluate_generator, predict_generator)}[name]
@@ -176,7 +173,7 @@ def of_batch_normalization(original: Any, used: Used, _: str) -> Any:
         unused = [name for name in ("fused", "virtual_batch_size", "adjustment") if name in kwargs
                   and (name == "fused" or kwargs[name] is None)]  # other values would change results
         for name in unused:
-            used()
+            used(f"BatchNormalization({name}=...)")
             del kwargs[name]
         original(self, *args, **kwargs)
 
@@ -192,7 +189,7 @@ def of_legacy_optimizers(_: Any, used: Used, name: str) -> Any:
         """Keras 3 optimizer under the name of a legacy optimizer of Keras 2."""
 
         def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-            used()
+            used("optimizers.legacy")
             return found(*args, **kwargs)
 
     Legacy.__name__ = Legacy.__qualname__ = name
@@ -209,7 +206,7 @@ def of_backend(_: Any, used: Used, name: str) -> Any:
 
     def set_value(x: Any, value: Any) -> None:
         if isinstance(x.dtype, str):
-            used()
+            used("backend.set_value()")
         x.assign(np.asarray(value, dtype=getattr(x.dtype, "name", x.dtype)))
 
     def batch_set_value(tuples: Any) -> None:

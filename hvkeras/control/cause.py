@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import re
 from typing import Any
 
 ENDED = "ended unexpectedly (killed, crashed, or out of memory)"  # the connection ended unexpectedly
@@ -72,12 +73,19 @@ class Cause:
     traceback: str = ""
     exit_code: int = 1
 
-    def sentence(self) -> str:
-        """Return the cause in one line, with rank and host: `rank 1 on node2 (pid 7) failed with ValueError: x`."""
-        if self.rank is None:
-            return self.error
-        who = f"rank {self.rank} on {self.host}" + (f" (pid {self.pid})" if self.pid else "")
-        return f"{who} {self.error}"
+    @property
+    def who(self) -> str:
+        """The failed rank: `rank 1 on node2 (pid 7)`; "" when no single rank is at fault."""
+        return "" if self.rank is None else f"rank {self.rank} on {self.host}" + f" (pid {self.pid})" * bool(self.pid)
+
+    def sentence(self, brief: bool = False) -> str:
+        """Return the cause in one line, with rank and host: `rank 1 on node2 (pid 7) failed with ValueError: x`.
+
+        Args:
+            brief: Omit what was received, and the hint.
+        """
+        error = re.split(r" Received: | HINT: ", self.error)[0].removesuffix(".") if brief else self.error
+        return f"{self.who} {error}".lstrip()
 
     def to_message(self) -> dict[str, Any]:
         """Return the cause as plain data, with long texts truncated."""

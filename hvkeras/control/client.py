@@ -54,7 +54,8 @@ from hvkeras.control.messages import (
 from hvkeras.control.process_exit import ExitWatch
 from hvkeras.control.relayed_ranks import as_runs, from_runs
 from hvkeras.control.stop_agreement import Stop
-from hvkeras.host.console import say, summary
+from hvkeras.errors import summary
+from hvkeras.host.console import say
 from hvkeras.host.network import host_identity, local_peer
 
 BEAT = 0.5  # seconds between two heartbeats

@@ -31,8 +31,10 @@ MAX_WARNINGS = 8  # number of ranks that report their location at the same time
 IDLE = 2.0  # seconds after which a plan that all ranks have entered equally often may be forgotten
 PATIENCE = 3  # factor for the wait before a mismatch if some of its ranks have not arrived
 
-_DIFFERENT_MODELS = (" (the models themselves differ: build the same model on every rank; a tuner must give all ranks"
-                     " the same trial)")
+_DIFFERENT_MODELS = ("the models themselves differ: build the same model on every rank; a tuner must give all ranks"
+                     " the same trial")
+STAY = "make the same calls on every rank, and let a script exit only when all ranks have made them"
+_SAME_CALLS = "make the same calls in the same order, with tensors of the same shapes and types, on every rank"
 
 
 @dataclass(frozen=True)
@@ -261,7 +263,8 @@ class Waits:
             if missing and waiting and group.key in self._plans:
                 waiter, plan = min(waiting), self._plans[group.key]
                 return [Problem(CauseKind.LEFT, min(missing), f"left the job normally while rank {waiter} is still"
-                                f" waiting for it in {_label_with_site(plan, waiter)}{_hint(plan)}")]
+                                f" waiting for it in {_label_with_site(plan, waiter)}"
+                                f"{_hint(plan) or _as_hint(STAY)}")]
         return []
 
     def _stalls(self, now: float, describe: Callable[[int], str]) -> list[Problem]:
@@ -304,12 +307,13 @@ class Waits:
             locations = some_of([f"rank {wait.waiter} in {label} for rank {wait.missing}"
                                  for wait, label in zip(cycle, labels, strict=True)])
             waiters = format_ranks([wait.waiter for wait in cycle])
-            return f"{waiters} wait for each other: {locations}{''.join(hints[:1])}"
+            return f"{waiters} wait for each other: {locations}{(hints or [_as_hint(_SAME_CALLS)])[0]}"
         sites = [f"rank {wait.waiter} at {site}" for wait, point in zip(cycle, points, strict=True)
                  if (site := point.site(wait.waiter))]
         end = "; " + ", ".join(sites) if sites else ""
         one, other = cycle
-        return self._first_difference(one, other) + end + (hints[0] if hints else self._hint_of_models(one, other))
+        return self._first_difference(one, other) + end + (
+            hints[0] if hints else self._hint_of_models(one, other) or _as_hint(_SAME_CALLS))
 
     def _hint_of_models(self, one: Wait, other: Wait) -> str:
         """Return a hint if two ranks send different shapes for all variables of a model; else ""."""
@@ -319,7 +323,7 @@ class Waits:
         pairs = list(zip(mine["kinds"], theirs["kinds"], strict=False))
         same_dtype = [pair for pair in pairs if pair[0].partition("[")[0] == pair[1].partition("[")[0]]
         differ = len(mine["kinds"]) != len(theirs["kinds"]) or any(left != right for left, right in same_dtype)
-        return _DIFFERENT_MODELS if differ else ""
+        return _as_hint(_DIFFERENT_MODELS) if differ else ""
 
     def _first_difference(self, one: Wait, other: Wait) -> str:
         """Describe the first difference between two plans: in operation, then tensors, then options, then names."""
@@ -351,7 +355,11 @@ def _label_with_site(point: SyncPoint, waiter: int) -> str:
 
 
 def _hint(point: SyncPoint) -> str:
-    return f" ({point.hint})" if point.hint else ""
+    return _as_hint(point.hint) if point.hint else ""
+
+
+def _as_hint(text: str) -> str:
+    return f". HINT: {text}"
 
 
 def _tensor(plan: PlanDescription, index: int) -> str:

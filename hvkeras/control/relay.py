@@ -44,8 +44,7 @@ from hvkeras.control.messages import (
 )
 from hvkeras.control.relayed_ranks import FIRST_RELAY, Batch, from_runs
 from hvkeras.control.wire import AuthenticationError
-from hvkeras.errors import HvkerasError
-from hvkeras.host.console import summary
+from hvkeras.errors import HvkerasError, summary
 
 STARTED_WITHIN = 30.0  # seconds
 _CODE = ("import sys; sys.path[:] = {path!r}\n"

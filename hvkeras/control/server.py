@@ -38,7 +38,8 @@ from hvkeras.control.messages import (
 )
 from hvkeras.control.ranks import Ranks, RankState
 from hvkeras.control.relayed_ranks import FIRST_RELAY, Relay, from_runs
-from hvkeras.host.console import format_ranks, some_of, summary
+from hvkeras.errors import summary
+from hvkeras.host.console import format_ranks, some_of
 from hvkeras.host.network import host_identity
 
 BEAT = 1.0  # seconds between two heartbeats to ranks

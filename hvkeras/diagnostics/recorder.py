@@ -35,7 +35,8 @@ from hvkeras.diagnostics.record import WELL, Array, Record, remove, write_weight
 from hvkeras.diagnostics.ring_buffer import PythonRing, Rows, Track, counts
 from hvkeras.diagnostics.spans import CALLS, STEPS, InputWaits, Steps
 from hvkeras.diagnostics.tracer import StepsTrace, Timeline
-from hvkeras.host.console import say, summary
+from hvkeras.errors import summary
+from hvkeras.host.console import say
 from hvkeras.host.forks import at_exit, detach_in_children
 from hvkeras.host.gpus import gpus_in_use
 from hvkeras.host.machine import resident_memory

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from hvkeras import compat
 from hvkeras.collectives.compression import Compression
@@ -18,7 +18,7 @@ from hvkeras.typing import CompressorLike, LayerLike, OptimizerT, VariableLike
 
 
 def DistributedOptimizer(  # noqa: N802 - Horovod's public name
-    optimizer: OptimizerT, name: str | None = None, device_dense: str = "", device_sparse: str = "",
+    optimizer: OptimizerT | str, name: str | None = None, device_dense: str = "", device_sparse: str = "",
     compression: CompressorLike = Compression.none, sparse_as_dense: bool = False,
     gradient_predivide_factor: float = 1.0, op: int = Average, backward_passes_per_step: int = 1,
     average_aggregated_gradients: bool = False, num_groups: int = 0,
@@ -36,7 +36,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's public name
         model.compile(hvd.DistributedOptimizer(optimizer), loss="mse")
 
     Args:
-        optimizer: Any optimizer of Keras 3 or tf_keras, built or not, including a `LossScaleOptimizer`.
+        optimizer: Any optimizer of Keras 3 or tf_keras, built or not, including a `LossScaleOptimizer`; or the name of
+            one, as in `compile`.
         name: The optimizer's name in messages, by default the name of its class. The same on every rank.
         device_dense: The device for dense gradients; chosen by TensorFlow by default.
         device_sparse: The device for sparse gradients.
@@ -74,9 +75,13 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's public name
             sharded.
     """
     require_own_batches("DistributedOptimizer")
+    if isinstance(optimizer, str):
+        optimizer = cast("OptimizerT", compat.default_keras().optimizers.get(optimizer))
+    compat.require_no_horovod(optimizer)
     if compat.family_of(optimizer) is None:
         raise UsageError(explain("DistributedOptimizer takes an optimizer of Keras 3 or tf_keras",
-                                 "pass an instance such as keras.optimizers.Adam()", optimizer=optimizer))
+                                 "pass an instance such as keras.optimizers.Adam(), or a name such as \"adam\"",
+                                 optimizer=optimizer))
     if compat.family_of(optimizer) == compat.KERAS and compat.foreign_backend():
         raise UnsupportedError(explain("Keras must run on TensorFlow", "set KERAS_BACKEND=tensorflow",
                                        backend=compat.foreign_backend()))

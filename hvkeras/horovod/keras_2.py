@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from hvkeras.compat import keras_2, patches
+from hvkeras.compat import patches
 from hvkeras.control.launch_environments import detect_launch
 from hvkeras.errors import UsageError
 from hvkeras.horovod import as_horovod
@@ -29,12 +29,11 @@ def uninstall_hooks() -> None:
 
 
 @functools.cache
-def _notify_once() -> None:
-    """Print the supported Keras 2 features on rank 0 when a script first uses one of them."""
+def _notify_once(feature: str) -> None:
+    """Print on rank 0 that a script uses a feature of Keras 2, when it does so first."""
     try:
         should_print = detect_launch().rank == 0 and prints_at(Settings(), "WARNING")
     except UsageError:
         return  # init() reports the error
     if should_print:
-        say("this script uses features of Keras 2, which Keras 3 supports here:"
-            f" {', '.join(keras_2.FEATURES)} (--as-horovod)")
+        say(f"{feature} is of Keras 2; --as-horovod makes it work on Keras 3")

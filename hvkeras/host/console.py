@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import re
 import sys
-import traceback
 from collections.abc import Sequence
 
 from hvkeras.settings import LOG_LEVELS, Settings
@@ -111,14 +109,3 @@ def _with_rest(shown: Sequence[str], more: int, separator: str = ", ") -> str:
     if more and "\n" not in separator:
         return f"{separator.join(shown)} {rest}"
     return separator.join([*shown, rest] if more else shown)
-
-
-_GRAPH_ERROR = "Graph execution error:"  # followed by the node's origin, and then the reason
-
-
-def summary(error: BaseException) -> str:
-    """Return an exception as one line; for TensorFlow's errors in graphs, the line with the reason."""
-    text = "".join(traceback.format_exception_only(type(error), error)).strip()
-    first = text.splitlines()[0]
-    reason = re.search(r"^(\S.*)\n\s*\[\[\{\{node", text, re.MULTILINE)
-    return f"{first.removesuffix(_GRAPH_ERROR)}{reason[1]}" if reason and first.endswith(_GRAPH_ERROR) else first

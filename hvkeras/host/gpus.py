@@ -31,20 +31,22 @@ def seen_gpus(may_choose: bool = True) -> dict[str, Any]:
           has chosen none and TensorFlow has not started.
         - `state`: `started` if TensorFlow has started, `open` if the script may still choose.
         - `nccl_host`: NCCL_HOSTID, if the user has set it.
+        - `unused`: Number of GPUs that only the driver sees, as TensorFlow was built without CUDA or lacks a library.
     """
     import tensorflow as tf
     from tensorflow.python.eager import context
 
     physical, visible = tf.config.list_physical_devices("GPU"), tf.config.get_visible_devices("GPU")
     if not physical:
-        return {"names": [], "ids": [], "model": "", "taken": [], "state": "", "nccl_host": ""}
+        return {"names": [], "ids": [], "model": "", "taken": [], "state": "", "nccl_host": "",
+                "unused": len(_driver_gpus())}
     state = ("started" if context.context()._context_handle is not None else "" if visible != physical or may_choose
              else "open")
     names, known = _names(len(physical)), _driver_gpus()
     ids, models = zip(*known, strict=True) if len(known) == len(physical) else (names, ("",))
     return {"names": names, "ids": list(ids), "model": models[0],
             "taken": None if visible == physical and not state else [physical.index(gpu) for gpu in visible],
-            "state": state, "nccl_host": os.environ.get(_NCCL_HOST, "")}
+            "state": state, "nccl_host": os.environ.get(_NCCL_HOST, ""), "unused": 0}
 
 
 def _names(count: int) -> list[str]:

@@ -2,10 +2,11 @@
 
 A rank continues if its `FailurePolicy` allows it, as in an elastic function (`FailureHooks.outlives`). Otherwise:
 
-The failing rank prints its traceback and notifies the control server. On the surviving ranks, outstanding collectives
-are aborted so that the main thread unwinds. Each survivor then prints its exit report, one line that names the failed
-rank, its host and its exception. No rank exits before all ranks have printed their reports, because launchers terminate
-the other ranks as soon as one exits. All ranks exit within the grace period.
+The failing rank notifies the control server, and prints its exit report: one line, and its traceback. On the surviving
+ranks, outstanding collectives are aborted so that the main thread unwinds. Each survivor then prints its own exit
+report, one line that names the failed rank, its host and its exception. A rank that fails with the same exception as
+the one that was first does not repeat the traceback. No rank exits before all ranks have printed their reports, because
+launchers terminate the other ranks as soon as one exits. All ranks exit within the grace period.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -27,8 +28,8 @@ from hvkeras.backends.interface import Backend
 from hvkeras.control.cause import Cause, CauseKind
 from hvkeras.control.client import ControlClient
 from hvkeras.control.server import ANSWER_GRACE, SECONDARY_GRACE
-from hvkeras.errors import PeerError
-from hvkeras.host.console import say_last, summary
+from hvkeras.errors import PeerError, format_error, print_error, summary, with_callers, with_hint_last
+from hvkeras.host.console import say_last
 from hvkeras.host.forks import detach_in_children
 from hvkeras.job.signals import SignalWatch
 
@@ -38,6 +39,7 @@ LOG_GRACE = 0.2  # seconds for the engine's own messages about an aborted collec
 STUCK_AFTER = 3.0  # seconds after an abort until a collective that has not ended counts as stuck
 RECORD_GRACE = 4.0  # seconds to write a rank's last record, and rank 0's report
 PREEMPTION_GRACE = 10.0  # seconds for preempted ranks to confirm after checkpointing
+AGREEMENT_GRACE = 3.0  # seconds for the server to tell a failing rank whether it is the first
 CAUSE_GRACE = 0.5  # seconds to receive the launcher's reason for SIGTERM, before the signal itself is reported
 
 
@@ -144,7 +146,7 @@ class FailureHooks:
     def report(self, error: BaseException) -> None:
         """Report an exception that `init()` is about to raise on this rank to all ranks."""
         if self._client.cause is None:
-            self._client.fail(self._cause_of(error), secondary=self._is_secondary_failure(error))
+            self._client.fail(self._cause_of(error, with_callers(error)), secondary=self._is_secondary_failure(error))
 
     def job_ended(self, cause: Cause) -> None:
         """Terminate this rank because the job has failed; called in the control channel's thread."""
@@ -198,21 +200,27 @@ class FailureHooks:
             self._previous_hook(kind, error, trace)
             return
         self._unwinding.set()
-        cause = self._client.cause
-        if cause is None and self._is_secondary_failure(error):
-            self._client.fail(self._cause_of(error), secondary=True)
-            cause = self._client.wait_for_cause(SECONDARY_GRACE + ANSWER_GRACE + 2.0)
+        own, secondary = self._cause_of(error), self._is_secondary_failure(error)
+        known = self._client.cause
+        cause = known
+        if known is None:
+            self._client.fail(own, secondary)
+            cause = self._client.wait_for_cause(
+                SECONDARY_GRACE + ANSWER_GRACE + 2.0 if secondary else AGREEMENT_GRACE)
+        cause = cause or own
+        repeats = not secondary and own.kind is not CauseKind.SIGNAL and _are_alike(own, cause)
+        is_first = cause.rank == self._rank and bool(cause.traceback)
         # If the cause of failure is known, an aborted collective or an interrupt is only its consequence.
-        is_reported = cause is not None and (cause.rank != self._rank or cause.kind is CauseKind.SIGNAL or
-                                             (self._is_secondary_failure(error)
-                                              and cause.kind is not CauseKind.TIMEOUT))
-        if not is_reported or self._show_secondary:
+        if self._show_secondary or (self._program_has_hook and is_first) or (
+                known is None and not (secondary or is_first or repeats)):
             self._previous_hook(kind, error, trace)
-        if cause is None:
-            cause = self._cause_of(error)
-            self._client.fail(cause)
         self._restart_after(cause)
-        self._end_process(cause)
+        self._end_process(cause, repeats=repeats)
+
+    @property
+    def _program_has_hook(self) -> bool:
+        """True if the program prints uncaught exceptions itself."""
+        return self._previous_hook not in (sys.__excepthook__, print_error)
 
     def _restart_after(self, cause: Cause) -> None:
         if self.policy.restart is not None and self.outlives(cause):
@@ -241,27 +249,36 @@ class FailureHooks:
         cause = self._client.wait_for_cause(PREEMPTION_GRACE) or self._signal_cause(signal.SIGTERM)
         self._end_process(cause, 128 + signal.SIGTERM if received_signal else None)
 
-    def _end_process(self, cause: Cause, code: int | None = None) -> None:
+    def _end_process(self, cause: Cause, code: int | None = None, repeats: bool = False) -> None:
         with self._last_line_lock:
             with contextlib.suppress(OSError, ValueError, AttributeError):  # standard output is closed
                 sys.stdout.flush()
             self._close_record(cause)
-            self._last_line(cause)
+            self._print_exit_report(cause, repeats)
             self._client.wait_to_exit(self.grace + 2.0)
             if cause.rank != self._rank:
                 time.sleep(ROOT_FIRST)
             os._exit(code if code is not None else cause.exit_code if cause.rank == self._rank else 1)
 
-    def _last_line(self, cause: Cause | None) -> None:
-        if cause is None:
-            return
+    def _print_exit_report(self, cause: Cause, repeats: bool = False) -> None:
+        """Print why this rank ends, as the last text of this process.
+
+        Args:
+            repeats: Whether this rank has failed with the same exception as the first one.
+        """
         if self._cause_file:
             with contextlib.suppress(OSError), open(self._cause_file, "w", encoding="utf-8") as file:
                 json.dump(cause.to_message(), file)
-        if cause.rank == self._rank:
-            say_last(f"{cause.sentence()}; the job ends on all ranks")
+        if cause.rank != self._rank:
+            how = "failed in the same way as" if repeats else "ends because"
+            speaks = self._rank == (1 if cause.rank == 0 else 0) and not cause.traceback  # else the failed rank does
+            who = f"rank {cause.rank} on {cause.host}" if repeats else cause.sentence(brief=not speaks)
+            say_last(with_hint_last(f"rank {self._rank} on {self._host} {how} {who}"))
+        elif cause.traceback and not (self._show_secondary or self._program_has_hook):
+            say_last(f"{cause.who} failed; the job ends on all ranks\n{cause.traceback.rstrip()}")
         else:
-            say_last(f"rank {self._rank} on {self._host} ends because {cause.sentence()}")
+            sentence, hint, cure = cause.sentence().partition(" HINT: ")
+            say_last(f"{sentence.removesuffix('.')}; the job ends on all ranks" + f"\nHINT: {cure}" * bool(hint))
 
     def _close_record(self, cause: Cause) -> None:
         """Write the cause to this rank's record, if there is one. The timeout guards against a stuck TensorFlow."""
@@ -271,13 +288,13 @@ class FailureHooks:
             closing.start()
             closing.join(RECORD_GRACE)
 
-    def _cause_of(self, error: BaseException) -> Cause:
+    def _cause_of(self, error: BaseException, trace: TracebackType | None = None) -> Cause:
         if isinstance(error, KeyboardInterrupt):
             return Cause(CauseKind.SIGNAL, self._rank, self._host, os.getpid(), "was interrupted (Ctrl-C)", "", 130)
-        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
         kind = (CauseKind.TIMEOUT if _timed_out(error) else
                 CauseKind.EXCEPTION if getattr(error, "may_pass", True) else CauseKind.SETUP)
-        return Cause(kind, self._rank, self._host, os.getpid(), f"failed with {summary(error)}", text)
+        return Cause(kind, self._rank, self._host, os.getpid(), f"failed with {summary(error)}",
+                     format_error(error, trace))
 
     def _is_secondary_failure(self, error: BaseException) -> bool:
         return isinstance(error, PeerError) or _timed_out(error) or any(
@@ -320,7 +337,7 @@ class FailureHooks:
         with self._last_line_lock:
             time.sleep(LOG_GRACE)
             self._close_record(cause)
-            self._last_line(cause)
+            self._print_exit_report(cause)
             self._client.wait_to_exit(CAUSE_GRACE)
             os._exit(128 + number)
 
@@ -335,6 +352,11 @@ class FailureHooks:
             self.policy.on_terminate()
         else:
             self._client.fail(cause)
+
+
+def _are_alike(one: Cause, other: Cause) -> bool:
+    """Return whether two ranks failed with the same exception, apart from numbers in its text."""
+    return one.kind is other.kind and re.sub(r"\d", "", one.error) == re.sub(r"\d", "", other.error)
 
 
 def _timed_out(error: BaseException) -> bool:

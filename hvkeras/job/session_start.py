@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import socket
+import sys
 from collections.abc import Callable
 from typing import Any
 
-from hvkeras.backends import BUILT_IN, ONE_PROCESS, backend_class
+from hvkeras.backends import BUILT_IN, ONE_PROCESS, backend_class, require_backend_name
 from hvkeras.backends.interface import Backend, Start
 from hvkeras.control.announcements import remove_announcement
 from hvkeras.control.client import ControlClient
 from hvkeras.control.launch_environments import Launch
 from hvkeras.control.rendezvous import REPORT_EVERY
-from hvkeras.errors import MachineError, explain
-from hvkeras.host.console import format_ranks, prints_at, say, some_of
+from hvkeras.errors import MachineError, UnsupportedError, explain
+from hvkeras.host.console import format_ranks, in_notebook, prints_at, say, some_of
 from hvkeras.host.gpus import GpuPlacement, seen_gpus
 from hvkeras.host.machine import fair_share, limit_threads, usable_cores
 from hvkeras.host.mpi import crashes_at_exit, world_size
@@ -24,7 +25,9 @@ from hvkeras.job.backend_choice import agree_on_backend, facts_of_rank
 from hvkeras.job.failure import END_ALWAYS, FailurePolicy
 from hvkeras.job.link import JobLink
 from hvkeras.job.session import Session, this_process
-from hvkeras.settings import Settings
+from hvkeras.settings import Settings, keras_backend
+
+TENSORFLOW = "tensorflow"
 
 
 def open_session(launch: Launch, settings: Settings, requested: str | None = None,
@@ -60,6 +63,7 @@ def restart_session(session: Session) -> Session:
 
 def _session_of_one(launch: Launch, settings: Settings, requested: str | None) -> Session:
     wanted = requested or settings.backend
+    _require_valid(wanted)
     # A plug-in may implement single-process jobs itself.
     name = ONE_PROCESS if wanted == "auto" or wanted in BUILT_IN else wanted
     topology = topology_from_hosts(0, [socket.gethostname()])
@@ -68,7 +72,9 @@ def _session_of_one(launch: Launch, settings: Settings, requested: str | None) -
     entries.backend = engine
     if prints_at(settings, "WARNING"):
         note = f" (requested {wanted}; one process needs no engine)" if wanted not in ("auto", name) else ""
-        say(f"backend {engine.name} ({engine.engine}), 1 rank, launched by {launch.launcher}{note}")
+        say(f"backend {engine.name} ({engine.engine}), 1 rank, {launch.started_by}{note}")
+        if in_notebook():
+            say("a notebook is one process. HINT: hvd.run(train, np=2) runs a function that calls hvd.init() on two")
     return Session(engine, entries, topology, launch, settings, requested=requested)
 
 
@@ -78,10 +84,21 @@ def _session_of_ranks(launch: Launch, settings: Settings, requested: str | None,
     link = process.connect(launch, settings, policy)
     link.hooks.install()
     try:
+        _require_valid(requested or settings.backend)  # once connected, so that one rank reports it for all
         return _agree_and_start(link, settings, requested, without_engine)
     except BaseException as error:
         link.hooks.report(error)
         raise
+
+
+def _require_valid(backend: str) -> None:
+    """Check the requested backend, and that of Keras, which may not be imported yet."""
+    require_backend_name(backend)
+    keras = sys.modules.get("keras")
+    loaded = keras.config.backend() if keras is not None and hasattr(keras, "config") else ""
+    if (of_keras := loaded or keras_backend() or TENSORFLOW) != TENSORFLOW:
+        raise UnsupportedError(explain("Keras must run on TensorFlow", "set KERAS_BACKEND=tensorflow before Keras is"
+                                       " imported", keras_backend=of_keras))
 
 
 def _agree_and_start(link: JobLink, settings: Settings, requested: str | None, without_engine: bool) -> Session:
@@ -139,7 +156,7 @@ def _describe(session: Session, gpus: GpuPlacement, is_auto: bool) -> None:
     engine, topology = session.backend, session.topology
     hosts = len(set(topology.host_numbers))
     say(f"backend {engine.name} ({engine.engine}), {topology.size} rank{'s' * (topology.size > 1)} on {hosts}"
-        f" host{'s' * (hosts > 1)}, launched by {session.launch.launcher}")
+        f" host{'s' * (hosts > 1)}, {session.launch.started_by}")
     world = world_size()
     if world not in (None, session.launch.size) and session.launch.rendezvous.communicator is None:
         say(f"this job has {session.launch.size} ranks, but MPI.COMM_WORLD has {world}: launch with mpirun where the"
@@ -147,6 +164,9 @@ def _describe(session: Session, gpus: GpuPlacement, is_auto: bool) -> None:
     if crashes_at_exit():
         say("mpi4py.MPI was imported before TensorFlow, whose hwloc may crash Open MPI at exit: import"
             " tensorflow first, or set LD_BIND_NOW=1")
+    if unused := max(fact["gpus"]["unused"] for fact in gpus.facts):
+        say(f"the driver has {unused} GPU{'s' * (unused > 1)}, but TensorFlow sees none, and trains on the CPUs. HINT:"
+            " pip install 'tensorflow[and-cuda]'")
     if gpus.sentence():
         say(gpus.sentence() + _gpu_transport(engine, gpus, is_auto))
 

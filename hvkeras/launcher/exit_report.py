@@ -5,17 +5,23 @@ from __future__ import annotations
 import dataclasses
 import re
 import signal
+from collections.abc import Sequence
 
 from hvkeras.control.cause import Cause, CauseKind
-from hvkeras.errors import explain
+from hvkeras.errors import PeerError, explain, with_hint_last
+from hvkeras.host.console import format_ranks
 from hvkeras.launcher.limits import how_to_free_resources
 from hvkeras.launcher.printer import CHATTER
 
 TAIL_LINES = 20
-_TRACEBACK = "Traceback (most recent call last):"
+TRACEBACK = "Traceback (most recent call last):"
+_FAILED = " failed"  # after the name of a rank whose traceback follows
 _PREFIX = "hvkeras run: "
+_MEMORY = ("the kernel kills processes when memory runs out, which dmesg shows; then use smaller batches or models, or"
+           " fewer ranks on this host")
 _HEADING = re.compile(rf"{_PREFIX}the standard error of rank \d+ ends with")
 _PID = re.compile(r" \(pid \d+\)")
+_ALIKE = re.compile(r"; so did ranks? [^;]*, in the same way$")
 
 
 def described_end(code: int) -> str:
@@ -54,7 +60,8 @@ def with_exit_status(cause: Cause, codes: dict[int, int]) -> Cause:
     return cause
 
 
-def exit_report(cause: Cause, codes: dict[int, int], tail: str, prefix: str = _PREFIX) -> str:
+def exit_report(cause: Cause, codes: dict[int, int], tail: str, prefix: str = _PREFIX,
+                failed_alike: Sequence[int] = ()) -> str:
     """Format the first failure, with the failed rank's traceback or the end of its standard error.
 
     Args:
@@ -62,19 +69,23 @@ def exit_report(cause: Cause, codes: dict[int, int], tail: str, prefix: str = _P
         codes: Exit codes of the ranks that ended by themselves.
         tail: The end of the failed rank's standard error.
         prefix: Prefix of the launcher's own lines.
+        failed_alike: Ranks that failed with the same traceback.
     """
     cause = with_exit_status(cause, codes)
-    sentence = f"{prefix}{cause.sentence()}"
+    if cause.error == described_end(-signal.SIGKILL):
+        cause = dataclasses.replace(cause, error=f"{cause.error}. HINT: {_MEMORY}")
+    sentence = with_hint_last(f"{prefix}{cause.sentence()}")
+    also = f"; so did {format_ranks(failed_alike)}, in the same way" if failed_alike else ""
     if cause.traceback:
-        return f"{sentence}\n{cause.traceback.rstrip()}"
+        return f"{prefix}{cause.who}{_FAILED}{also}\n{cause.traceback.rstrip()}"
     lines = [line for line in tail.rstrip().splitlines() if not CHATTER.match(line)]
     if cause.rank is None or not cause.kind.is_end_of_process or not lines:
         return sentence
-    heading = f"{prefix}the standard error of rank {cause.rank} ends with"
-    starts = [number for number, line in enumerate(lines) if line.startswith(_TRACEBACK)]
-    if starts:
-        return "\n".join([sentence, heading, *lines[starts[-1] :]])
-    return "\n".join([heading, *lines[-TAIL_LINES:], sentence])
+    start = next((number for number, line in enumerate(lines) if line == TRACEBACK), None)
+    if start is not None:
+        end = _FAILED if cause.error == described_end(1) else f" {cause.error}"
+        return "\n".join([f"{prefix}{cause.who}{end}{also}", *lines[start:]])
+    return "\n".join([f"{prefix}the standard error of rank {cause.rank} ends with", *lines[-TAIL_LINES:], sentence])
 
 
 def root_cause(stderr: str, code: int) -> str:
@@ -87,15 +98,30 @@ def root_cause(stderr: str, code: int) -> str:
     lines = [line for line in stderr.splitlines() if line.strip() and not CHATTER.match(line)]
     prefixed = [index for index, line in enumerate(lines) if line.startswith(_PREFIX)]
     headings = [index for index in prefixed if _HEADING.fullmatch(lines[index])]
-    sentences = [lines[index].removeprefix(_PREFIX) for index in prefixed if index not in headings]
+    sentences = [index for index in prefixed if index not in headings]
     if not sentences:
         return ": ".join([f"hvkeras run {described_end(code)}", *lines[-1:]])
-    sentence = _PID.sub("", sentences[-1])
-    if not headings:
-        return sentence
+    last = sentences[-1]
+    sentence = _ALIKE.sub("", _PID.sub("", lines[last].removeprefix(_PREFIX)))
     # The failed rank's last line is more helpful than its exit code.
-    tail = [line for line in lines[headings[-1] + 1 :] if not line.startswith(_PREFIX)]
-    return ": ".join([sentence, *(line.strip() for line in tail[-1:])])
+    tail = lines[headings[-1] + 1 : last] if headings else lines[last + 1 :]
+    hint = next((line for line in tail if line.startswith("HINT: ")), "")
+    told = [line for line in tail if not line.startswith((_PREFIX, "HINT: "))]
+    if sentence.endswith(_FAILED) and told:
+        sentence = f"{sentence} with {told[-1].strip()}"
+    elif told:
+        sentence = f"{sentence}: {told[-1].strip()}"
+    return f"{sentence} {hint}".rstrip()
+
+
+def failed_call(stderr: str, code: int) -> PeerError:
+    """Return the exception for a function that failed on a rank.
+
+    Args:
+        stderr: The end of the standard error of `hvkeras run`.
+        code: The exit code of `hvkeras run`.
+    """
+    return PeerError(f"The function must succeed on every rank, but {root_cause(stderr, code)}")
 
 
 def start_error(error: str, number: int, culprit: str) -> str:

@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hvkeras.errors import PeerError, UnsupportedError, explain
+from hvkeras.errors import UnsupportedError, explain
 from hvkeras.launcher.calls import pickled_call
+from hvkeras.launcher.exit_report import failed_call
 from hvkeras.launcher.limits import ends_with_parent, require_current_folder
 from hvkeras.launcher.placement import place_ranks
 from hvkeras.launcher.streamed_process import StreamedProcess
@@ -92,7 +93,7 @@ def run(
     Raises:
         UsageError: An argument is wrong, or the function cannot be pickled.
         UnsupportedError: `mpi_args` was given.
-        PeerError: The function failed on some rank; the message contains the end of that rank's output.
+        PeerError: The function failed on some rank; the message names that rank and its exception.
     """
     if mpi_args:
         raise UnsupportedError(explain("hvkeras.run passes no options to MPI", "write a script, and start it by mpirun",
@@ -163,4 +164,4 @@ def _run_to_completion(command: Sequence[str]) -> None:
         raise
     code, last = process.finish()
     if code:
-        raise PeerError(explain("The function must succeed on every rank", exit_code=code) + "\n" + last)
+        raise failed_call(last, code)

@@ -15,8 +15,8 @@ from typing import Any
 
 from hvkeras.control.cause import Cause, CauseKind
 from hvkeras.diagnostics.outcome import Outcome
-from hvkeras.errors import HvkerasError, MachineError
-from hvkeras.host.console import format_ranks, some_of, summary
+from hvkeras.errors import HvkerasError, MachineError, summary
+from hvkeras.host.console import format_ranks, some_of
 from hvkeras.host.network import LOOPBACK, address_towards, split_address
 from hvkeras.launcher import exit_report as reports
 from hvkeras.launcher.host_agents import AgentProcess, AgentTransport, Event, HostAgent, UnreachableError
@@ -80,6 +80,7 @@ class Launcher:
         self._interrupted = 0
         self._stalls: list[str] = []
         self._lost_output = ""
+        self._last_words: tuple[str, list[int]] = ("", [])  # what `LastWords.take` has returned at the end
         self._has_hinted = False
         self._reasons_for_cold_starts: set[str] = set()
         self.exit_report: str = ""
@@ -108,15 +109,24 @@ class Launcher:
             self._hint_about_init("no rank has called hvd.init(): they were")
         cause, codes = self.membership.cause, self._codes_of_ranks()
         if cause is not None:
-            ranks = dict(enumerate(self.membership.ranks))
-            tail = "" if cause.rank not in ranks else self._printer.tail(ranks[cause.rank])
-            self.exit_report = reports.exit_report(cause, codes, tail)
+            self.exit_report = self._exit_report(cause, codes)
         elif self._lost_output:
             self.exit_report = f"hvkeras run: {self._lost_output}"
             return 1
         if self._interrupted and not self._has_finished:
             return 128 + self._interrupted
         return reports.exit_code(cause, codes)
+
+    def _exit_report(self, cause: Cause, codes: dict[int, int]) -> str:
+        ranks = dict(enumerate(self.membership.ranks))
+        failed = ranks.get(cause.rank) if cause.rank is not None else None
+        if failed is None:
+            return reports.exit_report(cause, codes, "")
+        traceback, alike = self._last_words
+        rank_of = {worker: rank for rank, worker in ranks.items()}
+        return reports.exit_report(
+            cause, codes, traceback or self._printer.tail(failed),
+            failed_alike=[rank_of[worker] for worker in map(WorkerId, alike) if worker in rank_of])
 
     @property
     def outcome(self) -> Outcome:
@@ -228,6 +238,8 @@ class Launcher:
         """Check for stopped agents, and call `Membership.on_tick`, periodically."""
         while True:
             await asyncio.sleep(TICK)
+            if self._printer.last_words is not None:
+                self._printer.last_words.job_ends = self.membership.cause is not None
             with contextlib.suppress(OSError, MachineError):
                 self._printer.show_late()
             for agent in self._agents:
@@ -494,6 +506,10 @@ class Launcher:
             agent.release()
         await asyncio.gather(*(agent.ended(AGENT_GRACE) for agent in self._agents))
         self.membership.stop()
+        if (cause := self.membership.cause) is not None and (waiting := self._printer.last_words) is not None:
+            ranks = dict(enumerate(self.membership.ranks))
+            lines, alike = waiting.take(ranks.get(cause.rank) if cause.rank is not None else None)
+            self._last_words = b"\n".join(lines).decode(errors="replace"), alike
         try:
             self._printer.finish()
         except MachineError as error:  # the ranks may have succeeded, but some of their output was not saved

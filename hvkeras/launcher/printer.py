@@ -5,6 +5,9 @@ never mixes the output of two workers. If standard output is a terminal, worker 
 bottom, so that its progress bar moves. A line of another worker pushes it down. In a file, a line that was redrawn with
 carriage returns appears in its final state.
 
+On the screen, the traceback that ends a worker, and its exit report, wait for the exit report of the job, which repeats
+that of the worker that failed first (`LastWords`).
+
 The memory for buffered output, and the number of open files, are bounded for all workers together.
 """
 
@@ -22,6 +25,7 @@ from typing import Any, BinaryIO
 from hvkeras.errors import MachineError, explain
 from hvkeras.host.files import room_left
 from hvkeras.launcher.echoes import Echoes
+from hvkeras.launcher.last_words import LastWords
 
 # Lines that TensorFlow prints while it loads, before it has read any log level.
 CHATTER = re.compile(r"I\d{4} \d\d:\d\d:|WARNING: All log messages before absl::|To enable the following instr")
@@ -50,17 +54,22 @@ class Printer:
         append: Append to existing files.
         as_one: Show the output as that of one process: worker 0's without a number, and of the others only lines of
             standard error that differ from its own.
+        reports_failures: Whether an exit report of the job follows, for which the last words of workers wait.
         clock: Function that returns the time in seconds since the epoch.
+
+    Attributes:
+        last_words: The last words of workers, with `reports_failures`.
     """
 
     def __init__(self, size: int, stdout: BinaryIO, stderr: BinaryIO, live: bool = False, timestamps: bool = False,
                  quiet: bool = False, folder: Path | None = None, append: bool = False, as_one: bool = False,
-                 clock: Callable[[], float] = time.time) -> None:
+                 reports_failures: bool = False, clock: Callable[[], float] = time.time) -> None:
         self._screens = {"stdout": stdout, "stderr": stderr}
         self._live = live
         self._timestamps = timestamps
         self._quiet = quiet
         self._as_one, self._echoes = as_one, Echoes()
+        self.last_words: LastWords | None = LastWords() if reports_failures else None
         self._clock = clock
         self._unfinished: dict[tuple[int, str], bytes] = {}
         self._open_screens = set(self._screens)  # a stream that is closed or full raises once, and is then unused
@@ -116,18 +125,27 @@ class Printer:
         self._unfinished[worker, stream] = rest
         if self._quiet and stream == "stderr":
             lines = [line for line in lines if not _CHATTER.match(line)]
+        if stream == "stderr" and self.last_words is not None:
+            lines = self.last_words.add(worker, lines, self._clock())
+        self._print_first(worker, stream, lines)
+        if self._live and worker == 0 and stream == "stdout":
+            self._show_unfinished()
+
+    def show_late(self, all_lines: bool = False) -> None:
+        """Show the lines that have waited for the same line of worker 0, or for a failure; called periodically."""
+        now = math.inf if all_lines else self._clock()
+        for worker, lines in () if self.last_words is None else self.last_words.due(now):
+            self._print_first(worker, "stderr", lines)
+        for worker, lines in self._echoes.due(now):
+            self._print_lines(worker, "stderr", lines)
+
+    def _print_first(self, worker: int, stream: str, lines: list[bytes]) -> None:
+        """Print lines; with `as_one`, those of standard error that worker 0 does not print as well."""
         if self._as_one and stream == "stderr":
             lines = [_final_state(line) for line in lines]
             self._echoes.add(worker, lines, self._clock())
             lines = [] if worker else lines
         self._print_lines(worker, stream, lines)
-        if self._live and worker == 0 and stream == "stdout":
-            self._show_unfinished()
-
-    def show_late(self, all_lines: bool = False) -> None:
-        """Show the lines that have waited for the same line of worker 0; to be called periodically."""
-        for worker, lines in self._echoes.due(math.inf if all_lines else self._clock()):
-            self._print_lines(worker, "stderr", lines)
 
     def _print_lines(self, worker: int, stream: str, lines: list[bytes]) -> None:
         if lines:

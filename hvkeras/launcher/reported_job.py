@@ -20,8 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hvkeras.errors import HvkerasError, MachineError, PeerError, UsageError, explain
+from hvkeras.errors import HvkerasError, MachineError, UsageError, explain
 from hvkeras.host.network import split_address
+from hvkeras.launcher.exit_report import failed_call
 from hvkeras.launcher.functions import BOOT_SOURCE, CALL, command_in, result_file
 from hvkeras.launcher.host_pool import HostPool
 from hvkeras.launcher.host_reporter import HostOverrides, report
@@ -107,12 +108,12 @@ class ReportedJob:
         """Release the resources of the job; must be called after its end.
 
         Raises:
-            PeerError: The job failed; the message contains the end of the ranks' output.
+            PeerError: The job failed; the message names the rank that failed first, and its exception.
         """
         code, last = self._process.finish()
         shutil.rmtree(self._folder, ignore_errors=True)
         if code:
-            raise PeerError(explain("The function must succeed on every rank", exit_code=code) + "\n" + last)
+            raise failed_call(last, code)
 
 
 def values_of(found: list[Results]) -> list[Any]:
@@ -184,7 +185,8 @@ def main(folder: Path) -> int:
                       reporting=reporting, counts_changes=plan["resets"] != NO_LIMIT,
                       ends_on_same_error=plan["resets"] == NO_LIMIT)
         code = run_job(job, lambda append, size: Printer(size, sys.stdout.buffer, sys.stderr.buffer, False,
-                                                         plan["timestamps"], quiet=False, folder=None, append=append))
+                                                         plan["timestamps"], quiet=False, folder=None, append=append,
+                                                         reports_failures=True))
     except HvkerasError as error:
         _say(f"hvkeras: {type(error).__name__}: {error}")
     finally:

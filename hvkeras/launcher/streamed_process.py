@@ -19,7 +19,6 @@ from hvkeras.launcher.printer import CLEAR, TAIL
 
 ERASE = CLEAR.decode()
 END_TIMEOUT = 30.0  # seconds after an interrupt within which the launcher must end its ranks
-LAST_LINES = 30  # last lines of standard error, for exceptions
 
 
 class StreamedProcess:
@@ -70,15 +69,14 @@ class StreamedProcess:
         self._process.kill()
 
     def finish(self) -> tuple[int, str]:
-        """Release its resources after its end; return its exit code, and the last lines of its standard error."""
+        """Release its resources after its end; return its exit code, and the end of its standard error."""
         code = self._process.wait()
         for reader in self._readers:
             reader.join()
         os.close(self._output)
         assert self._process.stderr is not None
         self._process.stderr.close()
-        lines = self._last.decode(errors="replace").splitlines(keepends=True)[-LAST_LINES:]
-        return code, "".join(lines)
+        return code, self._last.decode(errors="replace")
 
 
 def _show(source: int, target: Any, last: bytearray) -> None:

@@ -25,8 +25,8 @@ from hvkeras.control.announcements import remove_announcement
 from hvkeras.control.cause import Cause, CauseKind
 from hvkeras.control.launch_environments import Launch
 from hvkeras.control.rendezvous import claim_port, serve_parameter_servers, uses_announced_port
-from hvkeras.errors import HvkerasError, MachineError, PeerError, explain
-from hvkeras.host.console import mute_engines, prints_at, say, say_last, summary
+from hvkeras.errors import HvkerasError, MachineError, PeerError, explain, summary
+from hvkeras.host.console import mute_engines, prints_at, say, say_last
 from hvkeras.host.forks import at_exit
 from hvkeras.host.network import held_port, split_address
 from hvkeras.job.signals import SignalWatch

@@ -13,8 +13,8 @@ from hvkeras.control.messages import ExitReported, Failed, Heartbeat, LeftJob, M
 from hvkeras.control.ranks import Ranks, RankState
 from hvkeras.control.rendezvous import Waiting
 from hvkeras.control.server import BEAT
-from hvkeras.errors import PeerError
-from hvkeras.host.console import say, some_of, summary
+from hvkeras.errors import PeerError, summary
+from hvkeras.host.console import say, some_of
 from hvkeras.settings import Settings
 
 _LOST = "ended unexpectedly (killed, crashed, or out of memory)"

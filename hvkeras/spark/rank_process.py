@@ -26,14 +26,11 @@ import traceback
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, NoReturn
 
 from hvkeras.control.cause import Cause, CauseKind
-from hvkeras.errors import UsageError, explain
+from hvkeras.errors import UsageError, explain, format_error, summary
 from hvkeras.horovod import as_horovod
-from hvkeras.host.console import summary
-from hvkeras.launcher import calls
 from hvkeras.launcher.agent import (
     CHUNK,
     KILL_GRACE,
@@ -52,8 +49,6 @@ _PIPES = ("order", "result", "cause", "stdout", "stderr", "status")
 _STATUS = struct.Struct("=ii")  # the rank's process id and its waitpid status
 _WATCHED = {signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP}  # by the guard
 _SOFTWARE = 70  # EX_SOFTWARE of <sysexits.h>
-
-_OWN_FILES = (__file__, calls.__file__)
 
 Pipes = Mapping[str, tuple[int, int]]
 
@@ -269,7 +264,6 @@ def _run_as_script(function: Callable[[], None], causes: int) -> NoReturn:
             print(ended.code, file=sys.stderr)
     except BaseException as error:  # noqa: BLE001 - as Python itself does
         code = 1
-        error.__traceback__ = _without_own_frames(error.__traceback__)
         sys.excepthook(type(error), error, error.__traceback__)  # after init(), this ends the process
         _report(error, causes)
     threading._shutdown()  # type: ignore[attr-defined]  # waits for threads
@@ -280,18 +274,10 @@ def _run_as_script(function: Callable[[], None], causes: int) -> NoReturn:
     os._exit(code)
 
 
-def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
-    rest = trace
-    while rest is not None and rest.tb_frame.f_code.co_filename in _OWN_FILES:
-        rest = rest.tb_next
-    return rest or trace
-
-
 def _report(error: BaseException, causes: int) -> None:
     """Report an exception to the task; needed without `hvd.init()`, when hvkeras's hooks are not installed."""
-    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     cause = Cause(CauseKind.EXCEPTION, int(os.environ["HVKERAS_SPARK_RANK"]), socket.gethostname(), os.getpid(),
-                  f"failed with {summary(error)}", text[-TAIL:])
+                  f"failed with {summary(error)}", format_error(error)[-TAIL:])
     os.write(causes, json.dumps(cause.to_message()).encode())
 
 

@@ -206,6 +206,9 @@ def _hooked_fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: 
 
 
 def _fit(original: Callable[..., Any], model: Any, given: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+    if _has_ranks() and current_session().topology.size > 1:
+        for part in (getattr(model, "optimizer", None), *flat(given["callbacks"])):
+            compat.require_no_horovod(part)
     process_set = shared_by(model)
     running_calls().forget_other_ranks(model, process_set)
     account = account_for(model, given) if _has_ranks() and not running_calls().alone else None

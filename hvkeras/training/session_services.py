@@ -15,7 +15,7 @@ from hvkeras.host.console import prints_at, say
 from hvkeras.job.process_sets import ProcessSet, add_process_set, registered_process_sets
 from hvkeras.job.session import Session
 from hvkeras.job.session_start import restart_session
-from hvkeras.settings import ignored_variables
+from hvkeras.settings import ignored_variables, misspelt_variables
 from hvkeras.training import fit_hooks
 
 
@@ -32,6 +32,9 @@ def start_services(session: Session, process_sets: Any = None) -> None:
     ignored = {} if session.backend.reads_horovods_variables else ignored_variables()
     if ignored and rank == 0 and prints_at(settings, "WARNING"):
         say("ignored: " + "; ".join(f"{name} ({why})" for name, why in ignored.items()))
+    if rank == 0:
+        for name, near in misspelt_variables().items():
+            say(f"{name} has no effect. HINT: did you mean {near}")
     records = bool(settings.record or settings.report or settings.trace_steps)
     if records:
         recording().start(session)

@@ -59,8 +59,8 @@ class HostsJob:
         return path.read_text(errors="replace") if path.exists() else ""
 
     def last_line(self, rank: int) -> str:
-        """Return the last line of a rank's standard error."""
-        return (self.text(rank, "stderr").splitlines() or [""])[-1]
+        """Return the last line of a rank's standard error, without the hint."""
+        return ([line for line in self.text(rank, "stderr").splitlines() if not line.startswith("HINT: ")] or [""])[-1]
 
     def host_of(self, rank: int) -> Host:
         return [host for host, count in zip(self.hosts, self.slots, strict=True) for _ in range(count)][rank]

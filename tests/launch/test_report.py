@@ -97,7 +97,7 @@ def test_a_killed_rank_leaves_a_report_that_says_so(tmp_path: Path) -> None:
     assert done.returncode == 137
     folder = tmp_path / "hvkeras-report"
     assert f"the report on this run is {folder / 'report.html'}" in done.stderr
-    assert re.fullmatch(r"hvkeras run: rank 1 on \S+ \(pid \d+\) was killed by SIGKILL", done.stderr.splitlines()[-1])
+    assert re.fullmatch(r"hvkeras run: rank 1 on \S+ \(pid \d+\) was killed by SIGKILL\.", done.stderr.splitlines()[-2])
     found = data(folder)
     assert found["ranks"][1]["ended"] == "was killed by SIGKILL"
     # the reason for the survivor's end

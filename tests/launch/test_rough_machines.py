@@ -91,11 +91,11 @@ def test_too_few_open_files_are_reported(tmp_path: Path) -> None:
     done = shell("ulimit -n 9; hvkeras run -np 2 true", tmp_path)
     assert done.returncode == 1
     assert done.stderr == ("hvkeras run: A launcher of 2 ranks needs 46 open files. Received: allowed=9."
-                           " HINT: ulimit -n 46, or lower -np.\n")
+                           "\nHINT: ulimit -n 46, or lower -np.\n")
     done = shell("ulimit -n 84; hvkeras run -np 40 sleep 1000", tmp_path)  # the agent needs two for each rank
     assert done.returncode == 1
     assert done.stderr == ("hvkeras run: The agent of 40 ranks needs 100 open files. Received: allowed=84."
-                           " HINT: ulimit -n 100, or lower -np.\n")
+                           "\nHINT: ulimit -n 100, or lower -np.\n")
 
 
 def test_a_host_that_allows_too_few_open_files_says_so(tmp_path: Path) -> None:
@@ -132,7 +132,8 @@ def test_a_machine_without_tensorflow_says_what_to_install(tmp_path: Path) -> No
     assert told in done.stderr
     for package in ("tensorflow", "tensorflow.keras", "keras.callbacks", "callbacks", "elastic"):
         done = shell(shlex.join([sys.executable, "-c", f"import hvkeras.{package}"]), tmp_path, env)
-        assert done.stderr.splitlines()[-1].startswith(f"hvkeras.errors.{told}"), done.stderr
+        assert done.stderr.splitlines()[-2].startswith(f"hvkeras.errors.{told}"), done.stderr
+        assert done.stderr.splitlines()[-1].startswith(f"HINT: {fix}"), done.stderr
     done = run_hvkeras(["--json"], tmp_path, env, command="doctor")
     assert done.returncode == 1
     assert done.stdout.count(fix) == 3  # TensorFlow, and the engines that need it

@@ -13,7 +13,7 @@ from hvkeras.control.cause import Cause, CauseKind
 from hvkeras.errors import MachineError, UsageError
 from hvkeras.host.ssh import Ssh
 from hvkeras.launcher.echoes import DELAY, REMEMBERED, Echoes
-from hvkeras.launcher.exit_report import exit_code, exit_report
+from hvkeras.launcher.exit_report import exit_code, exit_report, root_cause
 from hvkeras.launcher.host_agents import exported, remote_agent_command
 from hvkeras.launcher.placement import HostRanks, place_ranks
 from hvkeras.launcher.printer import Printer
@@ -266,9 +266,9 @@ def test_the_exit_code_is_that_of_the_rank_that_failed_first(cause: Cause | None
 
 def test_the_exit_report_leaves_out_tensorflows_chatter() -> None:
     tail = "I0000 00:00:1795.1 7 port.cc:153] oneDNN\nout of memory\n"
-    assert exit_report(KILLED, {1: -9}, tail).splitlines() == [
+    assert exit_report(KILLED, {1: -9}, tail).splitlines()[:-1] == [
         "hvkeras run: the standard error of rank 1 ends with", "out of memory",
-        "hvkeras run: rank 1 on node1 (pid 7) was killed by SIGKILL"]
+        "hvkeras run: rank 1 on node1 (pid 7) was killed by SIGKILL."]
 
 
 def test_a_traceback_is_the_very_last() -> None:
@@ -283,3 +283,61 @@ def test_tensorflows_lines_about_itself_are_left_out_when_quiet() -> None:
         screen = io.BytesIO()
         Printer(1, screen, screen, quiet=quiet).show(0, "stderr", chatter + b"E0000 00:00: an error\n")
         assert (b"oneDNN" in screen.getvalue()) is not quiet and b"an error" in screen.getvalue()
+
+
+TRACEBACK = b'Traceback (most recent call last):\n  File "x.py", line 3, in <module>\nValueError: %d\n'
+
+
+def test_a_traceback_waits_for_the_exit_report_of_the_job_and_is_shown_if_its_rank_goes_on() -> None:
+    now, errors = [100.0], io.BytesIO()
+    printer = Printer(3, io.BytesIO(), errors, reports_failures=True, clock=lambda: now[0])
+    assert printer.last_words is not None
+    printer.show(0, "stderr", b"before\n" + TRACEBACK % 7)
+    printer.show_late()
+    assert errors.getvalue() == b"[0] before\n"
+    now[0] += 6
+    printer.show_late()
+    assert errors.getvalue().endswith(b"[0] ValueError: 7\n"), "it was only logged"
+    shown = errors.getvalue()
+    for rank in (0, 1):
+        printer.show(rank, "stderr", TRACEBACK % rank)
+    printer.show(2, "stderr", b"hvkeras: rank 2 on vm ends because rank 1 on vm (pid 3) exited with code 1\n")
+    printer.last_words.job_ends = True
+    now[0] += 60
+    printer.show_late()
+    lines, alike = printer.last_words.take(1)
+    assert b"\n".join(lines) + b"\n" == TRACEBACK % 1
+    assert alike == [0]
+    printer.finish()
+    assert errors.getvalue() == shown
+
+
+def test_an_exit_report_is_that_of_the_job_and_what_differs_is_shown() -> None:
+    errors = io.BytesIO()
+    printer = Printer(3, io.BytesIO(), errors, reports_failures=True)
+    assert printer.last_words is not None
+    report = b"hvkeras: rank 1 on vm (pid 3) failed; the job ends on all ranks\n" + TRACEBACK % 1
+    printer.show(1, "stderr", b"Traceback (most recent call last):\nKeyError: 'caught'\n" + report)
+    printer.show(0, "stderr", b"hvkeras: rank 0 on vm failed in the same way as rank 1 on vm\n")
+    printer.show(2, "stderr", b"Traceback (most recent call last):\nOSError: another\n")
+    assert printer.last_words.take(1) == ([], [0])
+    printer.finish()
+    assert errors.getvalue() == (b"[1] Traceback (most recent call last):\n[1] KeyError: 'caught'\n"
+                                 b"[2] Traceback (most recent call last):\n[2] OSError: another\n")
+
+
+def test_ranks_that_failed_alike_are_named_and_the_hint_is_last() -> None:
+    trace = "Traceback ...\nhvkeras.errors.UsageError: x must be y. Received: x=1.\nHINT: pass y.\n"
+    cause = Cause(CauseKind.EXCEPTION, 1, "node1", 7, "failed with hvkeras.errors.UsageError: x", trace)
+    report = exit_report(cause, {1: 1}, "", failed_alike=[0, 2, 3, 4, 5])
+    assert report.splitlines()[0] == (
+        "hvkeras run: rank 1 on node1 (pid 7) failed; so did ranks 0, 2 to 5, in the same way")
+    assert report.splitlines()[-1] == "HINT: pass y."
+    assert root_cause(report, 1) == (
+        "rank 1 on node1 failed with hvkeras.errors.UsageError: x must be y. Received: x=1. HINT: pass y.")
+
+
+def test_a_killed_ranks_cause_names_memory() -> None:
+    report = exit_report(KILLED, {1: -9}, "")
+    assert report.splitlines()[0] == "hvkeras run: rank 1 on node1 (pid 7) was killed by SIGKILL."
+    assert report.splitlines()[1].startswith("HINT: the kernel kills processes when memory runs out")

@@ -25,7 +25,7 @@ WORDS = {
 
 
 def last_line(text: str) -> str:
-    return [line for line in text.splitlines() if line.strip()][-1]
+    return [line for line in text.splitlines() if line.strip() and not line.startswith("HINT: ")][-1]
 
 
 @pytest.mark.parametrize(("launcher", "arguments"), [

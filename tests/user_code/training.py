@@ -212,7 +212,6 @@ def mistakes(array: NDArray[np.float32]) -> None:
     hvd.allreduce(array, compression="fp16")  # type: ignore[arg-type]
     hvd.allreduce(None)  # type: ignore[arg-type]
     hvd.allreduce(array, opp=hvd.Sum)  # type: ignore[call-arg]
-    hvd.DistributedOptimizer("adam")  # type: ignore[type-var]
     hvd.callbacks.BroadcastGlobalVariablesCallback()  # type: ignore[call-arg]
     hvd.broadcast_variables([1, 2], root_rank=0)  # type: ignore[list-item]
     hvd.allreduced(array)  # type: ignore[attr-defined]

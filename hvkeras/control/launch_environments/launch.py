@@ -59,6 +59,11 @@ class Launch:
     tasks: tuple[str, ...] = ()
     mpi: bool = False
 
+    @property
+    def started_by(self) -> str:
+        """The launcher in a sentence: `launched by srun`, or `no launcher`."""
+        return "no launcher" if self.rendezvous.kind == self.launcher == "none" else f"launched by {self.launcher}"
+
     def task_name(self, rank: int) -> str:
         """Return the user's name of a rank: `worker 1 (10.0.0.2:2222)` under TF_CONFIG, a pod, or `rank 1`."""
         if rank >= len(self.tasks):

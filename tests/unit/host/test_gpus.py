@@ -23,7 +23,7 @@ def rank(host: str, gpus: str, taken: list[int] | None = None, state: str = "", 
     """What a rank reports that sees GPUs, named by letters."""
     return {"host": host, "identity": f"{host} 1", "gpus": {
         "names": [str(number) for number in range(len(gpus))], "ids": list(gpus), "model": "H200" if gpus else "",
-        "taken": taken if gpus else [], "state": state, "nccl_host": nccl_host}}
+        "taken": taken if gpus else [], "state": state, "nccl_host": nccl_host, "unused": 0}}
 
 
 LATE = "shared, as TensorFlow had started before hvd.init(), which must come first"
