@@ -115,8 +115,8 @@ def _require_all_devices(value: Any) -> None:
     from keras.distribution import DataParallel, list_devices  # noqa: PLC0415 - Keras, which may be being imported
 
     if not isinstance(value, DataParallel):
-        raise UnsupportedError(explain("On TensorFlow, models are distributed by keras.distribution.DataParallel alone:"
-                                       " every rank holds the whole model", "use DataParallel(), or JAX for a model"
+        raise UnsupportedError(explain("On TensorFlow, only keras.distribution.DataParallel is supported: every rank"
+                                       " holds the whole model", "use DataParallel(), or JAX for a model"
                                        " that does not fit on one device", distribution=type(value).__name__))
     given, everything = [str(one).lower() for one in value.device_mesh.devices.flatten()], list_devices()
     if sorted(given) != sorted(everything):

@@ -221,8 +221,8 @@ TABLE: tuple[Setting, ...] = (
     Setting("spark_start_timeout", _timeout, 600.0, "Seconds that `hvkeras.spark` waits for Spark to start all of a"
             " job's tasks.", horovod="HOROVOD_SPARK_START_TIMEOUT"),
     Setting("liveness_timeout", _silence, 15.0, "Seconds without a heartbeat after which a rank counts as lost."),
-    Setting("relay_from", _count, 64, "Number of ranks from which, on several hosts, the ranks of a host share one"
-            " connection of the control channel (a relay); 0 for never."),
+    Setting("relay_from", _count, 64, "Number of ranks from which on, in jobs on several hosts, the ranks of a host"
+            " share one connection to the control channel (a relay); 0 for never."),
     Setting("stall_warning", _seconds, 60.0, "Seconds that a rank waits in a collective, or makes no progress in fit,"
             " before a warning names the stragglers and their collectives.",
             horovod="HOROVOD_STALL_CHECK_TIME_SECONDS"),
@@ -235,22 +235,23 @@ TABLE: tuple[Setting, ...] = (
             " WARNING, ERROR or FATAL.", horovod="HOROVOD_LOG_LEVEL"),
     Setting("full_traceback", _switch, False, "Whether tracebacks show all frames, also those of hvkeras, Keras and"
             " TensorFlow."),
-    Setting("threads", _switch, True, "Whether TensorFlow's threads default to the rank's fair share of the cores."),
+    Setting("threads", _switch, True, "Whether the number of TensorFlow's threads defaults to the rank's fair share of"
+            " the cores."),
     Setting("gpu_placement", _switch, True, "Whether init() assigns each rank the GPU of its local rank, with memory"
             " growth, unless the script has chosen GPUs before."),
     Setting("bucket_size", size_in_bytes, None, "Bytes of gradients fused into one collective (for example 64MiB). The"
-            " default is 25MiB, and with native between hosts what the network carries in 8 ms, to a power of two from"
-            " 512KiB to 16MiB.",
+            " default is 25MiB, and with native between hosts what the network carries in 8 ms, rounded to a power of"
+            " two from 512KiB to 16MiB.",
             horovod="HOROVOD_FUSION_THRESHOLD"),
     Setting("compression", _compression, "none", "How optimizers and tapes compress gradients: none, fp16, bf16, or"
             " int8 between hosts; DistributedOptimizer(compression=...) takes precedence."),
     Setting("compile_update", _compile_update, "auto", "Whether XLA compiles the optimizer's update within the step:"
-            " on, off, or auto for where it is faster; DistributedOptimizer(compile_update=...) takes precedence."),
+            " on, off, or auto (where this is faster); DistributedOptimizer(compile_update=...) takes precedence."),
     Setting("shard_update", _switch, False, "Whether each rank stores and updates only a shard of the optimizer's"
             " state; DistributedOptimizer(shard_update=...) takes precedence."),
     Setting("gradients", _gradients, "auto", "Gradients of allgather, broadcast and reducescatter: exact, or scaled by"
             " the number of ranks as in Horovod (horovod); auto is horovod under --as-horovod."),
-    Setting("uneven", _uneven, "trim", "Behaviour of fit if ranks have different numbers of batches: trim to the"
+    Setting("uneven", _uneven, "trim", "Behavior of fit if ranks have different numbers of batches: trim to the"
             " smallest number, join (continue with zero weight), or error."),
     Setting("guard", _switch, True, "Whether fit checks that all ranks have the same weights."),
     Setting("guard_steps", _positive, 200, "Steps between two such checks; fit also checks after the first step and at"
@@ -275,8 +276,8 @@ TABLE: tuple[Setting, ...] = (
     Setting("rendezvous_dir", str, "", "Private folder, shared by all hosts, for the secret of jobs of TF_CONFIG,"
             " torchrun and Slurm."),
     Setting("kubernetes_size", int, None, "Number of pods of a Kubernetes Indexed Job that train together."),
-    Setting("kubernetes_service", str, "", "Headless service of these pods, with :port for another rendezvous port than"
-            " 29400."),
+    Setting("kubernetes_service", str, "", "Headless service of these pods; append :port for a rendezvous port other"
+            " than 29400."),
     Setting("timeline", _timeline, "", "File for a timeline of rank 0's collectives; with {rank} in its name, one file"
             " per rank.", horovod="HOROVOD_TIMELINE"),
     Setting("trace_steps", window_of_steps, None, "Window of steps to trace on all ranks: 100:120 is steps 100 to 119,"
@@ -309,7 +310,7 @@ TABLE: tuple[Setting, ...] = (
     Setting("spark_local_rank", int, None, "Local rank, set by `hvkeras.spark`.", internal=True),
     Setting("spark_local_size", int, None, "Ranks on this host, set by `hvkeras.spark`.", internal=True),
     Setting("spark_control", str, None, "host:port of the control channel, set by `hvkeras.spark`.", internal=True),
-    Setting("horovod_numbers", str, "", "Launcher that has set HOROVOD_RANK etc., if not horovodrun.",
+    Setting("horovod_numbers", str, "", "Launcher that has set HOROVOD_RANK and similar variables, if not horovodrun.",
             internal=True),
     Setting("record", str, "", "Folder for the ranks' records, set by `hvkeras compare`.", internal=True),
 )

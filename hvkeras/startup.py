@@ -77,7 +77,7 @@ def join(backend: str | None = None, process_sets: str | Sequence[ProcessSet | S
 
         running = current_session().backend.name
         if backend not in (None, "auto", running):
-            raise UsageError(explain("init() must be called with one backend", "call hvd.shutdown() in between",
+            raise UsageError(explain("A running job keeps its backend", "call hvd.shutdown() before init()",
                                      running=running, backend=backend))
         add_process_sets(process_sets)
         return

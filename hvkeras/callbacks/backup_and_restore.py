@@ -160,7 +160,7 @@ class BackupAndRestore(KerasCallback):
         """Restore the backup on every worker."""
         model = self.model
         if not model.built:
-            raise UsageError(explain("BackupAndRestore needs a model with its weights", "give it an input shape, or"
+            raise UsageError(explain("BackupAndRestore needs a model whose weights exist", "give it an input shape, or"
                                      " call it on a batch before fit()", model=getattr(model, "name", model)))
         compat.build_optimizer(model.optimizer, model.trainable_variables)
         self._group = group_of(model)

@@ -144,7 +144,7 @@ def _checked(flags: argparse.Namespace, cores: Sequence[int]) -> list[str]:
     models = _names(flags.models or ",".join(MODELS), "--models", ",".join(MODELS))
     for model in models:
         if model not in MODELS:
-            raise UsageError(explain(f"A model is one of {', '.join(MODELS)}", model=model))
+            raise UsageError(explain(f"--models must be among {', '.join(MODELS)}", model=model))
     return _at_rates(models, flags.rates)
 
 
@@ -183,7 +183,7 @@ def _check_hosts(flags: argparse.Namespace) -> None:
     for launcher in flags.launchers:
         if launcher not in LAUNCHERS or (launcher == "tf_config" and flags.hosts == 1):
             names = [name for name in LAUNCHERS if flags.hosts > 1 or name != "tf_config"]
-            raise UsageError(explain(f"A launcher is one of {', '.join(names)}", launcher=launcher))
+            raise UsageError(explain(f"--launcher must be one of {', '.join(names)}", launcher=launcher))
     if flags.hosts == 1:
         if flags.rates or len(flags.launchers) > 1:
             raise UsageError(explain("Bandwidths and several launchers need virtual hosts",
@@ -207,7 +207,7 @@ def _compressions(text: str | None) -> list[str]:
     names = _names(text, "--compression", "int8") if text else []
     for name in names:
         if name not in COMPRESSIONS[1:]:
-            raise UsageError(explain(f"A compression is one of {', '.join(COMPRESSIONS[1:])}", compression=name))
+            raise UsageError(explain(f"--compression must be among {', '.join(COMPRESSIONS[1:])}", compression=name))
     return names
 
 
@@ -224,7 +224,7 @@ def _require_size(text: str) -> None:
     except ValueError as error:
         raise UsageError(explain(f"--sizes must be readable ({error})", f"--sizes {SIZES}", size=text)) from None
     if size < 4 or size % 4:
-        raise UsageError(explain("Tensors are of float32, so a size is a multiple of 4 bytes", f"--sizes {SIZES}",
+        raise UsageError(explain("Sizes must be multiples of 4 bytes, since tensors are of float32", f"--sizes {SIZES}",
                                  size=text, bytes=size))
 
 

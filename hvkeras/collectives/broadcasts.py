@@ -276,8 +276,8 @@ def _eagerly(action: Callable[[], Any]) -> Any:
     if tf.executing_eagerly():
         return action()
     if graphs.from_function_graphs():
-        raise UsageError(explain("Python objects are sent when Python runs, not when a graph does",
-                                 "call this outside tf.function"))
+        raise UsageError(explain("Collectives of Python objects cannot run in a tf.function",
+                                 "call this outside of it"))
     with ThreadPoolExecutor(1, "hvkeras-objects") as pool:  # a new thread has no default graph
         return pool.submit(_in_eager_mode, action).result()
 

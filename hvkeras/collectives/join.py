@@ -151,7 +151,7 @@ def _collectives(session: Session, plan: Plan, calls: CallDescriptions, refused:
     for call in calls:
         arguments = [_argument(argument) for argument in call["arguments"]]
         if call["operation"] == "broadcast" and arguments[0] == session.topology.rank and not refused:
-            raise UnsupportedError(explain("A rank that has joined has nothing to broadcast",
+            raise UnsupportedError(explain("The root of a broadcast must not have called join()",
                                            "broadcast from another rank, or before join()", collective=plan.label))
         reduction = next((each for each in arguments if isinstance(each, Reduction)), Reduction.SUM)
         several = isinstance(call["data"], list)

@@ -88,7 +88,7 @@ class GlobalBatch:
         if self._deviation is not None and not self._deviation.numpy() <= _TOLERANCE:
             self._deviation.assign(0.0)
             raise UsageError(explain(
-                "All ranks must get the same batches, of which each computes a part", "seed what makes them:"
+                "All ranks must get the same batches, since each computes a part of them", "seed what makes them:"
                 " an unseeded numpy.random.default_rng() and other entropy of the operating system differ between"
                 " processes; and remove deterministic=False from tf.data", rank=current_session().topology.rank))
 
@@ -116,6 +116,6 @@ def require_own_batches(function: str) -> None:
     """
     current_session()
     if global_batch().started and (global_batch().whole or function != "shard"):
-        raise UsageError(explain("A script under --data-parallel or hvd.data_parallel() is one for one process, and"
-                                 " does not distribute itself", "run a script that does without --data-parallel, or"
-                                 " remove its lines of hvkeras or Horovod", call=f"hvd.{function}"))
+        raise UsageError(explain("A script under --data-parallel or hvd.data_parallel() must be written for one process"
+                                 ", and not distribute itself", "remove its lines of hvkeras or Horovod, or run it"
+                                 " without --data-parallel", call=f"hvd.{function}"))

@@ -215,8 +215,8 @@ def _row_counts(value: Any, splits: Any, size: int) -> Any:
         raise ArgumentError(explain("splits must hold one integer for each participating rank", splits=splits,
                                     ranks=size))
     if as_horovod.is_installed() and splits.dtype != tf.int32:
-        raise ArgumentError(explain("Horovod's splits are int32", "tf.cast them, or import hvkeras.tensorflow, which"
-                                    " also takes other integers", dtype=splits.dtype.name))
+        raise ArgumentError(explain("splits must be int32 for Horovod", "tf.cast them, or import hvkeras.tensorflow,"
+                                    " which also takes other integers", dtype=splits.dtype.name))
     known, must = tf.get_static_value(splits), "splits must not be negative, and must add up to the first dimension"
     if known is not None and rows is not None:
         if known.min() < 0 or sum(known.tolist()) != rows:  # Python's numbers do not wrap

@@ -12,6 +12,7 @@ import tensorflow as tf
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.autograph.impl import api as autograph
+from tensorflow.python.data.util import structure
 from tensorflow.python.eager import context as eager_context
 from tensorflow.python.framework import ops
 from tensorflow.python.ops import control_flow_util, control_flow_util_v2
@@ -50,6 +51,30 @@ def converted(function: Callable[..., Any]) -> Callable[..., Any]:
 def unconverted() -> Any:
     """Return a context in which TensorFlow does not convert functions."""
     return ag_ctx.ControlStatusCtx(status=ag_ctx.Status.DISABLED)
+
+
+def traced(wrapper: Any) -> Callable[..., Any]:
+    """Return a Python function for a stage of `tf.data`, which calls what another stage has traced.
+
+    Args:
+        wrapper: The other stage's `StructuredFunctionWrapper`.
+    """
+    def call(*element: Any) -> Any:
+        given = element if type(wrapper._input_structure) is tuple else element[0]
+        results = wrapper.function(*structure.to_tensor_list(wrapper._input_structure, given))
+        return structure.from_compatible_tensor_list(wrapper.output_structure, list(results))
+
+    return without_autograph(call)
+
+
+def operations_of(wrapper: Any) -> list[list[Any]]:
+    """Return the `NodeDef`s of a function of `tf.data`, and those of each function that it calls.
+
+    Args:
+        wrapper: The function's `StructuredFunctionWrapper`.
+    """
+    definition = wrapper.function.graph.as_graph_def()
+    return [list(definition.node), *(list(function.node_def) for function in definition.library.function)]
 
 
 def is_compiled(function: Any) -> bool:

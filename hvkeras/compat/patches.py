@@ -346,7 +346,7 @@ class Installer:
         new = [found for found, reported in self._hidden.items() if not reported]
         self._hidden.update(dict.fromkeys(new, True))
         parts = {package: [part for owner, part in new if owner == package] for package, _ in new}
-        return [f"this version of {package} hides {', '.join(hidden)}: hvkeras cannot handle that part"
+        return [f"this version of {package} hides internals that hvkeras needs; not supported: {', '.join(hidden)}"
                 for package, hidden in parts.items()]
 
 

@@ -225,7 +225,7 @@ def require_scaled_loss(trainer: Any = None) -> None:
     if not hasattr(getattr(trainer, "loss_module", None), "scale_loss_for_distribution"):
         version = getattr(sys.modules.get("keras"), "__version__", "3")
         raise UnsupportedError(explain("fit under a strategy of several replicas needs a Keras that divides the loss"
-                                       " by their number", "pip install --upgrade keras", keras=version))
+                                       " by the number of replicas", "pip install --upgrade keras", keras=version))
 
 
 def _gathered(original: Callable[..., Any], value: Any, strategy: Any) -> Any:

@@ -195,8 +195,8 @@ def authenticate_to_server(connected: socket.socket, secret: bytes,
     challenge = bytes(receive_exactly(connected, len(MAGIC) + NONCE_BYTES, on_timeout=on_timeout))
     if not challenge.startswith(MAGIC):
         raise AuthenticationError(explain("The address must be that of hvkeras's server",
-                                          "another program listens there",
-                                      first_bytes=challenge[:8]))
+                                          "stop the program that listens there, or use another address",
+                                          first_bytes=challenge[:8]))
     theirs, own = challenge[len(MAGIC) :], nonce()
     connected.sendall(own + authentication_code(secret, b"client", theirs, own))
     verify_code(bytes(receive_exactly(connected, CODE_BYTES, on_timeout=on_timeout)),

@@ -41,7 +41,9 @@ def shard(
     - Arrays: rank r gets the rows r, r + size, r + 2 size, ...; the `batch_size` of `fit` is per rank.
     - `tf.data.Dataset`: samples are assigned to the ranks one by one; batch the shard afterwards, per rank. If the
       elements are batches, each is the batch of all ranks together and split into equal parts. The first elements are
-      read one more time for the comparison. Shuffle after sharding (`shuffle=`), or before it with a fixed seed.
+      read one more time for the comparison. Shuffle after sharding (`shuffle=`), or before it: shuffles without a seed
+      get the same one on all ranks if hvkeras knows the stages after them. If the dataset maps and then batches, each
+      rank maps its own rows only, unless a function has state, such as `tf.py_function`.
     - `keras.utils.PyDataset` or `tf_keras.utils.Sequence`: each rank loads separate whole batches; only the last few
       batches, too few for all ranks, are split. All ranks load the first and the last batch for the comparison. If
       `on_epoch_end` shuffles, it does so equally on all ranks. If it changes the number of batches, equally on all
@@ -71,7 +73,7 @@ def shard(
         shuffle: For arrays, True applies the same permutation of all rows on every rank before sharding, so that no
             rank gets, for example, the even rows of sorted data. For a dataset of samples, the size of the buffer with
             which each rank shuffles its shard, in a new order per epoch and rank.
-        seed: The seed of all shuffling; the same on every rank.
+        seed: The seed of all shuffling; the same on every rank. In an elastic job, also of the shuffles of a dataset.
         batched: Whether the elements of a dataset are batches, if that cannot be derived from the pipeline.
         by: The unit to assign: `"rows"`, or whole `"elements"` of a dataset, or whole batches of a `PyDataset` or
             `Sequence`.

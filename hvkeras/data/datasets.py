@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from hvkeras.data.accounts import keeps_accounts
 from hvkeras.data.consistency import DataFacts, Hints, fingerprint, require_same_data
+from hvkeras.data.own_rows import split_before_maps
 from hvkeras.data.partition import Batches, Coverage, Partition
 from hvkeras.data.pipeline import (
     batch_size,
@@ -25,12 +26,11 @@ from hvkeras.data.pipeline import (
 )
 from hvkeras.data.resharding import resharded_dataset, shares
 from hvkeras.data.sequences import Share
+from hvkeras.data.shuffles import FIX, SAME_ORDER, lines_to_write, restarted, seeds_of_selection, shuffled_alike
 from hvkeras.data.structure import with_rows
 from hvkeras.errors import UsageError, explain
 from hvkeras.job.process_sets import ProcessSet
 
-FIX = ("shard first and shuffle after it, hvd.shard(dataset, shuffle=1000).batch(32), or give shuffle() the same seed"
-       " on every rank, after the same tf.random.set_seed or keras.utils.set_random_seed")
 HINTS = Hints(
     call="call hvd.shard with the same arguments on every rank",
     amount="pass the whole dataset to hvd.shard on every rank, and do not split it before",
@@ -51,6 +51,7 @@ def shard_dataset(
     if partition.size == 1 and not keeps_accounts():
         return _shuffled(dataset, shuffle, seed), Coverage(None, None, 0, "the whole dataset")
     call = f"training={partition.training}, shuffle={shuffle}, seed={seed}, batched={batched}, whole elements={whole}"
+    dataset = shuffled_alike(dataset, seed, process_set)
     comparable, first = require_same_dataset("shard", dataset, call, process_set)
     if whole:
         share, coverage = split_samples(dataset, partition, "element")
@@ -93,22 +94,21 @@ def require_same_dataset(name: str, dataset: Any, call: str, process_set: Proces
 
     def describe() -> DataFacts:
         if (0, 0) in seeds:
-            raise UsageError(explain("A dataset that all ranks share must be read in the same order on all ranks, but"
-                                     " shuffle() without a seed gives each rank its own", FIX, dataset=type(dataset)
-                                     .__name__))
+            raise UsageError(explain(f"{SAME_ORDER}, but shuffle() without a seed gives each rank its own",
+                                     lines_to_write(dataset), dataset=type(dataset).__name__))
         if is_nondeterministic(dataset):
-            raise UsageError(explain("A dataset that all ranks share must be read in the same order on all ranks",
-                                     "remove deterministic=False from the dataset's options, map, batch and"
+            raise UsageError(explain(SAME_ORDER, "remove deterministic=False from the dataset's options, map, batch and"
                                      " interleave; it may be set after hvd.shard", deterministic=False))
         first.extend(_first_arrays(dataset))
         return DataFacts(f"{dataset.element_spec}, {call}", f"{amounts.get(count, f'{count:,}')} elements",
-                     f"seeds of shuffles {seeds}", fingerprint(first))
+                     f"seeds of shuffles {[*seeds, *seeds_of_selection(dataset)]}", fingerprint(first))
 
     return require_same_data(name, describe, lambda: _first_arrays(dataset), HINTS, process_set), first
 
 
 def _first_arrays(dataset: Any) -> list[Any]:
     count = 1 if is_batched(dataset) else FIRST_ELEMENTS
+    dataset = restarted(dataset)  # otherwise, a second reading has another order
     return [with_rows(leaf) for element in itertools.islice(dataset, count) for leaf in tf.nest.flatten(element)]
 
 
@@ -193,14 +193,19 @@ def split_batches(dataset: Any, partition: Partition, first: list[Any]) -> tuple
     share = dataset.map(split)
     coverage, parts = _zipped_coverage(dataset, zipped, partition, array_rows) if zipped else \
         _batched_coverage(dataset, partition, rows, known)
+    mapped_apart = split_before_maps(dataset, partition) if parts != 0 else None
+    if mapped_apart is not None and mapped_apart.element_spec == share.element_spec:
+        share = mapped_apart
+        is_partial = True
+    else:
+        is_partial = bool(zipped) or static_rows(dataset) is None or not partition.part_size(static_rows(dataset) or 0)
+        share = share.filter(_has_rows) if is_partial and parts != 0 else share
     if parts == 0:
         share = share.take(1)  # Keras cannot evaluate without a batch; an empty one changes no metric
-    elif zipped or static_rows(dataset) is None or not partition.part_size(static_rows(dataset) or 0):
-        share = share.filter(_has_rows)
-        if parts is not None:
-            share = share.apply(tf.data.experimental.assert_cardinality(parts))
-        elif int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY:
-            share = share.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
+    elif is_partial and parts is not None:
+        share = share.apply(tf.data.experimental.assert_cardinality(parts))
+    elif is_partial and int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY:
+        share = share.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
     return share, coverage
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
+from hvkeras.compat.graphs import operations_of
 from hvkeras.data.partition import Batches
 
 _BATCHING = {"Batch", "ParallelBatch", "PaddedBatch", "DenseToSparseBatch", "MapAndBatch", "Rebatch", "LegacyRebatch"}
@@ -61,6 +62,13 @@ def has_scalars(dataset: Any) -> bool:
     """Return whether an element contains a scalar, which batches never do."""
     specs = tf.nest.flatten(dataset.element_spec)
     return any(getattr(getattr(spec, "shape", None), "rank", None) == 0 for spec in specs)
+
+
+def have_equal_shapes(spec: Any) -> bool:
+    """Return whether elements can be batched: all have the same shapes, which are known."""
+    leaves = tf.nest.flatten(spec)
+    return bool(leaves) and all(type(leaf) is tf.TensorSpec and leaf.shape.is_fully_defined()
+                                and leaf.dtype not in (tf.variant, tf.resource) for leaf in leaves)
 
 
 def batches_of(dataset: Any) -> Batches | None:
@@ -165,19 +173,18 @@ def is_class_weighting(dataset: Any) -> bool:
 # Operations that count as stateful, but whose results depend on their inputs only while data are read.
 _WITHOUT_STATE = {"LookupTableFindV2", "LookupTableSizeV2", "ReadVariableOp", "ResourceGather", "ResourceGatherNd",
                   "StatefulPartitionedCall", "If", "While", "Case", "Assert"}
-_DRAWING = {"RandomUniform", "RandomUniformInt", "RandomStandardNormal", "TruncatedNormal", "RandomShuffle",
-            "RandomGammaGrad", "RandomGamma", "RandomPoissonV2", "Multinomial", "ParameterizedTruncatedNormal"}
+DRAWING = {"RandomUniform", "RandomUniformInt", "RandomStandardNormal", "TruncatedNormal", "RandomShuffle",
+           "RandomGammaGrad", "RandomGamma", "RandomPoissonV2", "Multinomial", "ParameterizedTruncatedNormal"}
 
 
 def state_of(dataset: Any) -> bool | None:
     """Return whether the function of a map draws random numbers; None if it may have other state."""
     definition = dataset._map_func.function.graph.as_graph_def()
-    operations = {node.op for node in definition.node}
-    operations |= {node.op for function in definition.library.function for node in function.node_def}
+    operations = {node.op for nodes in operations_of(dataset._map_func) for node in nodes}
     stateful = {name for name in operations if (found := op_def_registry.get(name)) is None or found.is_stateful}
     functions = {function.signature.name for function in definition.library.function}
     others = stateful - _WITHOUT_STATE - functions - {"Placeholder"}
-    return bool(others) if others <= _DRAWING else None
+    return bool(others) if others <= DRAWING else None
 
 
 def is_nondeterministic(dataset: Any) -> bool:

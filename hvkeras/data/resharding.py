@@ -16,6 +16,7 @@ from hvkeras.data.consistency import fingerprint
 from hvkeras.data.partition import Batches, Partition, split_arrays
 from hvkeras.data.pipeline import batching_to
 from hvkeras.data.sequences import EpochEnd, Share, require_rows, split_sequence
+from hvkeras.data.shuffles import in_order_of_pass
 from hvkeras.data.structure import IdentityMap, concatenate, count_rows, leaves, spec_of_rows, take_rows, take_slice
 from hvkeras.errors import UsageError, explain
 from hvkeras.host.console import prints_at, say
@@ -207,8 +208,9 @@ def resharded_dataset(dataset: Any, marks: Any, count: int, buffer_size: int, se
     def remaining(_: Any) -> Any:
         # Not tf.unstack, at which TensorFlow 2.21 crashes here.
         position = tf.ensure_shape(tf.numpy_function(numbers, [], tf.int64), [5])
-        whole = dataset if not buffer_size else dataset.shuffle(buffer_size, seed=position[4],
-                                                                reshuffle_each_iteration=False)
+        whole = in_order_of_pass(dataset, seed, position[4])
+        if buffer_size:
+            whole = whole.shuffle(buffer_size, seed=position[4], reshuffle_each_iteration=False)
         return whole.skip(position[0]).take(position[1]).shard(position[2], position[3])
 
     share = tf.data.Dataset.range(1).flat_map(remaining)

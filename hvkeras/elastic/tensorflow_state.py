@@ -164,8 +164,8 @@ class TensorFlowKerasState(_VariableState):
         self.backend: Any = backend
         self._optimizer = optimizer
         if not _weights(model):
-            raise UsageError(explain("A state needs a model with its weights", "build the model or call it on a batch"
-                                     " first", model=getattr(model, "name", model)))
+            raise UsageError(explain("A state needs a model whose weights exist", "build the model, or call it on a"
+                                     " batch first", model=getattr(model, "name", model)))
         self._learned: list[Any] = []
         self._errors: list[Any] = []  # of compressed gradients, on this host
         self._slots: SharedSlots | None = None
@@ -209,7 +209,7 @@ class TensorFlowKerasState(_VariableState):
         self._restore_errors()
         layers = compat.learned_layers(self.model)
         if len(layers) != len(self._learned):
-            raise UsageError(explain("A commit must be of the state's model", "remove HVKERAS_ELASTIC_DIR, or use a"
+            raise UsageError(explain("A commit must belong to the state's model", "remove HVKERAS_ELASTIC_DIR, or use a"
                                      " different one for each job", layers_that_learn=len(self._learned),
                                      of_the_model=len(layers)))
         for layer, state in zip(layers, self._learned, strict=True):

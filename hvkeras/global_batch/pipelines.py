@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from hvkeras.compat import graphs
 from hvkeras.data import pipeline
+from hvkeras.data.shuffles import AGAIN
 from hvkeras.global_batch.marks import Mark, mark_of
 from hvkeras.global_batch.noise import drawing_as, drawing_for_rank
 from hvkeras.global_batch.rows import Block, bounds, cut, cut_zipped
@@ -142,11 +143,7 @@ def _weighted_again(stage: Any, inner: Any) -> Any:
 
 # Stages, and how they are applied again to another dataset.
 _AGAIN: dict[str, Callable[[Any, Any], Any]] = {
-    "Prefetch": lambda stage, inner: inner.prefetch(int(stage._buffer_size)),
-    "Repeat": lambda stage, inner: inner.repeat(int(stage._count)),
-    "Take": lambda stage, inner: inner.take(int(stage._count)),
-    "Skip": lambda stage, inner: inner.skip(int(stage._count)),
-    "Options": lambda stage, inner: inner.with_options(stage.options()),
+    **{name: AGAIN[name] for name in ("Prefetch", "Repeat", "Take", "Skip", "Options")},
     "Shuffle": _shuffled_again,
 }
 
@@ -193,7 +190,7 @@ def _cut_elements(stage: Any) -> Any:
     """Map and batch this rank's elements only."""
     lazy, size = _lazy(pipeline.inputs(stage)[0]), int(stage._batch_size)
     elements = lazy.dataset
-    if not lazy.functions or not _have_equal_shapes(elements.element_spec):
+    if not lazy.functions or not pipeline.have_equal_shapes(elements.element_spec):
         return None
     count, batches = int(elements.cardinality()), int(stage.cardinality())
     is_full = stage._drop_remainder or count == tf.data.INFINITE_CARDINALITY or (count >= 0 and count % size == 0)
@@ -226,13 +223,6 @@ def _cut_elements(stage: Any) -> Any:
         result = result.apply(tf.data.experimental.assert_cardinality(batches))
     result = result.with_options(stage.options())
     return result if _is_same(result.element_spec[_PACKED], stage.element_spec) else None
-
-
-def _have_equal_shapes(spec: Any) -> bool:
-    """Return whether elements can be batched: all have the same shapes, which are known."""
-    leaves = tf.nest.flatten(spec)
-    return bool(leaves) and all(type(leaf) is tf.TensorSpec and leaf.shape.is_fully_defined()
-                                and leaf.dtype not in (tf.variant, tf.resource) for leaf in leaves)
 
 
 @dataclass(frozen=True)

@@ -281,7 +281,7 @@ def current_session() -> Session:
         NotInitializedError: `init()` has not been called, or `shutdown()` has been called.
     """
     if _process.session is None:
-        raise NotInitializedError(explain("hvkeras must be initialised first", "call hvd.init() before this"))
+        raise NotInitializedError(explain("hvkeras must be initialized first", "call hvd.init() before this"))
     return _process.session
 
 

@@ -250,8 +250,8 @@ class Driver:
             self._start_missing()
             if self.failed_starts >= MAX_CONSECUTIVE_FAILED_STARTS and all(
                     other.commit is not None for other in self.workers.values()):
-                self._finish(f"{len(ready)} of at least {self.least} ranks are left, and {self.failed_starts} workers"
-                             " that were to replace others have failed")
+                self._finish(f"at least {self.least} ranks are needed, {len(ready)} are left, and"
+                             f" {self.failed_starts} workers in a row that should have replaced others have failed")
             return
         leaving = tuple(sorted(surplus & {number for number, other in self.workers.items()
                                           if other.commit is not None}))
@@ -276,7 +276,7 @@ class Driver:
     def give_up(self, worker: Worker | None) -> None:  # noqa: ARG002 - the signature of handlers
         """End a job that has waited too long for workers."""
         ready = sum(other.commit is not None for other in self.workers.values())
-        self._finish(f"{ready} of at least {self.least} ranks are ready, and no others joined in time")
+        self._finish(f"at least {self.least} ranks are needed, {ready} are ready, and no others joined in time")
 
     # Helpers of the handlers.
 

@@ -106,7 +106,7 @@ class HostPool:
             available, waited = sum(slots.values()), time.monotonic() - began
             if available >= at_least:
                 return fill(slots, available if self.most is None else min(available, self.most))
-            found = (f"there {'is' if available == 1 else 'are'} {available} of at least {at_least}"
+            found = (f"at least {at_least} are needed and {available} {'is' if available == 1 else 'are'} available"
                      f"{self._aside_text()}{f' ({problem})' if problem else ''}")
             may_grow = self.changes or self._cooldown is not None
             if waited >= self.timeout or not may_grow:
@@ -165,4 +165,4 @@ class HostPool:
     def _aside_text(self) -> str:
         now = time.monotonic()
         names = [name for name, aside in self._aside.items() if aside.until > now]
-        return f", and {some_of(names)} set aside" if names else ""
+        return f"; set aside: {some_of(names)}" if names else ""

@@ -134,7 +134,7 @@ def parser(prog: str = "hvkeras run") -> argparse.ArgumentParser:
                         help="Seconds that a rank waits before the job is terminated (HVKERAS_STALL_SHUTDOWN).")
     parser.add_argument("--reset-limit", type=limit, metavar="N", help="Restart all ranks when one fails, at most N"
                         " times; hvd.elastic resumes from the last commit. In an elastic job: the maximum number of"
-                        " changes of the ranks, as one fails or workers join or leave. By default 0, and in elastic"
+                        " membership changes, when ranks fail and when workers join or leave. Default: 0; in elastic"
                         f" jobs {ELASTIC_RESETS} failures, and any number of workers that join or leave.")
     _add_elastic_flags(parser)
     parser.add_argument("--report", metavar="FOLDER", help="Write a report on the run, report.html and report.json,"
@@ -173,10 +173,10 @@ def _add_elastic_flags(parser: argparse.ArgumentParser) -> None:
     elastic.add_argument("--elastic-timeout", type=seconds, metavar="SECONDS", help="Seconds for which a restart waits"
                          f" for enough slots (default: {ELASTIC_TIMEOUT:g}).")
     elastic.add_argument("--blacklist-cooldown-range", type=seconds, nargs=2, metavar=("SHORTEST", "LONGEST"),
-                         help="Seconds after which a host that was set aside, as it was lost or its ranks kept failing,"
-                         " may be used again; doubled each time. Never by default.")
-    elastic.add_argument("--failures-per-host", type=times, metavar="N", help="Failures in a row of a host's ranks that"
-                         " set it aside (default: 2; 1 with --as-horovod, as in Horovod).")
+                         help="Seconds after which a host may be used again that was set aside because it was lost or"
+                         " its ranks kept failing; doubled each time. By default, it is not used again.")
+    elastic.add_argument("--failures-per-host", type=times, metavar="N", help="Consecutive failures of its ranks"
+                         " after which a host is set aside (default: 2; 1 with --as-horovod, as in Horovod).")
 
 
 def parse(arguments: Sequence[str], prog: str = "hvkeras run") -> argparse.Namespace:

@@ -133,7 +133,7 @@ class RayExecutor:
     def _start(self, variables: Mapping[str, str]) -> None:
         ray = require_ray()
         if self._workers:
-            raise UsageError(explain("An executor can be started once", "call shutdown() in between"))
+            raise UsageError(explain("An executor must be shut down before it starts again", "call shutdown()"))
         settings = Settings()
         try:
             self._create_actors(ray)

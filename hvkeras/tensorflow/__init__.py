@@ -140,8 +140,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's public name
     """
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
         if shard_update not in ("auto", False):
-            raise UnsupportedError(explain("Ranks share the update of optimizers of Keras, not of TensorFlow 1",
-                                           "leave out shard_update", optimizer=type(optimizer).__name__))
+            raise UnsupportedError(explain("shard_update supports optimizers of Keras, not of TensorFlow 1",
+                                           "leave it out", optimizer=type(optimizer).__name__))
         exchange = ReductionOptions(
             name or type(optimizer).__name__, op, chosen_compression(compression), sparse_as_dense,
             gradient_predivide_factor, checked_groups(num_groups, groups), process_set, scale_local_gradients,

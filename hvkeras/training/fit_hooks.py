@@ -311,7 +311,7 @@ def _hooked_orbax(original: Callable[..., Any], callback: Any, *args: Any, **kwa
     """Save on the first rank only; Keras distinguishes only processes of JAX."""
     model = callback.model
     if graphs.spans_workers(graphs.reducing_strategy(model)):
-        raise UnsupportedError(explain("OrbaxCheckpoint cannot save a model of a strategy over several processes",
+        raise UnsupportedError(explain("OrbaxCheckpoint cannot save a model under a strategy over several processes",
                                        "use hvd.callbacks.ModelCheckpoint", directory=callback.directory))
     process_set = shared_by(model)
     if process_set is None or current_session().topology.rank == process_set.ranks[0]:

@@ -77,12 +77,15 @@ def survivors(tmp_path: Path, events: str, np: int = 3, data: str = "arrays", ba
                  marks=pytest.mark.slow),
     pytest.param("0:raise:7", 2, "dataset", ["rank 0 on .* failed with ArithmeticError: stumbles"],
                  marks=pytest.mark.slow),
+    pytest.param("0:raise:27", 2, "shuffled", ["rank 0 on .* failed with ArithmeticError: stumbles"],
+                 marks=pytest.mark.slow),
     pytest.param("2:kill:7 0:kill:12", 4, "arrays", ["rank 2 on .* (ended|was)", "rank 0 on .* (ended|was)"],
                  marks=pytest.mark.slow),
     ("1:stop:7", 2, "loop", ["rank 1 on .* gave no sign of life"]),
     pytest.param("1:kill:40", 2, "batches", ["rank 1 on .* (ended unexpectedly|was killed by SIGKILL)"],
                  marks=pytest.mark.nightly),
-], ids=["killed", "raises", "two, and rank 0", "stopped, in a loop", "killed, with a PyDataset"])
+], ids=["killed", "raises", "raises, shuffled before", "two, and rank 0", "stopped, in a loop",
+        "killed, with a PyDataset"])
 def test_survivors_keep_their_processes_and_count_each_sample_once(events: str, np: int, data: str, lost: list[str],
                                                                    tmp_path: Path) -> None:
     done = survivors(tmp_path, events, np, data, HVKERAS_LIVENESS_TIMEOUT="2", GPUS=str(np))
@@ -313,7 +316,7 @@ def test_too_few_slots_are_waited_for_until_the_deadline(tmp_path: Path) -> None
     code = "print('up'); time.sleep(0.5)\nif rank: open('hosts', 'w').write('localhost:1'); 1 / 0"
     done = run(["-np", "2", "--host-discovery-script", "cat hosts", "--elastic-timeout", "4", *python(code)], tmp_path)
     assert done.returncode == 1
-    found = "there is 1 of at least 2"
+    found = "at least 2 are needed and 1 is available"
     assert re.search(rf"hvkeras run: waiting for slots, \d s of 4 s: {found}\n", done.stderr), done.stderr
     assert f"There must be slots for the ranks, but {found} after 4 s. Received: slots={{'local" in done.stderr
 

@@ -74,11 +74,11 @@ def test_parts_may_have_different_numbers_of_batches(one, two):
 def test_other_distributions_are_refused(one, two):
     for rank, errors in enumerate(two.results("refusals")):
         model_parallel, subset, three, seven, again, current = errors
-        assert "UnsupportedError: On TensorFlow, models are distributed by keras.distribution.DataParallel alone" in \
+        assert "UnsupportedError: On TensorFlow, only keras.distribution.DataParallel is supported" in \
             model_parallel
         assert "UnsupportedError: On TensorFlow, DataParallel must be over the devices of all ranks" in subset
         for error in (three, seven):
-            assert re.search(rf"UsageError: .* must have the numbers of the job .*: this is process {rank} of 2", error)
+            assert re.search(rf"UsageError: .* must get the numbers of the job .*: this is process {rank} of 2", error)
         assert (again, current) == ("no error", "None")
     in_one_process = one.result("refusals", 0)
     assert in_one_process[:2] == ["no error"] * 2 and "NUM_PROCESSES" not in in_one_process[0]
@@ -96,4 +96,4 @@ def test_arguments_that_contradict_the_launcher_are_an_error(tmp_path):
     with start_job("hvkeras_run", WORKER, ("initialize",), np=2, folder=tmp_path, env=variables, expect_failure=True,
                    ) as job:
         outcome = job.wait()
-    assert "must have the numbers of the job that hvkeras run has started: this is process" in outcome.output
+    assert "must get the numbers of the job that hvkeras run has started: this is process" in outcome.output

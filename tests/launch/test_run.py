@@ -211,7 +211,8 @@ def test_ranks_get_an_empty_standard_input(tmp_path: Path) -> None:
     (["-hostfile", "hosts", "true"], "line=2, text='node1 slots=many'"),
     (["-np", "1", "--output-filename", "hosts", "true"], "must be writable"),
 ])
-def test_a_wrong_command_line_is_one_line_with_a_hint_and_code_2(arguments: list[str], complaint: str, tmp_path: Path) -> None:
+def test_a_wrong_command_line_is_one_line_with_a_hint_and_code_2(arguments: list[str], complaint: str,
+                                                                 tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("# mine\nnode1 slots=many\n")
     done = run(arguments, tmp_path)
     assert done.returncode == 2

@@ -20,7 +20,7 @@ REFUSED = {
     "fixed batch": "a model must take any number of rows",
     "stateful": "a layer must not keep states of rows from batch to batch",
     "unseeded arrays": "All ranks must have the same data, but x differs.",
-    "unseeded batches": "All ranks must get the same batches, of which each computes a part.",
+    "unseeded batches": "All ranks must get the same batches, since each computes a part of them.",
     "graphs": "All arrays of a batch must have the same number of rows",
     "already distributed": "does not distribute itself. Received: call='hvd.DistributedOptimizer'",
     "already sharded": "does not distribute itself. Received: call='hvd.shard'",

@@ -79,10 +79,10 @@ hvd.join() if rank == 0 else hvd.broadcast(1.0, 0, name='b')
 
 @pytest.mark.parametrize(("code", "words"), [
     ("hvd.join() if rank == 0 else hvd.broadcast(1.0, 0, name='b')",
-     "A rank that has joined has nothing to broadcast. Received: collective='broadcast \"b\"'"),
+     "The root of a broadcast must not have called join(). Received: collective='broadcast \"b\"'"),
     # Rank 0 may not run a collective for the waiting rank 1 only because it once participated in it: both can raise.
     (REFUSED_BEFORE,
-     "A rank that has joined has nothing to broadcast. Received: collective='broadcast \"b\"'"),
+     "The root of a broadcast must not have called join(). Received: collective='broadcast \"b\"'"),
     ("hvd.join() if rank == 0 else time.sleep(2)", "left the job normally while rank 0 waits for it in join()"),
     ("time.sleep(2) or hvd.join() if rank == 0 else None",
      "left the job normally before rank 0 called join(), which all ranks must call"),

@@ -1,4 +1,4 @@
-"""Every socket on which hvkeras listens is in the table of docs/security.md, and holds against strangers."""
+"""Every socket on which hvkeras listens is in the table of docs/security/sockets.md, and holds against strangers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from hvkeras.settings import Settings
 from hvkeras.spark.output import OutputServer
 
 ROOT = Path(__file__).parents[2]
-TABLES = ROOT / "docs" / "security.md"
+TABLES = ROOT / "docs" / "security" / "sockets.md"
 SECRET = b"s" * 32
 ENDLESS = 64 * 1024 * 1024  # bytes: more than any socket may take from a stranger
 _LISTENING = {"listen", "create_server", "start_server", "start_unix_server", "create_datagram_endpoint"}

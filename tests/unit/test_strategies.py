@@ -51,7 +51,7 @@ def test_a_keras_that_would_add_gradients_up_is_refused() -> None:
         return strategy.reduce("MEAN", values, axis=0)
 
     old = repaired(SimpleNamespace(reduce_per_replica=averages_rows, TensorFlowTrainer=object))
-    with pytest.raises(UnsupportedError, match=r"divides the loss by their number.*HINT: pip install"):
+    with pytest.raises(UnsupportedError, match=r"divides the loss by the number of replicas.*HINT: pip install"):
         old.reduce_per_replica(1.0, strategies._Probe(), "auto")
 
 

@@ -1,4 +1,4 @@
-"""Every thread that hvkeras starts is in the table of docs/architecture.md, and is a daemon or has a reason."""
+"""Every thread that hvkeras starts is in the table of docs/architecture/threads.md, and is a daemon or has a reason."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import defaultdict
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "architecture.md"
+PAGE = ROOT / "docs" / "architecture" / "threads.md"
 _STARTS = {"Thread", "InheritableThread", "Timer", "ThreadPoolExecutor", "to_thread", "run_in_executor"}
 _OF_ASYNCIO = {"to_thread", "run_in_executor"}  # whose threads have names of Python's own
 _ASYNCIO_NAME = "asyncio_*"
@@ -87,8 +87,7 @@ def started() -> Threads:
 
 def listed() -> Threads:
     """The threads in the table: a thread that is no daemon has the reason in the last column instead."""
-    section = PAGE.read_text().split("## Threads\n")[1].split("\n## ")[0]
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in PAGE.read_text().splitlines()
             if line.startswith("| `")]
     found: Threads = {}
     for name, starts, ends, daemon in rows:

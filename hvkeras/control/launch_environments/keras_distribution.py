@@ -81,6 +81,6 @@ def require_agreement(launcher: str, rank: int, size: int, num_processes: int | 
     """
     if num_processes not in (None, size) or process_id not in (None, rank):
         raise UsageError(explain(
-            f"keras.distribution.initialize() must have the numbers of the job that {launcher} has started: this is"
+            f"keras.distribution.initialize() must get the numbers of the job that {launcher} has started: this is"
             f" process {rank} of {size}", "leave out its arguments, and unset KERAS_DISTRIBUTION_*",
             num_processes=num_processes, process_id=process_id))

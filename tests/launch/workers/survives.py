@@ -108,12 +108,14 @@ class Training:
             self.model.waves.assign(1.0)
         if kind == "batches":
             self.data: dict[str, Any] = {"x": hvd.shard(Batches())}
-        elif kind != "dataset":
+        elif kind not in ("dataset", "shuffled"):
             x, y = hvd.shard((numbers, nothing))
             self.data = {"x": x, "y": y, "batch_size": 8}
         else:
             samples = tf.data.Dataset.from_tensor_slices((numbers[:EVEN], nothing[:EVEN]))
-            self.data = {"x": hvd.shard(samples, shuffle=100).batch(8).prefetch(1), "shuffle": False}
+            share = hvd.shard(samples, shuffle=100) if kind == "dataset" else hvd.shard(
+                samples.shuffle(100).map(lambda number, nothing: (number, nothing + 0.0)))
+            self.data = {"x": share.batch(8).prefetch(1), "shuffle": False}
         self.state: Any = hvd.elastic.TensorFlowKerasState(self.model, epoch=0, batch=0, wanted=hvd.size())
         # changes of the ranks; a start of this process after an event is one
         self.changes = int(any(Path().glob("done.*")))
@@ -174,7 +176,7 @@ def main(kind: str, events: list[list[str]]) -> None:
     else:
         hvd.elastic.run(lambda _: (training.by_loop if kind == "loop" else training.by_fit)(training.state))(
             training.state)
-    report(training.model, training.state.epoch, EVEN if kind in ("batches", "dataset") else SAMPLES)
+    report(training.model, training.state.epoch, EVEN if kind in ("batches", "dataset", "shuffled") else SAMPLES)
 
 
 def report(model: Any, epochs: int, samples: int) -> None:

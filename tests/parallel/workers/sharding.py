@@ -13,6 +13,8 @@ import tensorflow as tf
 
 import hvkeras as hvd
 from harness.checks import check, run_checks
+from hvkeras.data.pipeline import stage_name, stages
+from hvkeras.data.shuffles import reseeded
 from hvkeras.job.session import current_session
 
 keras: Any = tf.keras
@@ -110,7 +112,46 @@ def datasets() -> dict[str, Any]:
         "generated rows": steps_of_reading(hvd.shard(rows, batched=False).batch(4)),
         "shuffled before": steps_of_reading(hvd.shard(samples.shuffle(100, seed=3).batch(12)), epochs=2),
         "evaluation": steps_of_reading(hvd.shard(samples.batch(12), training=False)),
+        **shuffled_before(),
     }
+
+
+def shuffled_before() -> dict[str, Any]:
+    """The rows of shuffles without a seed, and with another one on each rank."""
+    unseeded = features(Dataset.range(COUNT).shuffle(20)).batch(12).prefetch(1)
+    filtered = features(Dataset.range(2 * COUNT).shuffle(20).filter(lambda number: number < COUNT)).batch(12)
+    keras.utils.set_random_seed(1 + hvd.rank())
+    seeded_apart = features(Dataset.range(COUNT).shuffle(20).shuffle(COUNT, seed=hvd.rank()))
+    tf.random.set_seed(None)
+    return {
+        "shuffled without a seed": steps_of_fit(hvd.shard(unseeded), epochs=3),
+        "shuffled and filtered": steps_of_reading(hvd.shard(filtered), epochs=2),
+        "shuffled with other seeds": steps_of_reading(hvd.shard(seeded_apart.batch(12)), epochs=3),
+        "shuffled samples": steps_of_reading(hvd.shard(seeded_apart).batch(4), epochs=2),
+        "evaluation of shuffled batches": steps_of_reading(hvd.shard(unseeded, training=False)),
+    }
+
+
+@check
+def trained_on_shuffled_batches() -> dict[str, list[float]]:
+    """Weights and losses of ranks after a fit, and of one process that reads the batches in the same order."""
+    x = np.random.default_rng(5).normal(size=(48, 2)).astype("float32")
+    dataset = Dataset.from_tensor_slices((x, x.sum(1, keepdims=True))).shuffle(30).map(
+        lambda row, label: (row * 2, label), num_parallel_calls=2).batch(12).prefetch(1)
+
+    def learned(data: Any, optimizer: Any) -> list[float]:
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, kernel_initializer="ones")])
+        model.compile(optimizer, "mse")
+        losses = model.fit(data, epochs=3, verbose=0).history["loss"]
+        return [*np.ravel(model.get_weights()[0]).tolist(), *losses]
+
+    share = hvd.shard(dataset)
+    seeds = [(int(stage._seed), int(stage._seed2)) for stage in stages(share) if stage_name(stage) == "Shuffle"]
+    found = learned(share, hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)))
+    shuffle = next(stage for stage in stages(dataset) if stage_name(stage) == "Shuffle")
+    with hvd.alone():
+        truth = learned(reseeded(dataset, {id(shuffle): seeds[0]}), keras.optimizers.SGD(0.1))
+    return {"found": found, "truth": truth}
 
 
 @check
@@ -231,16 +272,18 @@ def error_of(function: Callable[[], Any]) -> list[str]:
     return ["", "no error"]
 
 
+def twice(row: Any) -> Any:
+    return row * 2
+
+
 @check
 def errors() -> dict[str, list[str]]:
     """The error of each misuse."""
     x, rank, size = np.arange(24.0)[:, None], hvd.rank(), hvd.size()
     own = np.random.default_rng(rank)
+    in_own_order = own.permutation(24)
     samples = Dataset.range(24)
     unseeded = samples.shuffle(24, seed=None if rank else 3)
-    tf.random.set_seed(rank + 1)
-    differently_seeded = samples.shuffle(24)
-    tf.random.set_seed(1)
 
     def broken() -> Any:
         yield 1
@@ -256,8 +299,11 @@ def errors() -> dict[str, list[str]]:
         "different arguments": lambda: hvd.shard(x, training=rank == 0),
         "two arguments": lambda: hvd.shard(x, x),
         "dataset sharded before": lambda: hvd.shard(samples.shard(size, rank).take(6)),
-        "unseeded shuffle": lambda: hvd.shard(unseeded.batch(8)),
-        "different seeds": lambda: hvd.shard(differently_seeded.batch(8)),
+        "shuffle before an unknown stage": lambda: hvd.shard(unseeded.ignore_errors().map(twice).batch(8)),
+        "more shuffles on a rank": lambda: hvd.shard(samples.shuffle(24) if rank else samples),
+        "random filter": lambda: hvd.shard(samples.filter(lambda row: tf.random.uniform([]) < 0.5)),
+        "generator shuffled apart": lambda: hvd.shard(Dataset.from_generator(
+            lambda: iter(in_own_order), output_signature=tf.TensorSpec([], tf.int64)).shuffle(4).batch(8)),
         "unordered": lambda: hvd.shard(samples.map(lambda row: row, num_parallel_calls=2, deterministic=False)),
         "unknown batches": lambda: hvd.shard(of_unknown_batches),
         "shuffled batches": lambda: hvd.shard(samples.batch(8), shuffle=8),

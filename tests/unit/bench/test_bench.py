@@ -202,11 +202,11 @@ def test_the_rise_of_the_peak_is_seen_even_after_it_went_down() -> None:
 @pytest.mark.parametrize(("arguments", "message"), [
     (["allreduce", "-np", "1"], "At least two processes are needed to reduce anything. Received: np=1."),
     (["allreduce", "--sizes", "4QB"], "--sizes must be readable (a size must be a number and one of B, KB"),
-    (["allreduce", "--sizes", "6B"], "a size is a multiple of 4 bytes. Received: size='6B', bytes=6."),
+    (["allreduce", "--sizes", "6B"], "Sizes must be multiples of 4 bytes, since tensors are of float32."),
     (["allreduce", "--sizes", ","], "--sizes takes names separated by commas"),
     (["allreduce", "--models", "mlp"], "--models belongs to hvkeras bench step"),
     (["step", "--sizes", "4KB"], "--sizes belongs to hvkeras bench allreduce"),
-    (["step", "--models", "gpt"], "A model is one of mlp, transformer, resnet50. Received: model='gpt'."),
+    (["step", "--models", "gpt"], "--models must be among mlp, transformer, resnet50. Received: model='gpt'."),
     (["step", "--backends", "gpu"], "The backend must be one of auto, native, horovod"),
     (["step", "--rounds", "0"], "--rounds must be a positive number"),
     (["step", "--rounds", "3", "--time", "4"], "--rounds must be a positive number, and replaces --time"),
@@ -218,5 +218,4 @@ def test_the_rise_of_the_peak_is_seen_even_after_it_went_down() -> None:
 def test_bad_command_lines_are_errors_with_a_hint(arguments: list[str], message: str,
                                                   capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", *arguments]) == 2
-    assert f"hvkeras bench: {message}" in capsys.readouterr().err.replace(
-        "hvkeras bench: Tensors are of float32, so a", "hvkeras bench: a")
+    assert f"hvkeras bench: {message}" in capsys.readouterr().err

@@ -261,7 +261,7 @@ def test_a_backup_of_something_else_is_refused(tmp_path: Path) -> None:
     unbuilt = keras.Sequential([keras.layers.Dense(1)])
     callback = BackupAndRestore(tmp_path)
     callback.set_model(unbuilt)
-    with pytest.raises(hvd.UsageError, match=r"needs a model with its weights.*call it on a batch"):
+    with pytest.raises(hvd.UsageError, match=r"needs a model whose weights exist.*call it on a batch"):
         callback.on_train_begin()
 
 

@@ -476,7 +476,7 @@ def test_results_are_written_for_other_programs(tmp_path: Path) -> None:
 
 
 def test_every_key_of_the_results_is_documented(tmp_path: Path) -> None:
-    text = (Path(__file__).parents[3] / "docs" / "compare.md").read_text()
+    text = (Path(__file__).parents[3] / "docs" / "compare" / "results.md").read_text()
     made = results_file.document(comparison([*REPEATED, SINGLE]))
     keys = {*made, *made["rows"][0], *made["runs"][0]}
     assert not [key for key in sorted(keys) if f"`{key}`" not in text]

@@ -92,7 +92,8 @@ def test_what_is_hidden_is_told_once(library: Any) -> None:
     installer = Installer((row("one", "library:Theirs.gone", part="the logs"), row("one", "library:Theirs.optional"),
                            row("one", "library:Gone.fit", part="fit"), row("one", "other:Gone.fit", part="not loaded")))
     installer.install("one", SimpleNamespace())
-    assert installer.newly_hidden() == ["this version of library hides the logs, fit: hvkeras cannot handle that part"]
+    assert installer.newly_hidden() == [
+        "this version of library hides internals that hvkeras needs; not supported: the logs, fit"]
     installer.install("one", SimpleNamespace(again=True))
     assert installer.newly_hidden() == []
 
@@ -130,7 +131,7 @@ def test_keras_and_tensorflow_are_as_before_once_a_job_is_over() -> None:
 
 
 def test_the_page_shows_the_table() -> None:
-    assert patches.as_table() in (ROOT / "docs" / "architecture.md").read_text()
+    assert patches.as_table() in (ROOT / "docs" / "architecture" / "patches.md").read_text()
 
 
 FOUND = """

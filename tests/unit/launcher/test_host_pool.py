@@ -69,16 +69,17 @@ def test_slots_are_waited_for_and_a_script_may_fail_meanwhile(clock: Clock) -> N
     pool = HostPool(failing_times(5), 2, 4, 60, changes=True)
     assert sizes(pool.restart(said.append)) == {"a": 2}
     assert clock.now == 5
-    assert said == ["hvkeras run: waiting for slots, 3 s of 60 s: there are 0 of at least 2 (no answer)"]
+    found = "at least 2 are needed and 0 are available (no answer)"
+    assert said == [f"hvkeras run: waiting for slots, 3 s of 60 s: {found}"]
     with pytest.raises(MachineError, match="no answer"):
         HostPool(failing_times(1), 2, 4, 60, changes=True).hosts(2, silent)
 
 
 def test_a_deadline_ends_the_wait_and_there_is_none_for_hosts_that_stay_the_same(clock: Clock) -> None:
-    with pytest.raises(MachineError, match=r"there is 1 of at least 2 after 60 s\. Received: slots={'a': 1}"):
+    with pytest.raises(MachineError, match=r"2 are needed and 1 is available after 60 s\. Received: slots={'a': 1}"):
         HostPool(lambda: {"a": 1}, 2, 4, 60, changes=True).restart(silent)
     assert clock.now == 60
-    with pytest.raises(MachineError, match=r"there is 1 of at least 2\. Received"):
+    with pytest.raises(MachineError, match=r"at least 2 are needed and 1 is available\. Received"):
         HostPool(lambda: {"a": 1}, 2, 4, 60).restart(silent)
     assert clock.now == 60
 
@@ -103,10 +104,10 @@ def test_hosts_are_set_aside_and_taken_back(clock: Clock) -> None:
 def test_a_host_stays_aside_without_a_cool_down(clock: Clock) -> None:
     pool = HostPool(lambda: {"a": 2, "b": 2}, 3, 4, 60)
     assert pool.note_failure("a", lost=True) == "hvkeras run: sets a aside, which was lost, for the rest of the job"
-    with pytest.raises(MachineError, match=r"there are 2 of at least 3, and a set aside\. Received"):
+    with pytest.raises(MachineError, match=r"at least 3 are needed and 2 are available; set aside: a\. Received"):
         pool.restart(silent)
     clock.now = 1e9
-    with pytest.raises(MachineError, match="a set aside"):
+    with pytest.raises(MachineError, match="set aside: a"):
         pool.restart(silent)
 
 
