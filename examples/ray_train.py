@@ -1,6 +1,6 @@
 """Train on the nodes of a Ray cluster: the driver starts the ranks, and receives their results.
 
-pip install 'hvkeras[cpu,ray]'
+pip install '.[cpu,ray]'   # in a clone of the repository
 python examples/ray_train.py --workers 2                                  # on a local cluster
 ray job submit --working-dir examples -- python ray_train.py --workers 8  # on a running cluster
 """

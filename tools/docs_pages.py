@@ -1,4 +1,4 @@
-"""Pages of the site from outside docs/: README, CONTRIBUTING, CHANGELOG, examples, and the list of decisions."""
+"""Pages of the site from outside docs/: CONTRIBUTING, CHANGELOG, examples, and the list of decisions."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changes.md",
-         "examples/README.md": "examples/index.md"}
+PAGES = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changes.md", "examples/README.md": "examples/index.md"}
 SOURCES = {page: source for source, page in PAGES.items()}
-# The overview has no other pages to navigate to; wide tables need the space of the table of contents.
-_HIDDEN = {"index.md": ["navigation"], "settings.md": ["toc"], "reference/index.md": ["toc"]}
+# The landing page is its own navigation; wide tables need the space of the table of contents.
+_HIDDEN = {"index.md": ["navigation", "toc"], "settings.md": ["toc"], "reference/index.md": ["toc"]}
 _LANGUAGES = {".py": "python", ".yaml": "yaml", ".sbatch": "bash", ".toml": "toml", ".md": "markdown"}
 # A link within the repository: path and anchor.
 _LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)(#[^)]*)?\)")

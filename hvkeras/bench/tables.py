@@ -32,6 +32,7 @@ from hvkeras.bench.row import (
     speed_up,
     title_of,
 )
+from hvkeras.diagnostics.charts import INK, PAPER, Chart, colours_of
 from hvkeras.errors import MachineError, explain
 
 UNKNOWN = "-"
@@ -172,33 +173,33 @@ def draw(kind: str, rows: Sequence[BenchmarkRow], ranks: int, title: str, path: 
     Args:
         kind: `allreduce` or `step`.
         rows: The rows; those without results are omitted.
-        title: Title of the plot.
+        title: The command and the machine: title of the plot of allreduces, note below that of steps.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(11, 4.5) if kind == "allreduce" else (8, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
     known = [row for row in rows if row.blocks]
-    if kind == "allreduce":
-        _allreduce(figure, known, ranks)
-    else:
-        _step(figure.subplots(), known, ranks)
-    figure.suptitle(textwrap.fill(title, 110 if kind == "allreduce" else 80), fontsize="small")
+    if kind == "step":
+        _steps(known, ranks, title).png(path)
+        return
+    figure = Figure(figsize=(11, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    _allreduce(figure, known, ranks)
+    figure.suptitle(textwrap.fill(title, 110), fontsize="small")
     figure.savefig(path, format="png", dpi=120)
 
 
 def _allreduce(figure: Any, rows: Sequence[BenchmarkRow], ranks: int) -> None:
     times, buses = figure.subplots(1, 2)
-    for name in dict.fromkeys(row.name for row in rows):
+    for name, colour in colours_of(row.name for row in rows).items():
         own = sorted((row for row in rows if row.name == name), key=lambda row: row.bytes)
         sizes = [row.bytes for row in own]
         parts = np.array([quartiles(row.blocks) for row in own])
         middle = parts[:, 1]
         around = np.stack([middle - parts[:, 0], parts[:, 2] - middle]) * 1e6
-        times.errorbar(sizes, middle * 1e6, yerr=around, marker="o", capsize=3, label=name)
+        times.errorbar(sizes, middle * 1e6, yerr=around, marker="o", capsize=3, color=colour, label=name)
         carried = [bus_bandwidth(row.bytes, seconds, ranks) / 1e9 for row, seconds in zip(own, middle, strict=True)]
-        buses.plot(sizes, carried, marker="o", label=name)
+        buses.plot(sizes, carried, marker="o", color=colour, label=name)
     labels = {row.bytes: row.work for row in rows}
     for axes, what in ((times, "time per allreduce, us (median and quartiles)"), (buses, "bus bandwidth, GB/s")):
         axes.set(xscale="log", yscale="log", xlabel="bytes of the tensor", ylabel=what)
@@ -209,26 +210,47 @@ def _allreduce(figure: Any, rows: Sequence[BenchmarkRow], ranks: int) -> None:
         times.legend()
 
 
-def _step(axes: Any, rows: Sequence[BenchmarkRow], ranks: int) -> None:
+def _steps(rows: Sequence[BenchmarkRow], ranks: int, note: str) -> Chart:
     models = list(dict.fromkeys(row.work for row in rows))
     names = _grouped([row for row in rows if row.name != ONE_PROCESS])
-    colours = {name: "0.75" if name.startswith(LOCAL_ONLY) else f"C{index}"
-               for index, name in enumerate(name for name in names if name not in map(title_of, names))}
+    families = {name: next((each for each in names if title_of(each) == name), name) for name in names}
+    colours = colours_of(LOCAL_ONLY if family.startswith(LOCAL_ONLY) else family for family in families.values())
     width = 0.84 / max(1, len(names))
-    for index, (name, kind) in enumerate(names.items()):
-        own = [(row.work, share) for row in rows if row.name == name and (share := efficiency(row, rows)) is not None]
-        if not own:
-            continue
-        where = [models.index(work) + (index - (len(names) - 1) / 2) * width for work, _ in own]
-        family = next((each for each in names if title_of(each) == name), name)
-        bars = axes.bar(where, [100 * share for _, share in own], width, label=name, edgecolor="black", linewidth=0.5,
-                        color=colours.get(family, "C9"), hatch="///" if kind == PEER else None,
-                        alpha=0.6 if kind == PEER else None)
-        axes.bar_label(bars, fmt="%.0f", fontsize="small")
-    axes.axhline(100, color="black", linewidth=0.8, label=ONE_PROCESS)
-    axes.set_xticks(range(len(models)), models)
-    axes.set(ylabel=f"speed, % of {ranks} x one process")
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=4, fontsize="small", frameon=False)
+
+    def draw(axes: Any) -> None:
+        for index, (name, kind) in enumerate(names.items()):
+            own = [(models.index(row.work), 100 * share) for row in rows
+                   if row.name == name and (share := efficiency(row, rows)) is not None]
+            if not own:
+                continue
+            where = [model + (index - (len(names) - 1) / 2) * width for model, _ in own]
+            family = LOCAL_ONLY if name.startswith(LOCAL_ONLY) else families[name]
+            bars = axes.bar(where, [share for _, share in own], 0.92 * width, label=_label(name, kind),
+                            color=colours[family], edgecolor=PAPER, linewidth=0, hatch="///" if kind == PEER else None)
+            axes.bar_label(bars, fmt="%.0f", fontsize=9, padding=1,
+                           bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 0.4})
+        axes.axhline(100, color=INK, linewidth=1, linestyle="--")
+        axes.annotate(f"{ranks} times the speed of one process", (0, 100), (4, 3), fontsize=9,
+                      xycoords=("axes fraction", "data"), textcoords="offset points")
+        axes.set_xticks(range(len(models)), models)
+        axes.tick_params(axis="x", length=0)
+        axes.yaxis.set_major_formatter("{x:.0f} %")
+        axes.set_ylim(0, max(110, axes.get_ylim()[1]))
+        axes.grid(axis="y")
+        if names:
+            axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, borderaxespad=0.2, fontsize=9,
+                        columnspacing=1.2)
+        axes.figure.suptitle(f"Training speed of {ranks} processes, in % of {ranks} times one process"
+                             " (higher is better)", x=0.01, ha="left", fontsize=12, fontweight="bold")
+        axes.figure.supxlabel(textwrap.fill(note, 110), x=0.01, ha="left", fontsize=8)
+
+    return Chart(draw, 8, 4.8, f"speed of training steps on {ranks} processes: {', '.join(names)}")
+
+
+def _label(name: str, kind: str) -> str:
+    if name.startswith(LOCAL_ONLY):
+        return f"{name} (no communication)"
+    return name.replace(" alone", ", without hvkeras") if kind == PEER else name
 
 
 def _grouped(rows: Sequence[BenchmarkRow]) -> dict[str, str]:

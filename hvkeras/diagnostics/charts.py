@@ -27,7 +27,9 @@ _PAGE_COLOURS = {INK: "currentColor", PAPER: "var(--paper, #ffffff)", LINE: "var
 # Okabe and Ito's palette is safe for colour-blind readers; hatches also distinguish the parts in greyscale.
 PARTS = {"compute": ("#0072b2", ""), "update": ("#009e73", "\\\\\\"), "input": ("#e69f00", "xxx"),
          "wait": ("#56b4e9", "///"), "communication": ("#d55e00", "..."), "hidden": ("#cc79a7", "---")}
-_ENGINES = {"native": "#0072b2", "horovod": "#e69f00", "tfdist": "#009e73", "one process": "#8a919c"}
+# The colours of engines in all charts: benchmarks, comparisons and reports.
+_ENGINES = {"native": "#0072b2", "horovod": "#e69f00", "tfdist": "#009e73", "one process": "#8a919c",
+            "local only": "#c3c9d1"}
 IDEAL = "ideal"  # name of the ideal line, drawn in `INK`
 _OTHERS = ("#cc79a7", "#56b4e9", "#d55e00", "#009e73", "#e69f00", "#0072b2")
 _HATCHES = ("\\\\\\", "++", "oo")

@@ -1,7 +1,7 @@
 """Scripts and commands in README and docs/ work as shown.
 
 `<!-- file: NAME -->` gives the name of the script in the block below. `<!-- tested -->` marks commands, which run in a
-folder with the page's scripts, README's scripts and the examples. `<!-- tested: nightly -->` defers them to
+folder with the page's scripts, those of the quick start and the examples. `<!-- tested: nightly -->` defers them to
 `make test-soak`, and `<!-- tested: trackers -->` to `make test-trackers`. A text block after the commands is their
 expected output: each of its lines must occur in the real output, apart from numbers.
 """
@@ -19,6 +19,7 @@ from harness.launchers import clean_environment, free_ports
 from harness.pages import FILE, ROOT, WITH_TRACKERS, scripts
 
 README = ROOT / "README.md"
+QUICK_START = ROOT / "docs" / "tutorials" / "quick-start.md"
 PAGES = (README, *sorted((ROOT / "docs").rglob("*.md")))
 LAUNCHERS = ("hvkeras run", "horovodrun", "mpirun", "TF_CONFIG")
 TESTED = re.compile(r"<!-- tested(?:: (slow|nightly|trackers))? -->\n```sh\n(.*?)```\n(?:\n```text\n(.*?)```)?",
@@ -55,14 +56,15 @@ def test_what_is_marked_is_found() -> None:
     assert text.count("<!-- file:") == len(FILE.findall(text))
 
 
-def test_the_script_of_the_readme_downloads_nothing() -> None:
-    script = scripts(README)["train.py"]
+@pytest.mark.parametrize("page", [README, QUICK_START])
+def test_the_first_script_downloads_nothing(page: Path) -> None:
+    script = scripts(page)["train.py"]
     assert not re.search(r"https?:|load_data|get_file|keras\.datasets", script)
 
 
 @pytest.mark.parametrize(("page", "commands", "output"), list(blocks()))
 def test_commands_work_as_shown(page: Path, commands: str, output: str, tmp_path: Path) -> None:
-    for name, script in (scripts(README) | scripts(page)).items():
+    for name, script in (scripts(QUICK_START) | scripts(page)).items():
         (tmp_path / name).write_text(script)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     for shown, free in zip(dict.fromkeys(re.findall(r"localhost:(\d+)", commands)), free_ports(2), strict=False):
@@ -77,6 +79,7 @@ def test_commands_work_as_shown(page: Path, commands: str, output: str, tmp_path
     for line in filter(None, output.splitlines()):
         assert re.search(pattern(line), printed, re.MULTILINE), f"not printed: {line}\n{printed}"
     if "train.py" in commands:
-        accuracies = re.findall(r"test accuracy on 2 processes: (\d\.\d{4})$", done.stdout, re.MULTILINE)
+        size = 1 if commands == "python train.py\n" else 2
+        accuracies = re.findall(rf"test accuracy on {size} processes: (\d\.\d{{4}})$", done.stdout, re.MULTILINE)
         assert len(accuracies) == 1, printed
         assert float(accuracies[0]) > 0.8, printed

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image, ImageColor
 from rich.console import Console
 
 from hvkeras.bench.allreduce import AllreduceTask, links_for
@@ -34,6 +35,7 @@ from hvkeras.bench.row import (
 )
 from hvkeras.bench.tables import draw, duration, explanations, table
 from hvkeras.cli.main import main
+from hvkeras.diagnostics.charts import colours_of
 from hvkeras.host.machine import machine_facts, spread
 
 ALLREDUCES = [
@@ -137,6 +139,18 @@ def test_plots_are_png_files(kind: str, rows: list[BenchmarkRow], tmp_path: Path
     draw(kind, rows, 2, "a title", tmp_path / "plot.png")
     content = (tmp_path / "plot.png").read_bytes()
     assert content.startswith(b"\x89PNG") and len(content) > 5000
+
+
+@pytest.mark.parametrize("kind", ["allreduce", "step"])
+def test_plots_have_the_colours_of_engines_in_reports(kind: str, tmp_path: Path) -> None:
+    rows = [BenchmarkRow("mlp", ONE_PROCESS, REFERENCE, blocks=[0.01], bytes=4000),
+            BenchmarkRow("mlp", "native", blocks=[0.012], bytes=4000),
+            BenchmarkRow("mlp", "horovod alone", PEER, blocks=[0.02], bytes=4000),
+            BenchmarkRow("mlp", "horovod", blocks=[0.02], bytes=4000)]
+    draw(kind, rows, 2, "a title", tmp_path / "plot.png")
+    with Image.open(tmp_path / "plot.png") as image:
+        drawn = {colour for _, colour in image.convert("RGB").getcolors(2**24)}
+    assert {ImageColor.getrgb(colours_of([name])[name]) for name in ("native", "horovod")} <= drawn
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 7])

@@ -295,7 +295,7 @@ def test_all_that_is_missing_is_named_in_one_message() -> None:
                        if name not in ("SLURM_LOCALID", "SLURM_STEP_NUM_NODES")})
 
 
-# The rows of the table in docs/launchers.md.
+# The rows of the table in docs/launch-variables.md.
 SEVERAL = {
     "`horovodrun` in a shell with a TF_CONFIG": (HOROVODRUN_GLOO | tf_config(TWO_WORKERS), "horovodrun (Gloo)", 2),
     "`mpirun` in a shell with a TF_CONFIG": (OPEN_MPI | tf_config(TWO_WORKERS), "mpirun (Open MPI)", 2),
@@ -338,7 +338,7 @@ def test_a_jupyter_kernel_is_what_its_shell_is() -> None:
 
 
 def test_the_documentation_lists_these_situations() -> None:
-    text = (Path(__file__).parents[3] / "docs" / "launchers.md").read_text()
+    text = (Path(__file__).parents[3] / "docs" / "launch-variables.md").read_text()
     rows = re.findall(r"^\| (.+?) \| (.+?) \| (one|all) \|", text, re.MULTILINE)
     assert {(situation, launcher, count) for situation, launcher, count in rows} == {
         (situation, "none" if launcher == "none" else launcher, "one" if size == 1 else "all")
