@@ -118,7 +118,7 @@ def _print(findings: dict[str, list[CheckResult]]) -> None:
     counted = [row.state for rows in findings.values() for row in rows]
     problems, notes = counted.count(PROBLEM), counted.count(NOTE)
     console.print(f"\nTraining will work{', see the notes' if notes else ''}." if not problems else
-                  f"\n{problems} problem{'s' * (problems > 1)} to solve before training will work.")
+                  f"\n{problems} problem{'s' * (problems > 1)} to solve: until then, training fails or is slower.")
 
 
 def _plain(text: str) -> str:

@@ -197,9 +197,10 @@ def _backends(flags: argparse.Namespace, hosts: Sequence[HostRanks]) -> list[str
 
 def _problem(name: str, processes: int, hosts: Sequence[HostRanks]) -> str:
     """Return why a backend cannot run this job, as far as this host can determine; "" if it can."""
-    if not any(host.local for host in hosts):
+    here = next((host for host in hosts if host.local), None)
+    if here is None:
         return ""
-    return why_not(name, Launch("hvkeras run", 0, processes, Rendezvous("run")), "")
+    return why_not(name, Launch("hvkeras run", 0, processes, Rendezvous("run"), local_size=len(here.ranks)), "")
 
 
 def _folder(out: str | None) -> Path:
