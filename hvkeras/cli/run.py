@@ -25,6 +25,7 @@ from hvkeras.launcher import host_reporter
 from hvkeras.launcher.horovod_flags import tuning_variables
 from hvkeras.launcher.host_pool import FAILURES, HostPool, discovered
 from hvkeras.launcher.job_spec import JobSpec
+from hvkeras.launcher.limits import note_oversubscription
 from hvkeras.launcher.placement import THIS_HOST, HostRanks, allocated_hosts, place_ranks, slots_in
 from hvkeras.launcher.printer import Printer
 from hvkeras.launcher.reporting_hosts import ReportingHosts
@@ -158,6 +159,9 @@ def _run_with(flags: argparse.Namespace, hosts: Sequence[HostRanks], environment
     if flags.trace_file and settings.trace_steps is None:
         raise UsageError(explain("--trace-file needs --trace-steps", "--trace-steps 100:120",
                                  trace_file=flags.trace_file))
+    if prints_at(settings, "WARNING"):
+        note_oversubscription(sum(len(host.ranks) for host in hosts if host.local),
+                              functools.partial(print, file=sys.stderr, flush=True))
     folder = Path(flags.output_filename).absolute() if flags.output_filename else None
     live = sys.stdout.isatty()
     command, prepare = flags.command, None

@@ -8,10 +8,13 @@ import os
 import platform
 import re
 import sys
+import time
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import psutil
 
 from hvkeras import __version__
 
@@ -40,12 +43,43 @@ def core_limit(cores: int) -> float:
     return min(cores, quota) if quota else cores
 
 
-def oversubscription(ranks: int, cores: float) -> str:
-    """Return a message if ranks have to share cores; "" if each has at least one."""
+def oversubscription(ranks: int, cores: float, host: str = "") -> str:
+    """Return a message if the ranks of a host have to share cores; "" if each has at least one.
+
+    Args:
+        host: Name of the host, unless it is this one.
+    """
     if ranks <= max(1.0, cores):
         return ""
-    count = f"{cores:g} core{'s' * (cores != 1)}"
-    return f"{ranks} ranks share {count}, so each step takes longer than with one rank per core"
+    here = f" on {host}" if host else ""
+    few = max(1, int(cores))
+    return (f"{ranks} ranks share {cores:g} core{'s' * (cores != 1)}{here}, so each step takes longer than with {few}"
+            f" rank{'s' * (few > 1)}")
+
+
+def busy_seconds(cores: Sequence[int]) -> float:
+    """Return the CPU seconds that all processes have used on these cores since the machine started."""
+    times = psutil.cpu_times(percpu=True)
+    return sum(sum(getattr(times[core], kind, 0.0) for kind in ("user", "nice", "system", "irq", "softirq"))
+               for core in cores if core < len(times))
+
+
+def busy_share(cores: Sequence[int], seconds: float = 0.5) -> float:
+    """Measure the fraction of these cores that processes use now."""
+    before, began = busy_seconds(cores), time.monotonic()
+    time.sleep(seconds)
+    return (busy_seconds(cores) - before) / (time.monotonic() - began) / max(1, len(cores))
+
+
+def cpu_seconds(with_children: bool = False) -> float:
+    """Return the CPU seconds of this process and its ended children; `with_children`: also of its running ones."""
+    processes = [psutil.Process()]
+    processes += processes[0].children(recursive=True) if with_children else []
+    total = 0.0
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            total += sum(process.cpu_times()[:4])
+    return total
 
 
 def fair_share(own: Sequence[int], on_this_host: Sequence[Sequence[int]]) -> int:

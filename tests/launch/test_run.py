@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
+import subprocess
 import sys
 from importlib import metadata
 from importlib.util import find_spec
@@ -12,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import hvkeras
+from harness.launchers import BIN, clean_environment
 from hvkeras.launcher.run_arguments import parse, parser
 from launch.hvkeras_run import python, run
 
@@ -21,8 +24,21 @@ def test_every_rank_runs_the_command_with_its_own_arguments(tmp_path: Path) -> N
     assert done.returncode == 0
     expected = [f"[{rank}] {rank} ['--epochs', '3', '-np', '9']" for rank in range(3)]
     assert sorted(done.stdout.splitlines()) == expected
+    cores = len(os.sched_getaffinity(0))
+    shown = done.stderr.splitlines()
     assert re.fullmatch(r"hvkeras run: no rank has called hvd.init\(\): they were 3 independent programs. HINT: call"
-                        r" hvd.init\(\), .* --tf-config, .*--as-horovod\n", done.stderr)
+                        r" hvd.init\(\), .* --tf-config, .*--as-horovod", shown[-1])
+    assert len(shown) == 1 + (cores < 3)
+
+
+def test_ranks_that_share_cores_are_reported_once(tmp_path: Path) -> None:
+    bound = ["taskset", "-c", str(min(os.sched_getaffinity(0))), str(BIN / "hvkeras"), "run"]
+    said = ("hvkeras run: 2 ranks share 1 core, so each step takes longer than with 1 rank. HINT: -np 1, or more hosts"
+            " (-H)\n")
+    for level, line in (("WARNING", said), ("ERROR", "")):
+        done = subprocess.run([*bound, "-np", "2", "--tf-config", "--log-level", level, "true"], cwd=tmp_path,
+                              env=clean_environment(tmp_path), capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stderr) == (0, line)
 
 
 def test_programs_that_know_each_other_by_other_means_are_no_mistake(tmp_path: Path) -> None:
