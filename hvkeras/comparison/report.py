@@ -17,6 +17,7 @@ from hvkeras.comparison.table import (
     milliseconds,
     scaling_cells,
     sentences,
+    warnings,
 )
 from hvkeras.diagnostics.charts import IDEAL, Chart, Line, curves, distribution, missing, scaling, stacked
 from hvkeras.diagnostics.html_page import Section, page, table_html
@@ -31,12 +32,17 @@ def write(comparison: Comparison, folder: Path) -> None:
     """Write the report and the charts into a folder."""
     drawn = {} if missing() else charts(comparison)
     title = f"{comparison.command}, on {comparison.processes} processes"
-    write_durably(folder / NAME, page(title, sentences(comparison), sections(comparison, drawn)))
+    write_durably(folder / NAME, page(title, summary(comparison), sections(comparison, drawn)))
     for name in CHARTS:
         if name in drawn:
             drawn[name].png(folder / f"{name}.png")
         else:  # a chart of an earlier comparison
             (folder / f"{name}.png").unlink(missing_ok=True)
+
+
+def summary(comparison: Comparison) -> list[str]:
+    """Return the paragraphs of the summary: warnings about the machine, and the three sentences."""
+    return [*warnings(comparison), *sentences(comparison)]
 
 
 def charts(comparison: Comparison) -> dict[str, Chart]:

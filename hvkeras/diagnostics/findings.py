@@ -190,7 +190,7 @@ def _wait(summary: Summary) -> Finding | None:
     text = (f"The ranks are uneven from step to step: {share:.0%} of a step is spent waiting, sometimes for one rank"
             " and sometimes for another.")
     if machine_notes(summary):
-        return Finding("wait", share, text, "They wait for cores as well: see above.")
+        return Finding("wait", share, text, "They also wait for free cores.")
     return Finding("wait", share, text, "Batches of different lengths take different times: sort or pad them in the"
                    " same way on all ranks.")
 

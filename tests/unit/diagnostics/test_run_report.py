@@ -188,7 +188,7 @@ def test_ranks_that_share_cores_are_reported_with_others_that_use_them() -> None
     assert shared == ("4 ranks share 2 cores on node, so each step takes longer than with 2 ranks: start fewer ranks"
                       " there.")
     assert busy.startswith("Other processes used 16% of the ranks' cores on node during training: ")
-    assert [each.remedy for each in findings(made)] == ["They wait for cores as well: see above."]
+    assert [each.remedy for each in findings(made)] == ["They also wait for free cores."]
     for one in made.present:
         one.gpu, one.busy = "GPU", 18.0
     assert machine_notes(made) == []
