@@ -144,9 +144,8 @@ def machine_notes(summary: Summary) -> list[str]:
 
 
 _REMEDIES = {
-    "input": "Check where it reads its data from, partition the data evenly (hvd.shard), and let"
-    " prefetch(tf.data.AUTOTUNE),"
-             " cache(), or more parallel calls of map() and interleave() read ahead.",
+    "input": "Check where it reads its data from, partition the data evenly (hvd.shard), and read ahead with"
+             " prefetch(tf.data.AUTOTUNE), cache(), or more parallel calls of map() and interleave().",
     "compute": "Check what else runs on its cores (threads, other jobs, a slower machine), and whether its batches are"
                " larger, or its callbacks do more, than those of the others.",
 }
@@ -202,7 +201,7 @@ def _communication(summary: Summary) -> Finding | None:
         return None
     waits = "" if all(split.wait is not None for split in splits.values()) else (
         " (waiting for other ranks included, which cannot be separated as a record is missing)")
-    remedy = ("A larger batch per rank makes fewer exchanges of the same size; backward_passes_per_step does the same"
+    remedy = ("With a larger batch per rank, gradients are exchanged less often; backward_passes_per_step does the same"
               " without more memory.")
     if share > THRESHOLDS["compression"] and summary.backend == "native" and summary.host_count > 1:
         remedy += (" compression=hvd.Compression.int8 sends a quarter of the bytes between hosts, and fp16 half;"

@@ -145,5 +145,5 @@ def proxies(environ: Mapping[str, str]) -> CheckResult:
     found = [name for name in (*_PROXIES, *map(str.upper, _PROXIES)) if environ.get(name)]
     excluded = environ.get("no_proxy") or environ.get("NO_PROXY") or environ.get("no_grpc_proxy") or ""
     text = ", ".join(found) + (f"; not for {excluded}" if excluded else "") if found else "none"
-    return check_result("proxies", text, "strategies of tf.distribute use them between workers as well"
+    return check_result("proxies", text, "strategies of tf.distribute would also use them between workers"
                         if found and not excluded else "", "name the hosts of the job in no_proxy", NOTE)
