@@ -199,9 +199,9 @@ def warnings(comparison: Comparison) -> list[str]:
     parts = [f"{before:.0%} of the cores before the first run{load}"] * (before >= IDLE)
     if busiest is not None and during >= IDLE:
         parts.append(f"up to {during:.0%} during the runs, most with {busiest.name}")
-    again = "" if comparison.repeat > 1 else ", and run it with --repeat 3"
+    again = "" if comparison.repeat > 1 else ", and use --repeat 3"
     busy = (f"The machine was not idle: other processes used {', and '.join(parts)}. Differences between backends may"
-            f" come from them: end them{again}.")
+            f" come from this load. End the other processes before you compare{again}.")
     return [*shared, busy]
 
 

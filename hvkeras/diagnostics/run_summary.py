@@ -198,7 +198,7 @@ class Summary:
                          if (seconds := record.written - record.began) > 0]
                 if group and rates:
                     others = max(busy for busy, _ in rates) - sum(used for _, used in rates)
-                    found.append((max(0.0, others) / len(group), host))
+                    found.append((min(1.0, max(0.0, others) / len(group)), host))
         return max(found)
 
     def _by_host(self) -> dict[str, list[Record]]:

@@ -68,7 +68,8 @@ def busy_share(cores: Sequence[int], seconds: float = 0.5) -> float:
     """Measure the fraction of these cores that processes use now."""
     before, began = busy_seconds(cores), time.monotonic()
     time.sleep(seconds)
-    return (busy_seconds(cores) - before) / (time.monotonic() - began) / max(1, len(cores))
+    # The kernel counts in steps of 10 ms, which may add up to more than the time that has passed.
+    return min(1.0, (busy_seconds(cores) - before) / (time.monotonic() - began) / max(1, len(cores)))
 
 
 def cpu_seconds(with_children: bool = False) -> float:

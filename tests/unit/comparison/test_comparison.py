@@ -443,11 +443,13 @@ def test_a_machine_that_was_not_idle_and_ranks_that_shared_cores_are_warned_of()
     _, before = warnings(replace(made, machine=machine))
     assert before == (
         "The machine was not idle: other processes used 62% of the cores before the first run (load average 5.2 on 2"
-        " cores). Differences between backends may come from them: end them, and run it with --repeat 3.")
+        " cores). Differences between backends may come from this load. End the other processes before you compare, and"
+        " use --repeat 3.")
     runs = [replace(RESULTS[0], other_load=0.2), replace(RESULTS[1], other_load=0.35)]
     (during,) = warnings(comparison(runs, repeat=2))
     assert during == ("The machine was not idle: other processes used up to 35% during the runs, most with tfdist."
-                      " Differences between backends may come from them: end them.")
+                      " Differences between backends may come from this load. End the other processes before you"
+                      " compare.")
 
 
 def test_a_terminal_shows_the_summary_of_the_report() -> None:
