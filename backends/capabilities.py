@@ -38,6 +38,20 @@ class CompiledByXla(Backend):
         """Return how often graphs compiled by XLA have entered a plan. Called from any thread; must not block."""
 
 
+class SharesMemory(Backend):
+    """An engine whose ranks on a host share memory in /dev/shm. `auto` chooses it only if every host has enough."""
+
+    @classmethod
+    @abc.abstractmethod
+    def shared_memory(cls, ranks: int, hosts: int) -> int:
+        """Return the bytes that the ranks of a host need in /dev/shm. No side effects.
+
+        Args:
+            ranks: Number of ranks on that host.
+            hosts: Number of hosts of the job.
+        """
+
+
 class RecordsTimes(Backend):
     """An engine that records when its collectives run. For others, graphs take timestamps around each collective."""
 

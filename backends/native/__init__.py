@@ -8,10 +8,17 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hvkeras.backends import cpp_library
-from hvkeras.backends.capabilities import CompiledByXla, CompressesBetweenHosts, RecordsTimes, ReducesParts, StartsEarly
+from hvkeras.backends.capabilities import (
+    CompiledByXla,
+    CompressesBetweenHosts,
+    RecordsTimes,
+    ReducesParts,
+    SharesMemory,
+    StartsEarly,
+)
 from hvkeras.backends.interface import Availability, Reduction, Start, Tensor
 from hvkeras.backends.native.engine import Engine
-from hvkeras.backends.native.groups import Groups
+from hvkeras.backends.native.groups import Groups, shared_memory_of
 from hvkeras.backends.native.network import INSTALL, Network, objection_to_hosts, ucx_folder
 from hvkeras.backends.native.ucx import Costs
 from hvkeras.backends.native.xla import CompiledOperations
@@ -33,7 +40,7 @@ _BUCKET_SECONDS = 8e-3
 _MIN_BUCKET, _MAX_BUCKET = 512 * 1024, 16 * 1024**2
 
 
-class NativeBackend(CompiledByXla, CompressesBetweenHosts, RecordsTimes, ReducesParts, StartsEarly):
+class NativeBackend(CompiledByXla, CompressesBetweenHosts, RecordsTimes, ReducesParts, SharesMemory, StartsEarly):
     """Engine whose ranks on one host reduce in shared memory, without sockets, copies into buckets or negotiation.
 
     Collectives are matched by key when they are ready to run: the last rank to arrive appends a collective to an order
@@ -67,6 +74,10 @@ class NativeBackend(CompiledByXla, CompressesBetweenHosts, RecordsTimes, Reduces
     @classmethod
     def objection(cls, launch: Launch, several_hosts: bool) -> str:
         return objection_to_hosts() if several_hosts else ""
+
+    @classmethod
+    def shared_memory(cls, ranks: int, hosts: int) -> int:
+        return shared_memory_of(ranks, hosts)
 
     @classmethod
     def preference(cls, launch: Launch, has_gpu: bool) -> int:

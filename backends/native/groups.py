@@ -9,20 +9,40 @@ import re
 import secrets
 import stat
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hvkeras.backends.native.network import Link, Network
 from hvkeras.backends.native.ucx import Costs
 from hvkeras.errors import MachineError, explain
+from hvkeras.host.machine import SHARED_MEMORY, SharedMemory
 
 if TYPE_CHECKING:
     from hvkeras.backends.interface import Start
     from hvkeras.backends.native.engine import Engine
 
 
-_SHARED_MEMORY = Path("/dev/shm")
 _OWNED = re.compile(r"(hvkeras-[0-9a-f]{16})\.owner")
+
+
+# Sizes of the C++ core, in bytes: Channel, Hosts and Matching in backends/native/core.
+_SLOT_SIZES = 64 * 1024, 512 * 1024
+_SLOTS_OF_A_ROUND = 16 * 1024**2
+_BUFFERS_BETWEEN_HOSTS = 7
+_MATCHING = 5_300_000
+_OF_A_RANK = 1024  # counters, and padding
+
+
+def shared_memory_of(ranks: int, hosts: int) -> int:
+    """Return the bytes of the shared memory of a group, with at most a few pages more than the core allocates.
+
+    Args:
+        ranks: The group's ranks on this host.
+        hosts: The group's hosts.
+    """
+    smallest, largest = _SLOT_SIZES
+    slot = max(smallest, min(largest, _SLOTS_OF_A_ROUND // ranks), 64 * ranks)
+    between = _BUFFERS_BETWEEN_HOSTS * (slot + _OF_A_RANK + 1024 * hosts) if hosts > 1 else 0
+    return _MATCHING + 2 * slot * (ranks + 1) + ranks * _OF_A_RANK + between
 
 
 @contextlib.contextmanager
@@ -40,12 +60,12 @@ def owned_name() -> Iterator[str]:
     """
     while True:
         name = f"hvkeras-{secrets.token_hex(8)}"
-        path = _SHARED_MEMORY / f"{name}.owner"
+        path = SHARED_MEMORY / f"{name}.owner"
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         except OSError as error:
             raise MachineError(explain(f"The native engine needs shared memory ({error.strerror})", "free space in"
-                                       " /dev/shm, or use the backend tfdist", path=str(path))) from error
+                                       f" {SHARED_MEMORY}, or use the backend tfdist", path=str(path))) from error
         try:
             # Before the file was locked, another process may have removed it as abandoned.
             if _locks(descriptor) and path.exists():
@@ -58,7 +78,7 @@ def owned_name() -> Iterator[str]:
 
 def remove_abandoned() -> None:
     """Remove shared memory of this user's processes that were killed before they could unlink its name."""
-    for path in _SHARED_MEMORY.glob("hvkeras-*.owner"):
+    for path in SHARED_MEMORY.glob("hvkeras-*.owner"):
         with contextlib.suppress(OSError):
             descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
@@ -182,8 +202,17 @@ class _Opening:
         leads = self._rank in self._here[:1]
         if leads:
             remove_abandoned()
+            self._require_memory()
         with owned_name() if leads else contextlib.nullcontext("") as own:
             self._map_memory_of(own)
+
+    def _require_memory(self) -> None:
+        needed = shared_memory_of(len(self._here), len(self._leaders))
+        memory = SharedMemory.here()
+        if objection := memory.objection(needed, len(self._here)):
+            raise MachineError(explain("The native engine must have room for the shared memory of ranks"
+                                       f" {[*self._members]}: {objection}", f"{memory.fix(needed)}, or use the backend"
+                                       " tfdist"))
 
     def _map_memory_of(self, own: str) -> None:
         leads, names = own != "", self._gather("name", own)

@@ -24,8 +24,8 @@ from hvkeras.settings import Settings
 ALL_HOSTS = "all hosts"
 WIDTH = 120  # columns of the table if the output is not a terminal
 _COLOURS = {OK: "green", NOTE: "yellow", PROBLEM: "bold red"}
-_EPILOG = """The exit code is 0 if training will work, and 1 if there is a problem. Notes affect some jobs, or their
-speed. Example: hvkeras doctor -H node1,node2"""
+_EPILOG = """The exit code is 1 if there is a problem, and 0 otherwise. Notes concern only some jobs, or their speed.
+Example: hvkeras doctor -H node1,node2"""
 
 Reports = dict[str, dict[str, Any]]  # the findings and versions of each host
 
@@ -118,7 +118,7 @@ def _print(findings: dict[str, list[CheckResult]]) -> None:
     counted = [row.state for rows in findings.values() for row in rows]
     problems, notes = counted.count(PROBLEM), counted.count(NOTE)
     console.print(f"\nTraining will work{', see the notes' if notes else ''}." if not problems else
-                  f"\n{problems} problem{'s' * (problems > 1)} to solve before training will work.")
+                  f"\n{problems} problem{'s' * (problems > 1)} to solve: until then, training fails or is slower.")
 
 
 def _plain(text: str) -> str:

@@ -30,6 +30,7 @@ from hvkeras.launcher import host_reporter
 from hvkeras.launcher.horovod_flags import tuning_variables
 from hvkeras.launcher.host_pool import FAILURES, HostPool, discovered
 from hvkeras.launcher.job_spec import JobSpec
+from hvkeras.launcher.limits import note_oversubscription
 from hvkeras.launcher.placement import THIS_HOST, HostRanks, allocated_hosts, place_ranks, slots_in
 from hvkeras.launcher.printer import Printer
 from hvkeras.launcher.reporting_hosts import ReportingHosts
@@ -162,16 +163,10 @@ def pool_of(flags: argparse.Namespace, hosts: str | None,
 def _run_with(flags: argparse.Namespace, hosts: Sequence[HostRanks], environment: Mapping[str, str],
               pool: HostPool | None, reporting: ReportingHosts | None = None) -> int:
     settings = Settings(environment)
-    if all(host.local for host in hosts):  # else they may be installed there alone
-        require_backend_name(settings.backend)
-    if (chosen := environment.get("KERAS_BACKEND", "").strip().lower()) not in ("", "tensorflow"):
-        raise UnsupportedError(explain("Keras must run on TensorFlow", "set KERAS_BACKEND=tensorflow",
-                                       keras_backend=chosen))
-    if flags.trace_file and settings.trace_steps is None:
-        raise UsageError(explain("--trace-file needs --trace-steps", "--trace-steps 100:120",
-                                 trace_file=flags.trace_file))
-    if all(host.local for host in hosts):
-        _require_script(flags.command, refuses_horovod=not (flags.as_horovod or flags.data_parallel))
+    _require_startable(flags, settings, hosts, environment)
+    if prints_at(settings, "WARNING"):
+        note_oversubscription(sum(len(host.ranks) for host in hosts if host.local),
+                              functools.partial(print, file=sys.stderr, flush=True))
     folder = Path(flags.output_filename).absolute() if flags.output_filename else None
     live = sys.stdout.isatty()
     command, prepare = flags.command, None
@@ -214,6 +209,20 @@ def _run_with(flags: argparse.Namespace, hosts: Sequence[HostRanks], environment
     finally:
         if flags.data_parallel:
             remove_abandoned()
+
+
+def _require_startable(flags: argparse.Namespace, settings: Settings, hosts: Sequence[HostRanks],
+                       environment: Mapping[str, str]) -> None:
+    """Raise the errors of a job that can be seen before it starts."""
+    if (chosen := environment.get("KERAS_BACKEND", "").strip().lower()) not in ("", "tensorflow"):
+        raise UnsupportedError(explain("Keras must run on TensorFlow", "set KERAS_BACKEND=tensorflow",
+                                       keras_backend=chosen))
+    if flags.trace_file and settings.trace_steps is None:
+        raise UsageError(explain("--trace-file needs --trace-steps", "--trace-steps 100:120",
+                                 trace_file=flags.trace_file))
+    if all(host.local for host in hosts):  # else backend and script may exist there alone
+        require_backend_name(settings.backend)
+        _require_script(flags.command, refuses_horovod=not (flags.as_horovod or flags.data_parallel))
 
 
 def _require_script(command: Sequence[str], refuses_horovod: bool) -> None:

@@ -23,19 +23,21 @@ from hvkeras.comparison import report, results_file
 from hvkeras.comparison.result import COMPRESSED, ONE_PROCESS, SHARED, backend_of
 from hvkeras.comparison.rows import Comparison, rows_of
 from hvkeras.comparison.runs import Job, Runs, trials_of
-from hvkeras.comparison.table import explanations, scaling_table, table
+from hvkeras.comparison.table import IDLE, explanations, scaling_table, table
 from hvkeras.comparison.trial import ProgressDisplay, Trial
 from hvkeras.control.launch_environments import Launch, Rendezvous
 from hvkeras.diagnostics.charts import missing
 from hvkeras.diagnostics.check_build import why_not
 from hvkeras.errors import MachineError, UsageError, explain
-from hvkeras.host.machine import fair_share, machine_facts, operation_threads, usable_cores
+from hvkeras.host.console import in_notebook
+from hvkeras.host.machine import busy_share, fair_share, machine_facts, operation_threads, usable_cores
 from hvkeras.launcher.placement import HostRanks, place_ranks
 from hvkeras.launcher.run_arguments import Parser, flags_and_command, require_command, seconds
 from hvkeras.settings import Settings
 
 PROG = "hvkeras compare"
 TIMEOUT = 3600.0  # default time limit of a run, in seconds
+READABLE = 100  # columns of the summary
 WIDEST = 200  # maximum width of the table in columns; it is never truncated
 
 _EPILOG = """The script runs unchanged, and must leave the choice of the backend to hvkeras. The exit code is 0 if all
@@ -128,7 +130,12 @@ def compare(arguments: Sequence[str]) -> int:
                                  f"write them before {flags.command[0]}, or put -- before it if the command should get"
                                  " them",
                                  after_the_command=" ".join(flags.after_command)))
-    comparison = comparison_of(flags, ProgressDisplay(), shlex.join(flags.command))
+    display = ProgressDisplay()
+    if not flags.data_parallel and (script := _without_hvkeras(flags.command)):
+        display.say(f"{PROG}: {script} names neither hvkeras nor horovod. Unless a module that it imports calls"
+                    " hvd.init(), the comparison will stop after the first run. HINT: compare a Keras script for one"
+                    " process with --data-parallel")
+    comparison = comparison_of(flags, display, shlex.join(flags.command))
     print_table(comparison, Console(highlight=False, soft_wrap=True, width=WIDEST))
     print(f"output of all ranks: {comparison.folder}")
     _print_error_tails(comparison, Console(stderr=True, highlight=False, soft_wrap=True))
@@ -170,7 +177,10 @@ def comparison_of(flags: argparse.Namespace, display: ProgressDisplay, title: st
     jobs: list[Job] = [*problems, *([(ONE_PROCESS, 1)] if flags.baseline else [])]
     fewer = {job: environment for job in jobs if job[1] < several[-1]}
     trials = trials_of(jobs, flags, folder, fewer)
-    began, machine = time.time(), machine_facts(usable_cores())
+    began, machine = time.time(), {**machine_facts(usable_cores()), "busy_before": busy_share(usable_cores())}
+    if machine["busy_before"] >= IDLE and display.console.is_terminal and not in_notebook():
+        display.say(f"{PROG}: other processes use {machine['busy_before']:.0%} of the cores: end them, or times will"
+                    " vary")
     with exiting_on_signals():
         results = Runs(trials, problems, flags, display).results()
     comparison = Comparison(title, several, flags.repeat, rows_of(results), cores, folder, began, time.time() - began,
@@ -178,6 +188,16 @@ def comparison_of(flags: argparse.Namespace, display: ProgressDisplay, title: st
     results_file.write(comparison, folder)
     report.write(comparison, folder)
     return comparison
+
+
+def _without_hvkeras(command: Sequence[str]) -> str:
+    """Return the Python script of a command if its text names neither hvkeras nor Horovod, else ""."""
+    script = next((word for word in command if word.endswith(".py")), "")
+    try:
+        text = Path(script).read_text(errors="replace") if script else "hvkeras"
+    except OSError:
+        return ""
+    return "" if "hvkeras" in text or "horovod" in text else script
 
 
 def _backends(flags: argparse.Namespace, hosts: Sequence[HostRanks]) -> list[str]:
@@ -197,9 +217,10 @@ def _backends(flags: argparse.Namespace, hosts: Sequence[HostRanks]) -> list[str
 
 def _problem(name: str, processes: int, hosts: Sequence[HostRanks]) -> str:
     """Return why a backend cannot run this job, as far as this host can determine; "" if it can."""
-    if not any(host.local for host in hosts):
+    here = next((host for host in hosts if host.local), None)
+    if here is None:
         return ""
-    return why_not(name, Launch("hvkeras run", 0, processes, Rendezvous("run")), "")
+    return why_not(name, Launch("hvkeras run", 0, processes, Rendezvous("run"), local_size=len(here.ranks)), "")
 
 
 def _folder(out: str | None) -> Path:
@@ -250,7 +271,7 @@ def exiting_on_signals() -> Iterator[None]:
 
 
 def print_table(made: Comparison, console: Console) -> None:
-    """Print the table, the meaning of its columns, the causes of failures, and the location of the report."""
+    """Print the table, the summary, causes of failures, the meaning of the columns, and where the report is."""
     shown, notes = table(made)
     console.print(f"{made.command}, on {made.processes} processes", markup=False)
     console.print()
@@ -258,6 +279,9 @@ def print_table(made: Comparison, console: Console) -> None:
     console.print()
     if len(made.sizes) > 1:
         console.print(scaling_table(made))
+        console.print()
+    for line in report.summary(made):
+        console.print(line, markup=False, soft_wrap=False, width=READABLE)
         console.print()
     for line in [*notes, *([""] if notes else []), *explanations(made), *filter(None, [missing()])]:
         console.print(line, markup=False)

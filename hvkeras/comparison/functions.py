@@ -14,7 +14,6 @@ from rich.console import Console
 from hvkeras.comparison import report, results_file
 from hvkeras.comparison.command import TIMEOUT, WIDEST, comparison_of, print_table
 from hvkeras.comparison.rows import Comparison
-from hvkeras.comparison.table import sentences
 from hvkeras.comparison.trial import Trial, progress_display
 from hvkeras.diagnostics.charts import missing
 from hvkeras.diagnostics.html_page import fragment
@@ -54,7 +53,7 @@ class ComparisonResult:
 
     def _repr_html_(self) -> str:
         drawn = {} if missing() else report.charts(self._comparison)
-        return fragment(sentences(self._comparison), report.sections(self._comparison, drawn))
+        return fragment(report.summary(self._comparison), report.sections(self._comparison, drawn))
 
 
 def compare(

@@ -17,6 +17,7 @@ from hvkeras.comparison.table import (
     milliseconds,
     scaling_cells,
     sentences,
+    warnings,
 )
 from hvkeras.diagnostics.charts import IDEAL, Chart, Line, curves, distribution, missing, scaling, stacked
 from hvkeras.diagnostics.html_page import Section, page, table_html
@@ -31,12 +32,17 @@ def write(comparison: Comparison, folder: Path) -> None:
     """Write the report and the charts into a folder."""
     drawn = {} if missing() else charts(comparison)
     title = f"{comparison.command}, on {comparison.processes} processes"
-    write_durably(folder / NAME, page(title, sentences(comparison), sections(comparison, drawn)))
+    write_durably(folder / NAME, page(title, summary(comparison), sections(comparison, drawn)))
     for name in CHARTS:
         if name in drawn:
             drawn[name].png(folder / f"{name}.png")
         else:  # a chart of an earlier comparison
             (folder / f"{name}.png").unlink(missing_ok=True)
+
+
+def summary(comparison: Comparison) -> list[str]:
+    """Return the paragraphs of the summary: warnings about the machine, and the three sentences."""
+    return [*warnings(comparison), *sentences(comparison)]
 
 
 def charts(comparison: Comparison) -> dict[str, Chart]:
@@ -92,20 +98,22 @@ def sections(comparison: Comparison, drawn: dict[str, Chart]) -> list[Section]:
         if name in drawn or html:
             result.append(Section(title, (drawn[name].svg() if name in drawn else "") + html, note))
 
-    add("step_times", "Step times", f"Boxes hold half of the steps on rank 0, whiskers nine tenths, without the"
-        f" first {WARM_UP} of each run, and the line in the box is the median. Narrow is steady. Steps beyond the end"
-        " of the axis are drawn at its end: validation, checkpoints, or other programs' work.")
-    add("time_split", "Where the time of a step goes", "wait is time in collectives until the last rank arrives,"
-        " communication the rest of that time in which nothing else is done. What runs concurrently with computing"
-        " costs nothing and is not in the bars. A part that is the same on all backends is the script's own.",
+    add("step_times", "Step times", f"A box contains half of the steps on rank 0, its whiskers nine tenths, without"
+        f" the first {WARM_UP} of each run. The line in the box is the median. A narrow box means steps of equal"
+        " length. Steps beyond the end of the axis are drawn at its end: validation, checkpoints, or other programs'"
+        " work.")
+    add("time_split", "Where the time of a step goes", "Wait is the time in collectives until the last rank"
+        " arrives, communication the rest of the time in collectives in which the rank does nothing else. Communication"
+        " that runs concurrently with computing costs nothing, and is not in the bars. A part that is the same on all"
+        " backends comes from the script.",
         _split_table(comparison))
     several = len(comparison.sizes) > 1
     bands = " Bands are from the slowest to the fastest run." if comparison.repeat > 1 else ""
     tables = table_html(*scaling_cells(comparison)) if several else ""
-    add("scaling", "Scaling", "Samples of all ranks per second; ideal is as many times the first point's rate as there"
-        f" are processes.{bands}", tables)
-    add("loss", "Loss against time", "fit's loss by the time since training began, of the first run: the faster"
-        " backend is ahead, and curves of the same shape are the same training.")
+    add("scaling", "Scaling", "Samples of all ranks per second. The ideal line is the first point's rate, multiplied by"
+        f" the number of processes.{bands}", tables)
+    add("loss", "Loss against time", "fit's loss in the first run, against the time since training began. The faster"
+        " backend is ahead, and curves of the same shape show the same training.")
     result.append(Section("How this was measured", _method_html(comparison)))
     return result
 

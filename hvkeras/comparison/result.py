@@ -59,6 +59,8 @@ class Result:
         peak_memory: Peak memory in bytes of the rank that needed the most; None if unknown.
         losses: The loss of fit, [n, 2]: seconds since training began, and the loss.
         compiling: Seconds of XLA's compilation of the optimizer's update on the slowest rank, which no step includes.
+        oversubscription: Messages about hosts whose ranks shared cores.
+        other_load: Largest fraction of the ranks' cores that other processes used during the run.
     """
 
     name: str
@@ -81,6 +83,8 @@ class Result:
     peak_memory: int | None = None
     losses: Sequence[tuple[float, float]] = ()
     compiling: float = 0.0
+    oversubscription: tuple[str, ...] = ()
+    other_load: float = 0.0
 
     @property
     def step(self) -> tuple[float, float, float] | None:
@@ -111,7 +115,9 @@ def result(name: str, processes: int, records: Sequence[Record | None], printed:
     summary = Summary(Path(), processes, records, None, time_splits(records), ())
     times = [float(seconds) for seconds in _steps(first)[:, 0]]
     samples, why = samples_in_step(records)
-    remark = f"only {len(times)} step{'s were' if len(times) != 1 else ' was'} timed" if len(times) < MIN_STEPS else ""
+    few = (f"only {len(times)} step{'s were' if len(times) != 1 else ' was'} timed: train for at least"
+           f" {WARM_UP + MIN_STEPS + 1} steps")
+    remark = few if len(times) < MIN_STEPS else ""
     return Result(
         name, processes, "", times, samples, final_number("accuracy", first, printed),
         final_number("loss", first, printed), difference, tuple(filter(None, [first.no_steps or remark, why])),
@@ -120,7 +126,8 @@ def result(name: str, processes: int, records: Sequence[Record | None], printed:
         sent=first.sent_in_step() if len({record.host for record in records if record is not None}) > 1 else None,
         peak_memory=max((record.peak_memory for record in records if record is not None), default=0) or None,
         losses=[(float(seconds), float(loss)) for seconds, loss in first.losses],
-        compiling=max(record.compiling for record in records if record is not None))
+        compiling=max(record.compiling for record in records if record is not None),
+        oversubscription=tuple(summary.oversubscription), other_load=summary.other_load[0])
 
 
 def backend_of(name: str) -> str:
@@ -135,11 +142,8 @@ def compression_of(name: str) -> str:
 
 def _unusable(name: str, processes: int, record: Record | None, data_parallel: bool) -> str:
     """Return why a record does not describe the requested job; "" if it does."""
-    if record is None and data_parallel:
-        return ("rank 0 left no record: the Python process of the command must import Keras, and --out must be a folder"
-                " that all hosts share")
     if record is None:
-        return "rank 0 left no record: the script must call hvd.init(), and --out must be a folder that all hosts share"
+        return f"rank 0 left no record: {needs_for_record(data_parallel)}"
     if record.size != processes:
         return f"the script ran on {record.size} rank{'s' * (record.size > 1)} instead of {processes}"
     if name != ONE_PROCESS and backend_of(name) != record.backend:
@@ -151,6 +155,13 @@ def _unusable(name: str, processes: int, record: Record | None, data_parallel: b
     if not len(record.stamps) and not record.no_steps:
         return "no training step was seen: the script needs hvd.DistributedOptimizer or hvd.DistributedGradientTape"
     return ""
+
+
+def needs_for_record(data_parallel: bool) -> str:
+    """Return what must hold for rank 0 to leave a record."""
+    needed = "the Python process of the command must import Keras" if data_parallel else (
+        "the script must call hvd.init()")
+    return f"{needed}, and --out must be a folder that all hosts share"
 
 
 def _steps(record: Record) -> Array:

@@ -13,7 +13,7 @@ from typing import Any
 from hvkeras import __version__
 from hvkeras.comparison.result import WARM_UP, Result
 from hvkeras.comparison.rows import Comparison, Row, mean_split, reference_of
-from hvkeras.comparison.table import sentences
+from hvkeras.comparison.table import sentences, warnings
 from hvkeras.host.files import write_durably
 
 SCHEMA = 1  # incremented for removals and changes of meaning, but not for additions
@@ -42,6 +42,7 @@ def document(comparison: Comparison) -> dict[str, Any]:
         "one_process": comparison.cores,
         "data_parallel": comparison.data_parallel,
         "sentences": sentences(comparison),
+        "warnings": warnings(comparison),
         "rows": rows(comparison),
         "runs": [_without_nonfinite(_run(run)) for row in comparison.rows for run in row.runs],
     }

@@ -15,12 +15,13 @@ from hvkeras.comparison.result import (
     Result,
     backend_of,
     compression_of,
+    needs_for_record,
     result,
     weight_difference,
 )
 from hvkeras.comparison.trial import ProgressDisplay, Trial
 from hvkeras.diagnostics.record import WEIGHTS, Record
-from hvkeras.errors import MachineError
+from hvkeras.errors import MachineError, UsageError, explain
 from hvkeras.launcher.exit_report import TAIL_LINES
 from hvkeras.launcher.job_spec import start_variables
 from hvkeras.launcher.preload import preload_of
@@ -99,10 +100,15 @@ class Runs:
         self._starts_new_processes = not flags.preload  # whatever HVKERAS_PRELOAD says
         self._seconds: dict[Job, float] = {}
         self._failed: set[Job] = set()
+        self._has_record = False
         self._references: dict[int, Path] = {}  # by number of processes: the records of the first backend that ran
 
     def results(self) -> list[Result]:
-        """Run all trials, and return their results. A job that has failed is not run again."""
+        """Run all trials, and return their results. A job that has failed is not run again.
+
+        Raises:
+            UsageError: The first run that ended well left no record, so the script does not train with hvkeras.
+        """
         found = []
         self._server = _fork_server(self._flags)
         try:
@@ -128,12 +134,24 @@ class Runs:
         else:
             self._seconds[job] = seconds
             records = [Record.read(trial.records, rank) for rank in range(trial.processes)]
+            self._require_record(records[0])
             found = result(*job, records, trial.printed(), self._difference(trial), self._flags.data_parallel)
         if found.reason:
             self._failed.add(job)
         elif trial.name != ONE_PROCESS:
             self._references.setdefault(trial.processes, trial.records)
         return replace(found, round=trial.round, seconds=None if unavailable else seconds)
+
+    def _require_record(self, record: Record | None) -> None:
+        """Stop after the first run without a record: the others would train just as long, and leave none either."""
+        self._has_record = self._has_record or record is not None
+        if self._has_record:
+            return
+        needed = needs_for_record(self._flags.data_parallel)
+        hint = ("start the Python script that trains as the command" if self._flags.data_parallel else
+                "add import hvkeras as hvd, hvd.init() and hvd.DistributedOptimizer around its optimizer, or"
+                " --data-parallel if it is a Keras script for one process")
+        raise UsageError(explain(f"{needed[0].upper()}{needed[1:]}: rank 0 of the first run left no record", hint))
 
     def _run(self, number: int, trial: Trial) -> str:
         """Run a trial, forked if possible; return why it failed, or ""."""

@@ -182,6 +182,29 @@ def sentences(comparison: Comparison) -> list[str]:
     return [speed(comparison), agreement(comparison), bottleneck(comparison)]
 
 
+IDLE = 0.15  # fraction of the cores that other processes use on a machine that counts as idle
+
+
+def warnings(comparison: Comparison) -> list[str]:
+    """Return what makes the times of a comparison doubtful: other processes' load, and ranks that share cores."""
+    runs = [run for row in comparison.rows for run in row.good]
+    shared = list(dict.fromkeys(text for run in runs for text in run.oversubscription))
+    machine = comparison.machine
+    before = machine.get("busy_before", 0.0)
+    busiest = max(runs, key=lambda run: run.other_load, default=None)
+    during = busiest.other_load if busiest is not None else 0.0
+    if max(before, during) < IDLE:
+        return shared
+    load = f" (load average {machine['load_before'][0]:.1f} on {len(machine['cores'])} cores)" if before >= IDLE else ""
+    parts = [f"{before:.0%} of the cores before the first run{load}"] * (before >= IDLE)
+    if busiest is not None and during >= IDLE:
+        parts.append(f"up to {during:.0%} during the runs, most with {busiest.name}")
+    again = "" if comparison.repeat > 1 else ", and use --repeat 3"
+    busy = (f"The machine was not idle: other processes used {', and '.join(parts)}. Differences between backends may"
+            f" come from this load. End the other processes before you compare{again}.")
+    return [*shared, busy]
+
+
 def speed(comparison: Comparison) -> str:
     """Return a sentence on the fastest backend, and by how much it was faster."""
     timed = sorted((row for row in comparison.compared if row.step is not None), key=_median)
@@ -199,7 +222,8 @@ def speed(comparison: Comparison) -> str:
     if similar:
         names = " and ".join(_name_and_step(row) for row in [fastest, *similar])
         sentence = f"There is no clear difference {on} between {names}: their spreads overlap"
-        return sentence + "".join(f"; {_slower_text(fastest, row)}" for row in slower) + "."
+        more = "" if comparison.repeat > 1 else "; --repeat 3 shows how much runs vary"
+        return sentence + "".join(f"; {_slower_text(fastest, row)}" for row in slower) + f"{more}."
     return (f"{fastest.name} was the fastest {on}, with {_step_text(fastest)}: "
             + ", and ".join(_slower_text(fastest, row) for row in slower) + ".")
 
@@ -316,7 +340,7 @@ def bottleneck(comparison: Comparison) -> str:
                       f"{_slower(speed_up)}. ")
     first = fastest.good[0]
     limits = sorted(first.limits, key=lambda finding: finding.what == "pauses")  # last, as pauses are between the steps
-    text = limit(first.splits, limits).replace(COMPARE, "")
+    text = limit(first.splits, limits, comparison.command).replace(COMPARE, "")
     return (efficiency + text).strip() or "What limits the job is not known, as its step time could not be split."
 
 

@@ -59,7 +59,7 @@ class ProgressDisplay:
 
     def say(self, line: str) -> None:
         """Print a line."""
-        self.console.print(line, markup=False)
+        self.console.print(line, markup=False, soft_wrap=True)
 
 
 class NotebookDisplay(ProgressDisplay):

@@ -31,8 +31,8 @@ def shard(
 ) -> DataT:
     """Return this rank's shard of the data; every rank passes the same, complete data.
 
-    The ranks first verify that their data are equal: they compare the amount of data and some of the contents. Each
-    rank then prints a line such as `rank 1: 718 of 1,437, overlap 0, dropped 1`.
+    The ranks first verify that their data are equal: they compare the amount of data and some of the contents. The
+    first rank then prints a line such as `shard: 2 ranks x 718 of 1,437 samples, 1 dropped`.
 
     For training, every rank gets the same number of samples in every step, since the optimizer averages gradients
     regardless of batch sizes; the last `samples mod ranks` samples are dropped. For evaluation (`training=False`), no
@@ -100,8 +100,8 @@ def shard(
     if by not in ("rows", "elements"):
         raise UsageError(explain("by must be rows or elements", 'leave it out, or pass by="elements"', by=by))
     share, coverage = _shard(data, partition, shuffle, seed, batched, by == "elements", process_set)
-    if partition.size > 1 and prints_at(current_session().settings, "WARNING"):
-        say(coverage.line(rank))
+    if partition.size > 1 and partition.rank == 0 and prints_at(current_session().settings, "WARNING"):
+        say(coverage.line(partition.size))
     return share
 
 

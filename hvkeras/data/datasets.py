@@ -146,10 +146,10 @@ def split_samples(dataset: Any, partition: Partition, what: str = "sample") -> t
         note = f"1 of every {{size}} {what}s of an endless dataset"
         return dataset.shard(partition.size, partition.rank), _unknown(partition, note)
     if count == tf.data.UNKNOWN_CARDINALITY:
-        note = f"1 of every {{size}} {what}s of a dataset of unknown length, overlap 0, dropped "
+        note = f"1 of every {{size}} {what}s of a dataset of unknown length"
         if not partition.training:
-            return dataset.shard(partition.size, partition.rank), _unknown(partition, note + "0")
-        return _full_groups(dataset, partition), _unknown(partition, note + f"at most {partition.size - 1}")
+            return dataset.shard(partition.size, partition.rank), _unknown(partition, note)
+        return _full_groups(dataset, partition), _unknown(partition, f"{note}, at most {partition.size - 1} dropped")
     partition.require_one_each(count, what)
     coverage = Coverage(len(partition.rows(count)), count, partition.dropped(count), what=what)
     share = dataset.take(count - partition.dropped(count)).shard(partition.size, partition.rank)
@@ -258,10 +258,11 @@ def _zipped_coverage(dataset: Any, zipped: Sequence[Any], partition: Partition,
             mine, total, parts = mine + times * part, total + times * sum(counts), parts + times * bool(part)
         dropped = total - partition.size * mine if partition.training else 0
         return Coverage(mine, total, dropped, dropped_note, "row"), parts
-    at_most = (f"{dropped_note or 0}, at most {partition.size - 1} rows of each array of a smaller batch, and smaller"
-               " batches with an array of fewer rows than ranks") if partition.training else "0"
+    at_most = (f", dropped {dropped_note + ', ' if dropped_note else ''}at most {partition.size - 1} rows of each array"
+               " of a smaller batch, and smaller batches with an array of fewer rows than ranks"
+               ) if partition.training else ""
     whole = "an endless dataset" if count == tf.data.INFINITE_CARDINALITY else "a dataset of unknown length"
-    note = f"1/{{size}} of every batch ({sizes} rows) of {whole}, overlap 0, dropped {at_most}"
+    note = f"1/{{size}} of every batch ({sizes} rows) of {whole}{at_most}"
     return _unknown(partition, note), None
 
 
@@ -277,9 +278,9 @@ def _batched_coverage(dataset: Any, partition: Partition, rows: int | None,
         found, parts = known.cut(partition)
         return Coverage(found.mine, found.total, found.dropped, note), parts
     is_endless = int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY
-    at_most = f"at most {partition.size - 1} per batch" if partition.training else "0"
+    at_most = f", dropped {note or f'at most {partition.size - 1} per batch'}" if partition.training else ""
     whole = "an endless dataset" if is_endless else "a dataset of unknown length"
-    return _unknown(partition, f"1/{{size}} of every batch of {whole}, overlap 0, dropped {note or at_most}"), None
+    return _unknown(partition, f"1/{{size}} of every batch of {whole}{at_most}"), None
 
 
 def _unknown(partition: Partition, note: str) -> Coverage:

@@ -87,12 +87,19 @@ class Coverage:
     note: str = ""
     what: str = "sample"
 
-    def line(self, rank: int) -> str:
-        """Return the line to print: `rank 1: 718 of 1,437, overlap 0, dropped 1`."""
+    def line(self, size: int) -> str:
+        """Return the line that one rank prints for all: `shard: 2 ranks x 718 of 1,437 samples, 1 dropped`.
+
+        Args:
+            size: The number of ranks that share the data.
+        """
         if self.mine is None or self.total is None:
-            return f"rank {rank}: {self.note}"
-        of = f"{self.total:,}" if self.what == "sample" else f"{self.total:,} {self.what}s"
-        line = f"rank {rank}: {self.mine:,} of {of}, overlap 0, dropped {self.dropped:,}"
+            return f"shard: each of {size} ranks gets {self.note}"
+        if size * self.mine + self.dropped == self.total:
+            line = f"shard: {size} ranks x {self.mine:,} of {self.total:,} {self.what}s"
+        else:  # ranks get different numbers, and this one does not know the others'
+            line = f"shard: {size} ranks share {self.total:,} {self.what}s, {self.mine:,} of them on this rank"
+        line += f", {self.dropped:,} dropped" if self.dropped else ""
         return f"{line} ({self.note})" if self.note else line
 
     def unverified(self) -> Coverage:

@@ -10,17 +10,22 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
+from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from hvkeras import __version__
-from hvkeras.backends import backend_class, backend_names, importable_backends
+from hvkeras.backends import ONE_PROCESS, backend_class, backend_names, importable_backends
+from hvkeras.backends.capabilities import SharesMemory
 from hvkeras.backends.horovod import installed
 from hvkeras.control.launch_environments import Launch, Rendezvous, indexed_job, keras_distribution, torchrun
 from hvkeras.errors import MachineError
+from hvkeras.host.machine import SharedMemory
 
 PACKAGES = ("tensorflow", "keras", "tf_keras", "mpi4py", "horovod", "ray", "pyspark")
 INSTALL_JAVA = "apt-get install openjdk-17-jre-headless (Debian), or set JAVA_HOME"
+WIDTH = 120  # columns of the tables if the output is not a terminal
 _VERSION_DEADLINE = 10.0  # seconds for `mpirun --version`
 
 
@@ -71,56 +76,84 @@ def _built_without(part: str, is_built: bool) -> str:
 
 def why_not(name: str, launch: Launch, launcher_problem: str, several_hosts: bool = False) -> str:
     """Return why a backend does not work with a launcher on this machine; "" if it does."""
+    problem = launcher_problem or why_not_here(name, 1 if several_hosts else launch.local_size or launch.size)
+    return problem or backend_class(name).objection(launch, several_hosts)
+
+
+def why_not_here(name: str, ranks: int = 2) -> str:
+    """Return why a backend does not work on this machine, whatever the launcher; "" if it does.
+
+    Args:
+        name: The backend.
+        ranks: Number of ranks on this machine, all ranks of the job.
+    """
     try:
         backend = backend_class(name)
     except MachineError as error:
-        return launcher_problem or str(error)
+        return str(error)
     available = backend.availability()
-    unavailable = "" if available.ok else available.reason
-    return launcher_problem or unavailable or backend.objection(launch, several_hosts)
+    if not available.ok or not issubclass(backend, SharesMemory) or ranks < 2:
+        return "" if available.ok else available.reason
+    needed, memory = backend.shared_memory(ranks, 1), SharedMemory.here()
+    objection = memory.objection(needed, ranks)
+    return objection and f"{objection}: {memory.fix(needed)}"
 
 
 def check_build() -> int:
-    """Print the table, the reasons below it, and the installed versions.
+    """Print a table of the backends, one of the launchers, and the installed versions.
 
     Returns:
         The exit code, 0.
     """
-    console = Console(highlight=False, soft_wrap=True)
-    names = backend_names()
-    table = Table(title="Which launcher works with which backend here", title_justify="left")
-    table.add_column("launcher")
-    for name in names:
-        table.add_column(name, justify="center")
-    reasons: dict[str, int] = {}
-    for title, launch, problem in _rows():
-        cells = []
-        for name in names:
-            reason = why_not(name, launch, problem)
-            if reason:
-                cells.append(f"no ({reasons.setdefault(reason, len(reasons) + 1)})")
-            else:
-                cells.append("yes")
-        table.add_row(title, *cells)
-    console.print(table)
-    for reason, number in reasons.items():
-        console.print(f"({number}) {reason}", markup=False)
-    console.print()
-    for line in facts():
-        console.print(line, markup=False)
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = WIDTH
+    for title, headers, rows in (("Backends", ("backend", "works here", ""), _backend_rows()),
+                                 ("Launchers", ("launcher", "works with", ""), _launcher_rows()),
+                                 ("Installed", ("", "", ""), facts())):
+        table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False,
+                      show_edge=False, show_header=any(headers))
+        for header in headers:
+            table.add_column(header, overflow="fold")
+        for row in rows:
+            table.add_row(*map(escape, row))
+        console.print(table)
+        console.print()
     return 0
 
 
-def facts() -> list[str]:
-    """Return the installed versions and commands, one per line."""
-    lines = [f"hvkeras {__version__}, Python {sys.version.split()[0]} at {sys.executable}"]
-    lines += [f"{name} {version_of(name) or 'is not installed'}" for name in PACKAGES]
-    lines += [f"backend {name}: {backend.availability().reason}" for name, backend in importable_backends().items()]
+def _backend_rows() -> list[tuple[str, str, str]]:
+    known = importable_backends()
+    reasons = {name: why_not_here(name) for name in backend_names()}
+    return [(name, "no" if reason else "yes", reason or known[name].availability().reason)
+            for name, reason in reasons.items()]
+
+
+def _launcher_rows() -> list[tuple[str, str, str]]:
+    """Return a row for each launcher: its name, the backends that work with it, and why others do not.
+
+    Backends that do not work here at all are in the other table, and `local` is for one process.
+    """
+    names = [name for name in backend_names() if not why_not_here(name)]
+    found = []
+    for title, launch, problem in _rows():
+        serving = [name for name in names if launch.size == 1 or name != ONE_PROCESS]
+        reasons = {name: why_not(name, launch, problem) for name in serving}
+        works = [name for name, reason in reasons.items() if not reason]
+        others = [f"{name}: {reason}" for name, reason in reasons.items() if reason]
+        why = problem or "; ".join(others) or ("one process needs no engine" if launch.size == 1 else "")
+        found.append((title, ", ".join(works) or "none", why))
+    return found
+
+
+def facts() -> list[tuple[str, str, str]]:
+    """Return the installed packages and commands: name, version or "no", and place."""
+    rows = [("hvkeras", __version__, ""), ("Python", sys.version.split()[0], sys.executable)]
+    rows += [(name, version_of(name) or "no", "") for name in PACKAGES]
     for launcher in ("mpirun", "horovodrun", "srun", "java", "ssh"):
         path = find_command(launcher)
-        lines.append(f"{launcher}: {path}{_version_line(path) if launcher == 'mpirun' else ''}" if path else
-                     f"{launcher}: not installed")
-    return lines
+        rows.append((launcher, (_version_line(path) if launcher == "mpirun" else "yes") if path else "no", path))
+    return rows
 
 
 def version_of(package: str) -> str:
@@ -151,8 +184,8 @@ def version_output(launcher: str) -> str | None:
 def _version_line(path: str) -> str:
     answer = version_output(path)
     if answer is None:
-        return " (does not start)"
-    return f" ({answer.splitlines()[0].strip()})" if answer else ""
+        return "does not start"
+    return answer.splitlines()[0].strip().removeprefix("mpirun ") if answer else "yes"
 
 
 def horovod_is_installed() -> bool:

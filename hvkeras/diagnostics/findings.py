@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -20,6 +22,7 @@ THRESHOLDS: Mapping[str, float] = {
     "compression": 1 / 3,  # of a step in communication, to suggest 8 bits between hosts
     "update": 0.10,  # of a step, if each rank updates all weights
     "pauses": 0.30,  # of all time, in validation, checkpoints and other long work between steps
+    "load": 0.15,  # of the ranks' cores, used by other processes
 }
 _REASON = 0.25  # minimum fraction of a rank's delay to mention a cause
 
@@ -97,30 +100,52 @@ def findings(summary: Summary) -> list[Finding]:
 COMPARE = " hvkeras compare shows whether another backend is faster here."
 
 
-def limit(splits: Mapping[int, TimeSplit], found: Sequence[Finding]) -> str:
+def limit(splits: Mapping[int, TimeSplit], found: Sequence[Finding], command: str = "") -> str:
     """Return a description of the main bottleneck and its remedy; "" if no steps were timed.
 
     Args:
         splits: Time breakdown of a typical step, by rank.
         found: Result of `findings`.
+        command: Command of the ranks, if it is known.
     """
     if found:
         return f"What limits training most: {found[0].text} {found[0].remedy}"
     if not splits:
         return ""
     if not has_enough_steps(splits):
-        count, seconds = min((split.steps, split.steps * split.step) for split in splits.values())
-        return (f"The run is too short to judge what limits it: {count} typical step{'s' * (count != 1)},"
-                f" {seconds:.2g} s in all, were timed on a rank, and at least {THRESHOLDS['steps']:g} steps and"
-                f" {THRESHOLDS['seconds']:g} s are needed.")
+        return _too_short(splits, command)
     return ("Training is limited by computation alone. Try jit_compile=True with the native backend, mixed precision"
             " on GPUs, or more ranks.")
 
 
+_EPOCHS = re.compile(r"(--epochs[= ])(\d+)(?!\S)")
+
+
+def _too_short(splits: Mapping[int, TimeSplit], command: str) -> str:
+    """Return how many steps were timed, how many are needed, and how to get them."""
+    count, seconds = min((split.steps, split.steps * split.step) for split in splits.values())
+    least = {part: THRESHOLDS[part] for part in ("steps", "seconds")}
+    times = max(2, math.ceil(max(least["steps"] / max(count, 1), least["seconds"] / max(seconds, 1e-3))))
+    option = _EPOCHS.search(command)
+    epochs = f", for example with {times:,} times the epochs in fit"
+    how = f": {option[1]}{times * int(option[2])}" if option else epochs
+    timed = f"{count} typical step{'s' * (count != 1)}, {seconds:.2g} s in all, were timed on a rank"
+    return (f"The run is too short to judge what limits it: {timed}, and at least {least['steps']:g} steps and"
+            f" {least['seconds']:g} s are needed. Train {times:,} times as long{how}.")
+
+
+def machine_notes(summary: Summary) -> list[str]:
+    """Return messages about ranks that share cores, and about other processes that use them."""
+    share, host = summary.other_load
+    here = f" on {host}" if host else ""
+    busy = (f"Other processes used {share:.0%} of the ranks' cores{here} during training: steps take longer, and vary"
+            " more, than on an idle machine.")
+    return [*summary.oversubscription, *([busy] if share >= THRESHOLDS["load"] else [])]
+
+
 _REMEDIES = {
-    "input": "Check where it reads its data from, partition the data evenly (hvd.shard), and let"
-    " prefetch(tf.data.AUTOTUNE),"
-             " cache(), or more parallel calls of map() and interleave() read ahead.",
+    "input": "Check where it reads its data from, partition the data evenly (hvd.shard), and read ahead with"
+             " prefetch(tf.data.AUTOTUNE), cache(), or more parallel calls of map() and interleave().",
     "compute": "Check what else runs on its cores (threads, other jobs, a slower machine), and whether its batches are"
                " larger, or its callbacks do more, than those of the others.",
 }
@@ -161,10 +186,12 @@ def _wait(summary: Summary) -> Finding | None:
     share = sum(waits) / len(waits)
     if share < THRESHOLDS["wait"] or slowest_rank(summary.splits) is not None:
         return None
-    return Finding("wait", share, f"The ranks are uneven from step to step: {share:.0%} of a step is spent waiting,"
-                   " sometimes for one rank and sometimes for another.", "Batches of different lengths take different"
-                   " times: sort or pad them in the same way on all ranks. On a machine with more ranks than free"
-                   " cores, use fewer ranks.")
+    text = (f"The ranks are uneven from step to step: {share:.0%} of a step is spent waiting, sometimes for one rank"
+            " and sometimes for another.")
+    if machine_notes(summary):
+        return Finding("wait", share, text, "They also wait for free cores.")
+    return Finding("wait", share, text, "Batches of different lengths take different times: sort or pad them in the"
+                   " same way on all ranks.")
 
 
 def _communication(summary: Summary) -> Finding | None:
@@ -174,7 +201,7 @@ def _communication(summary: Summary) -> Finding | None:
         return None
     waits = "" if all(split.wait is not None for split in splits.values()) else (
         " (waiting for other ranks included, which cannot be separated as a record is missing)")
-    remedy = ("A larger batch per rank makes fewer exchanges of the same size; backward_passes_per_step does the same"
+    remedy = ("With a larger batch per rank, gradients are exchanged less often; backward_passes_per_step does the same"
               " without more memory.")
     if share > THRESHOLDS["compression"] and summary.backend == "native" and summary.host_count > 1:
         remedy += (" compression=hvd.Compression.int8 sends a quarter of the bytes between hosts, and fp16 half;"

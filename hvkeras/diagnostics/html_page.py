@@ -15,24 +15,26 @@ STYLE = """
 @media (prefers-color-scheme: dark) { .hvkeras { --paper: #14171b; --ink: #e6e9ed; --quiet: #a3acb8; --line: #353b44;
   --raised: #1d2127; --accent: #56b4e9; } }
 body.hvkeras { margin: 0; }
-.hvkeras.part { padding: .75rem 1rem; border-radius: 6px; max-width: 50rem; }
-.hvkeras main { max-width: 50rem; margin: 0 auto; padding: 2rem 1.25rem 4rem; }
+.hvkeras.part { padding: .75rem 1rem; border-radius: 6px; max-width: 60rem; }
+.hvkeras main { max-width: 60rem; margin: 0 auto; padding: 2rem 1.25rem 4rem; }
 .hvkeras h1 { font-size: 1.6rem; line-height: 1.25; margin: 0 0 1.25rem; overflow-wrap: anywhere; }
 .hvkeras h2 { font-size: 1.15rem; margin: 2.5rem 0 .5rem; }
 .hvkeras .summary { margin: 0; padding: 1rem 1.25rem; background: var(--raised); border-left: 4px solid var(--accent);
-  border-radius: 0 6px 6px 0; }
+  border-radius: 0 6px 6px 0; max-width: 47.5rem; }
 .hvkeras .summary p { margin: .4rem 0; max-width: none; }
 .hvkeras p { max-width: 46rem; }
 .hvkeras .note { color: var(--quiet); font-size: .875rem; margin: .5rem 0; overflow-wrap: anywhere; }
 .hvkeras .wide { overflow-x: auto; }
 .hvkeras table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; margin: .5rem 0;
   color: inherit; background: none; }
-.hvkeras th, .hvkeras td { padding: .35rem .75rem; text-align: right; vertical-align: top; color: inherit;
+.hvkeras th, .hvkeras td { padding: .35rem .55rem; text-align: right; vertical-align: top; color: inherit;
   background: none; border: 0; border-bottom: 1px solid var(--line); }
+.hvkeras td { white-space: nowrap; }
 .hvkeras th { vertical-align: bottom; font-weight: 600; color: var(--quiet); border-bottom-width: 2px; }
-.hvkeras th:first-child, .hvkeras td:first-child { text-align: left; padding-left: 0; white-space: nowrap; }
-.hvkeras td.words { text-align: left; }
-.hvkeras svg { display: block; max-width: 100%; height: auto; margin: .75rem 0; }
+.hvkeras th:first-child, .hvkeras td:first-child { text-align: left; padding-left: 0; }
+.hvkeras td:first-child { white-space: normal; min-width: 6rem; }
+.hvkeras td.words { text-align: left; white-space: normal; }
+.hvkeras svg { display: block; max-width: min(100%, 50rem); height: auto; margin: .75rem 0; }
 .hvkeras pre { background: var(--raised); color: inherit; padding: .75rem 1rem; border-radius: 6px; overflow-x: auto;
   font-size: .85rem; }
 .hvkeras ul { padding-left: 1.25rem; max-width: 46rem; }

@@ -49,6 +49,10 @@ class Record:
             rank 0's host, or of `hvkeras run`.
         clock_uncertainty: Maximum error of the clock offset in seconds; None if unknown.
         sent: First and last pair of a number of steps, and the bytes that the host's network cards had sent by then.
+        cores: Cores that the rank may use.
+        core_limit: How many of them it may use at a time, which is less with a container's quota.
+        busy: CPU seconds that all processes have used on these cores since `began`.
+        used: CPU seconds of this rank's process and its children since `began`.
         compiling: Seconds in which XLA compiled the optimizer's update, before the first step.
         began: Start time of the recording.
         written: Time of writing.
@@ -79,6 +83,10 @@ class Record:
     clock_offset: float = 0.0
     clock_uncertainty: float | None = None
     sent: list[list[int]] = field(default_factory=list)
+    cores: list[int] = field(default_factory=list)
+    core_limit: float = 0.0
+    busy: float = 0.0
+    used: float = 0.0
     compiling: float = 0.0
     began: float = 0.0
     written: float = 0.0

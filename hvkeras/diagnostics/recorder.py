@@ -39,7 +39,7 @@ from hvkeras.errors import summary
 from hvkeras.host.console import say
 from hvkeras.host.forks import at_exit, detach_in_children
 from hvkeras.host.gpus import gpus_in_use
-from hvkeras.host.machine import resident_memory
+from hvkeras.host.machine import busy_seconds, core_limit, cpu_seconds, resident_memory, usable_cores
 from hvkeras.host.network import sent_bytes
 from hvkeras.job.session import Session, this_process
 
@@ -89,6 +89,7 @@ class Recorder:
         self._models: weakref.WeakKeyDictionary[Any, set[int]] = weakref.WeakKeyDictionary()  # by function
         # First rows of this job; an earlier job in this process may have written to the same tracks.
         self.first_rows: dict[str, int] = counts({**spans.store().collectives(), **spans.store().updates()})
+        self._busy_before, self._used_before = busy_seconds(record.cores), cpu_seconds()
         self._write_seconds = 0.0  # CPU time of the writer thread
         self._done = threading.Event()
         self._writing, self._updating = threading.Lock(), threading.Lock()
@@ -221,6 +222,9 @@ class Recorder:
             self._record.gpu = gpus_in_use()
             if steps := self.steps_made():
                 self._record.sent = [*self._record.sent[:1], [steps, sent_bytes()]]
+            self._record.busy = busy_seconds(self._record.cores) - self._busy_before
+            # The search for running children takes milliseconds, and they count at the end.
+            self._record.used = cpu_seconds(with_children=self._done.is_set()) - self._used_before
             self._record.written = time.time()
             return dataclasses.replace(self._record)
 
@@ -393,8 +397,9 @@ class Recording:
         rank = topology.rank
         if rank == 0 and folder is not None:
             remove(folder, since=topology.size)
+        cores = usable_cores()
         record = Record(rank, topology.size, session.backend.name, host=topology.host, pid=os.getpid(),
-                        began=time.time())
+                        cores=cores, core_limit=core_limit(len(cores)), began=time.time())
         recorder = self._active = Recorder(folder, record, bool(settings.record) and rank == 0, session.control)
         if rank == 0 and session.launch.launcher != hvkeras_run.LAUNCHER:  # that launcher writes the report itself
             recorder.report = report_folder(settings)

@@ -13,10 +13,10 @@ from hvkeras import __version__
 from hvkeras.diagnostics import charts
 from hvkeras.diagnostics.findings import (
     Finding,
-    explain_delay,
     findings,
     has_enough_steps,
     limit,
+    machine_notes,
     milliseconds,
     slowest_rank,
 )
@@ -67,8 +67,8 @@ def _title(summary: Summary) -> str:
 
 
 def _sentences(summary: Summary, found: list[Finding]) -> list[str]:
-    return [text for text in (_end(summary), _step(summary), _slowest(summary, found),
-                          limit(summary.splits, found), _compiling(summary)) if text]
+    return [text for text in (_end(summary), _step(summary), *machine_notes(summary), _evenness(summary),
+                              limit(summary.splits, found), _compiling(summary)) if text]
 
 
 def _end(summary: Summary) -> str:
@@ -107,20 +107,13 @@ _PART_LABELS = {"input": "waiting for data", "compute": "computing", "update": "
           "communication": "communicating"}
 
 
-def _slowest(summary: Summary, found: list[Finding]) -> str:
-    slowest = slowest_rank(summary.splits)
-    if slowest is not None and found and found[0].what == "slow rank":
-        return ""  # this rank is reported as what limits training
-    if slowest is not None:
-        return (f"The slowest rank is {summary.name(slowest.rank)}: it is busy for {milliseconds(slowest.seconds)}"
-                f" longer in each step, as {explain_delay(summary, slowest)}.")
-    if len(summary.splits) > 1 and has_enough_steps(summary.splits):
-        return "No rank is slower than the others."
-    return ""
+def _evenness(summary: Summary) -> str:
+    even = len(summary.splits) > 1 and has_enough_steps(summary.splits) and slowest_rank(summary.splits) is None
+    return "No rank is slower than the others." if even else ""
 
 
 def _sections(summary: Summary, found: list[Finding]) -> list[Section]:
-    made = [_split_section(summary), _advice_section(found), _ranks_section(summary), _collectives_section(summary),
+    made = [_split_section(summary), _advice_section(found[1:]), _ranks_section(summary), _collectives_section(summary),
             _changes_section(summary)]
     if summary.stalls:
         lines = "".join(f"<li>{escape(text)}</li>\n" for text in summary.stalls[:SHOWN])
@@ -181,10 +174,11 @@ def _ms(seconds: float | None) -> str:
 
 
 def _advice_section(found: list[Finding]) -> Section | None:
+    """Return the findings after the first one, which is in the summary."""
     if not found:
         return None
     lines = "".join(f"<li>{escape(each.text)} {escape(each.remedy)}</li>\n" for each in found)
-    return Section("Advice", f"<ul>\n{lines}</ul>")
+    return Section("Further advice", f"<ul>\n{lines}</ul>")
 
 
 def _ranks_section(summary: Summary) -> Section:

@@ -12,6 +12,7 @@ from hvkeras.diagnostics.outcome import Outcome
 from hvkeras.diagnostics.record import GATHER, WELL, Record
 from hvkeras.diagnostics.time_split import TimeSplit, pauses, runs_by_key, shortest_times, time_splits
 from hvkeras.errors import MachineError, explain
+from hvkeras.host.machine import oversubscription
 
 RUNNING = "was running when its record was last written, or was killed"
 UNREADABLE = "its record cannot be read"
@@ -166,6 +167,43 @@ class Summary:
         """Fraction of training spent in steps with a pause, on the rank where it is largest."""
         found = [pauses(record) for record in self.present]
         return max((seconds / total for seconds, total in found if total), default=0.0)
+
+
+    @property
+    def oversubscription(self) -> list[str]:
+        """Messages about hosts whose ranks share cores; those of ranks on GPUs may."""
+        found = []
+        for host, own in self._by_host().items():
+            cores = {core for record in own for core in record.cores}
+            limit = min([len(cores), *(record.core_limit for record in own if record.core_limit)])
+            text = oversubscription(len(own), limit, host) if cores else ""
+            if text and not any(record.gpu for record in own):
+                found.append(f"{text}: start fewer ranks there.")
+        return found
+
+    @property
+    def other_load(self) -> tuple[float, str]:
+        """Largest fraction of the ranks' cores that other processes used in the recording, and its host; 0 if unknown.
+
+        Ranks that share some of their cores, but not all, are left out.
+        """
+        found = [(0.0, "")]
+        for host, own in self._by_host().items():
+            groups = {tuple(record.cores): [one for one in own if one.cores == record.cores] for record in own}
+            cores = [core for group in groups for core in group]
+            if len(cores) != len(set(cores)):
+                continue
+            for group, ranks in groups.items():
+                rates = [(record.busy / seconds, record.used / seconds) for record in ranks
+                         if (seconds := record.written - record.began) > 0]
+                if group and rates:
+                    others = max(busy for busy, _ in rates) - sum(used for _, used in rates)
+                    found.append((min(1.0, max(0.0, others) / len(group)), host))
+        return max(found)
+
+    def _by_host(self) -> dict[str, list[Record]]:
+        hosts = dict.fromkeys(record.host for record in self.present)
+        return {host: [record for record in self.present if record.host == host] for host in hosts}
 
 
 def _collectives(records: Sequence[Record | None]) -> list[CollectiveSummary]:

@@ -1,15 +1,20 @@
-"""Cores and memory of this machine: each rank's share of threads, pinning, and facts for benchmarks."""
+"""Cores, memory and shared memory of this machine: each rank's share of threads, pinning, and facts for benchmarks."""
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import platform
 import re
 import sys
+import time
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import psutil
 
 from hvkeras import __version__
 
@@ -19,6 +24,63 @@ def usable_cores() -> list[int]:
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
+
+
+_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+
+
+def core_quota() -> float:
+    """Return the container's CPU quota in cores; 0 without a limit."""
+    with contextlib.suppress(OSError, ValueError):
+        limit, period = _QUOTA.read_text().split()
+        return int(limit) / int(period)
+    return 0.0
+
+
+def core_limit(cores: int) -> float:
+    """Return how many of these cores this process may use at a time, which a container's quota may limit."""
+    quota = core_quota()
+    return min(cores, quota) if quota else cores
+
+
+def oversubscription(ranks: int, cores: float, host: str = "") -> str:
+    """Return a message if the ranks of a host have to share cores; "" if each has at least one.
+
+    Args:
+        host: Name of the host, unless it is this one.
+    """
+    if ranks <= max(1.0, cores):
+        return ""
+    here = f" on {host}" if host else ""
+    few = max(1, int(cores))
+    return (f"{ranks} ranks share {cores:g} core{'s' * (cores != 1)}{here}, so each step takes longer than with {few}"
+            f" rank{'s' * (few > 1)}")
+
+
+def busy_seconds(cores: Sequence[int]) -> float:
+    """Return the CPU seconds that all processes have used on these cores since the machine started."""
+    times = psutil.cpu_times(percpu=True)
+    return sum(sum(getattr(times[core], kind, 0.0) for kind in ("user", "nice", "system", "irq", "softirq"))
+               for core in cores if core < len(times))
+
+
+def busy_share(cores: Sequence[int], seconds: float = 0.5) -> float:
+    """Measure the fraction of these cores that processes use now."""
+    before, began = busy_seconds(cores), time.monotonic()
+    time.sleep(seconds)
+    # The kernel counts in steps of 10 ms, which may add up to more than the time that has passed.
+    return min(1.0, (busy_seconds(cores) - before) / (time.monotonic() - began) / max(1, len(cores)))
+
+
+def cpu_seconds(with_children: bool = False) -> float:
+    """Return the CPU seconds of this process and its ended children; `with_children`: also of its running ones."""
+    processes = [psutil.Process()]
+    processes += processes[0].children(recursive=True) if with_children else []
+    total = 0.0
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            total += sum(process.cpu_times()[:4])
+    return total
 
 
 def fair_share(own: Sequence[int], on_this_host: Sequence[Sequence[int]]) -> int:
@@ -145,3 +207,46 @@ def available_memory() -> int | None:
 def _number(file: Path, name: str) -> int:
     found = re.search(rf"^{name}\s+(\d+)", file.read_text(), re.MULTILINE)
     return int(found[1]) if found else 0
+
+
+SHARED_MEMORY = Path("/dev/shm")
+ENLARGE_SHARED_MEMORY = f"docker run --shm-size=1g, or mount -o remount,size=1g {SHARED_MEMORY}"
+
+
+class SharedMemory(NamedTuple):
+    """Shared memory of this host or container, in bytes; 0 if there is none."""
+
+    size: int = 0
+    free: int = 0
+
+    @classmethod
+    def here(cls, folder: Path = SHARED_MEMORY) -> SharedMemory:
+        """Measure the shared memory."""
+        try:
+            found = os.statvfs(folder)
+        except OSError:
+            return cls()
+        return cls(found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize)
+
+    def objection(self, needed: int, ranks: int, host: str = "") -> str:
+        """Return why the shared memory of an engine does not fit; "" if it does.
+
+        Args:
+            needed: Bytes that the engine needs on this host.
+            ranks: Number of ranks that share them.
+            host: Name of the host, unless it is this one.
+        """
+        if needed <= self.free:
+            return ""
+        here = f"{SHARED_MEMORY} on {host}" if host else str(SHARED_MEMORY)
+        who = f"{ranks} ranks there need" if ranks > 1 else "1 rank there needs"
+        return f"{here} has {self.text()}, and {who} {math.ceil(needed / 1024**2):,} MiB"
+
+    def text(self) -> str:
+        """Return the free and the total memory as text."""
+        return f"{self.free // 1024**2:,} of {self.size // 1024**2:,} MiB free"
+
+    def fix(self, needed: int) -> str:
+        """Return what makes room for something: a larger memory, or fewer files."""
+        leftovers = f"remove leftover files in {SHARED_MEMORY}"
+        return ENLARGE_SHARED_MEMORY if needed > self.size else f"{leftovers}, or {ENLARGE_SHARED_MEMORY}"

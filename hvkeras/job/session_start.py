@@ -106,7 +106,8 @@ def _agree_and_start(link: JobLink, settings: Settings, requested: str | None, w
     entries, wanted = process.entries, requested or settings.backend
     client.join(entries)
     link.starts += 1
-    facts = exchange_facts(client, launch, settings, link.starts, own_facts(wanted, launch, settings))
+    restarted = link.starts > 1 or bool(settings.run_membership)
+    facts = exchange_facts(client, launch, settings, link.starts, own_facts(wanted, launch, settings, restarted))
     remove_announcement(launch, settings)
     link.release_port()
     topology = topology_from_hosts(launch.rank, [fact["host"] for fact in facts],
@@ -123,7 +124,10 @@ def _agree_and_start(link: JobLink, settings: Settings, requested: str | None, w
 
     if without_engine:
         return session(backend_class(ONE_PROCESS)())
-    opened = session(process.engine(agree_on_backend(launch, facts, gpus.each_has_own)), gpus.devices)
+    choice = agree_on_backend(launch, facts, gpus.each_has_own)
+    if choice.without and topology.rank == 0 and prints_at(settings, "WARNING"):
+        say(choice.without)
+    opened = session(process.engine(choice.name), gpus.devices)
     start_engine(opened, opened.backend, lambda size: check_size(launch, opened.backend, size))
     if topology.rank == 0 and prints_at(settings, "WARNING"):
         _describe(opened, gpus, is_auto=wanted == "auto")
@@ -181,11 +185,11 @@ def _gpu_transport(engine: Backend, gpus: GpuPlacement, is_auto: bool) -> str:
 # Facts that ranks exchange at the start, and checks before and after the engine starts.
 
 
-def own_facts(requested: str, launch: Launch, settings: Settings) -> dict[str, Any]:
-    """Return the facts that this rank sends to the other ranks before the engine starts."""
+def own_facts(requested: str, launch: Launch, settings: Settings, restarted: bool = False) -> dict[str, Any]:
+    """Return the facts that this rank sends to the other ranks before the engine starts; see `facts_of_rank`."""
     return {"host": socket.gethostname(), "identity": host_identity(), "cores": usable_cores(),
             "versions": own_versions(), "settings": settings.shared(), "gpus": seen_gpus(settings.gpu_placement),
-            **facts_of_rank(requested, launch)}
+            **facts_of_rank(requested, launch, restarted)}
 
 
 def exchange_facts(client: ControlClient, launch: Launch, settings: Settings, session: int,

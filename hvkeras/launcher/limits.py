@@ -7,8 +7,11 @@ import errno
 import functools
 import os
 import resource
+from collections.abc import Callable
+from pathlib import Path
 
 from hvkeras.errors import MachineError, UsageError, explain
+from hvkeras.host.machine import core_limit, oversubscription, usable_cores
 
 LAUNCHER_FILES = 40  # open files of Python, asyncio and the report, besides those for ranks and hosts
 HOST_FILES = 4  # three pipes, and one more while its agent starts
@@ -19,6 +22,7 @@ _FIXES = {
     errno.EAGAIN: "lower -np, or raise the limit of processes: ulimit -u, and that of a container or a service",
     errno.ENOMEM: "lower -np, or free memory",
 }
+_NVIDIA = Path("/dev/nvidiactl")
 RESOURCE_ERRORS = frozenset(_FIXES)  # errno values of exhausted resources
 
 
@@ -44,6 +48,18 @@ def require_current_folder() -> None:
     except OSError as error:
         raise UsageError(explain(f"The current folder must exist ({error.strerror}): it was removed", "cd to"
                                  " another one", PWD=os.environ.get("PWD"))) from None
+
+
+def note_oversubscription(here: int, show: Callable[[str], None]) -> None:
+    """Report that the ranks on this host have to share its cores, unless they may compute on GPUs.
+
+    Args:
+        here: Number of ranks on this host.
+        show: Prints a line.
+    """
+    cores = core_limit(len(usable_cores()))
+    if (text := oversubscription(here, cores)) and not _NVIDIA.exists():
+        show(f"hvkeras run: {text}. HINT: -np {max(1, int(cores))}, or more hosts (-H)")
 
 
 def require_open_files(ranks: int, hosts: int, here: int, more: int = 0, ports: bool = False) -> None:

@@ -43,6 +43,7 @@ class FitFacts:
         by_rows: Whether `hvd.shard` has assigned whole elements, so that ranks have different numbers of rows in a
             step.
         may_change: Whether the number of batches may change between epochs.
+        files: The paths that Keras's own callbacks write to, see `hvkeras.training.shared_files`.
     """
 
     steps: int | None
@@ -60,6 +61,7 @@ class FitFacts:
     saves: bool = False
     by_rows: bool = False
     may_change: bool = False
+    files: Sequence[tuple[str, str]] = ()
 
 
 @dataclass(frozen=True)

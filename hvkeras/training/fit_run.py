@@ -19,7 +19,7 @@ from hvkeras.gradients.optimizer_classes import distributed_part, state_of
 from hvkeras.gradients.weighting import joining
 from hvkeras.host.console import format_ranks, prints_at, say
 from hvkeras.job.process_sets import ProcessSet, global_process_set
-from hvkeras.job.session import current_session, is_initialized
+from hvkeras.job.session import current_session, is_initialized, this_process
 from hvkeras.training import metrics, model_description, moving_statistics
 from hvkeras.training.divergence_check import DivergenceCheck
 from hvkeras.training.epoch_length import (
@@ -33,6 +33,7 @@ from hvkeras.training.epoch_length import (
     gather_timeout,
     require_same_data_to_share,
 )
+from hvkeras.training.shared_files import SharedFiles, files_of
 
 # Keras's callbacks that do not save models.
 _SAVES_NOTHING = frozenset({
@@ -95,7 +96,9 @@ class FitRun:
                       given["validation_data"] is not None or bool(given["validation_split"]), self._fingerprint(),
                       len(self._local_timers()), FitRun._count, unbuilt, model_description.arguments_of(self.model),
                       model_description.digest_of(layers), any(map(self._may_save, flat(given["callbacks"]))),
-                      keeps_elements_whole(given["x"]), data.source is not None)
+                      keeps_elements_whole(given["x"]), data.source is not None,
+                      # With --data-parallel, rank 0 alone writes.
+                      () if self._has_global_batches else files_of(flat(given["callbacks"])))
         everyone = gather_objects(facts, self.process_set, "the start of fit", metrics.missing_call_hint("fit"))
         self._number = everyone[0].number
         self._fit = f"fit {everyone[0].number} of ranks {list(self.process_set.ranks)}"
@@ -110,6 +113,7 @@ class FitRun:
         if self.by_rows:
             compat.forget_train_function(self.model)
         self._data = data
+        self._say(this_process().part(SharedFiles).warnings(self.process_set.ranks, [fact.files for fact in everyone]))
         self._apply_decision(decide(self.process_set.ranks, everyone, session.settings.uneven,
                                     self._has_global_batches and global_batch().whole))
         if any(fact.may_change for fact in everyone) and self._common_end is None:
@@ -119,7 +123,7 @@ class FitRun:
     def _apply_decision(self, decision: Decision) -> None:
         """Adapt the data to the first decision."""
         data, self._decision, self._own_batches = self._data, decision, self._data.batches
-        self._warn(decision)
+        self._say(decision.warnings)
         if decision.steps is not None:
             data.take_steps(decision.steps)
         if decision.common_end:
@@ -127,10 +131,10 @@ class FitRun:
         elif decision.batches is not None and (decision.joined or decision.batches != data.batches):
             self._adapt_length(decision)
 
-    def _warn(self, decision: Decision) -> None:
+    def _say(self, warnings: Sequence[str]) -> None:
         session = current_session()
         if session.topology.rank == self.process_set.ranks[0] and prints_at(session.settings, "WARNING"):
-            for warning in decision.warnings:
+            for warning in warnings:
                 say(warning)
 
     def _decide_again(self) -> None:
@@ -154,7 +158,7 @@ class FitRun:
         if decision is before:
             return
         if self._should_log_changes:
-            self._warn(decision)
+            self._say(decision.warnings)
         self._should_log_changes = self._should_log_changes and not decision.warnings
         self._decision, self._own_batches = decision, own.batches
         self._adapt_length(decision, not before.joined)

@@ -15,9 +15,9 @@ _DEADLINE = 120.0  # seconds; usually two or three
 _DARK = "--blink-settings=preferredColorScheme=0"
 
 
-def dom(page: Path) -> str:
-    """Return the rendered DOM of a page, as HTML."""
-    return _run(["--dump-dom", page.as_uri()])
+def dom(page: Path, width: int = 1000) -> str:
+    """Return the rendered DOM of a page, as HTML, in a window of that many pixels."""
+    return _run([f"--window-size={width},3000", "--dump-dom", page.as_uri()])
 
 
 def screenshot(page: Path, picture: Path, dark: bool = False, size: tuple[int, int] = (1000, 3000)) -> None:

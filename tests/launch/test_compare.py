@@ -33,9 +33,11 @@ def compare(arguments: Sequence[str], folder: Path, charts: bool = False) -> sub
 
 def rows(done: subprocess.CompletedProcess[str]) -> dict[str, list[str]]:
     """Return the cells of each row of the table, by name."""
-    text = done.stdout.replace("one process", "one-process")
-    return {line.split()[0]: line.split()[1:] for line in text.splitlines()
-            if line.split()[:1] in (["horovod"], ["tfdist"], ["local"], ["one-process"])}
+    found: dict[str, list[str]] = {}
+    for line in done.stdout.replace("one process", "one-process").splitlines():
+        if line.split()[:1] in (["horovod"], ["tfdist"], ["local"], ["one-process"]):
+            found.setdefault(line.split()[0], line.split()[1:])  # not the sentences below the table
+    return found
 
 
 def check_records(folder: Path, name: str, ranks: int) -> None:
@@ -203,16 +205,17 @@ def outputs(folder: Path, *cells: str) -> list[tuple[list[dict[str, Any]], int]]
 
 
 def test_a_notebook_keeps_one_output_of_a_comparison_that_moves(tmp_path: Path) -> None:
-    wait = "result = hvd.compare(time.sleep, (1.2,), backends='native,tfdist', baseline=False, out='out')"
+    wait = "result = hvd.compare(wait, backends='native,tfdist', baseline=False, out='out')"
+    code = "import time\nimport hvkeras as hvd\ndef wait():\n    hvd.init()\n    time.sleep(1.2)"
     _, [[progress], changes], [later, _], [[table, shown], _] = outputs(
-        tmp_path, "import time\nimport hvkeras as hvd", wait, "time.sleep(0.5)", "print(result.table())\nresult")
+        tmp_path, code, wait, "time.sleep(0.5)", "print(result.table())\nresult")
     assert progress["kind"] == "display_data"
     assert [re.sub(r"\d+:\d\d", "", line) for line in progress["data"]["text/plain"].splitlines()] == [
         "[1/2] native  ", "[2/2] tfdist  "]
     assert changes > 3, "it moves"
     assert not later, "nothing moves when it is over"
-    assert table["data"].startswith("sleep(), on 2 processes") and "left no record" in table["data"]
-    assert shown["data"]["text/plain"] + "\n" == table["data"] and "sleep()" in shown["data"]["text/html"]
+    assert table["data"].startswith("wait(), on 2 processes") and "no training step was seen" in table["data"]
+    assert shown["data"]["text/plain"] + "\n" == table["data"] and "wait()" in shown["data"]["text/html"]
 
 
 @pytest.mark.nightly
@@ -256,6 +259,8 @@ def test_failures_are_rows_with_their_reasons(tmp_path: Path) -> None:
 import os, sys
 if os.environ["HVKERAS_BACKEND"] == "tfdist":
     raise ValueError("the sky is falling")
+import hvkeras as hvd
+hvd.init()
 """
     done = compare(["--backends", "tfdist,horovod", "--repeat", "2", sys.executable, "-c", code], tmp_path)
     assert done.returncode == 1
@@ -264,14 +269,32 @@ if os.environ["HVKERAS_BACKEND"] == "tfdist":
     lines = done.stdout.splitlines()
     reason = next(line for line in lines if line.startswith("(1) "))
     assert reason.startswith("(1) rank ") and reason.endswith("exited with code 1: ValueError: the sky is falling")
-    assert any(line.startswith("(2) rank 0 left no record: the script must call hvd.init()") for line in lines)
+    assert any(line.startswith("(2) no training step was seen: the script needs hvd.Distributed") for line in lines)
     assert done.stderr.splitlines()[0:2] == ["", "the standard error of tfdist ends with"]
     assert done.stderr.splitlines()[-1] == "ValueError: the sky is falling"
     assert "horovod" not in done.stderr
 
 
+def test_a_script_without_hvkeras_is_not_run_on_each_backend(tmp_path: Path) -> None:
+    (tmp_path / "plain.py").write_text("open('runs', 'a').write('x')\n")
+    done = compare(["--backends", "tfdist,horovod", sys.executable, "plain.py"], tmp_path)
+    assert done.returncode == 2 and done.stdout == ""
+    first, last = done.stderr.splitlines()
+    assert first.startswith("hvkeras compare: plain.py names neither hvkeras nor horovod.")
+    assert last.startswith("hvkeras compare: The script must call hvd.init(), and --out must be a folder that all hosts"
+                           " share: rank 0 of the first run left no record. HINT: add import hvkeras")
+    assert "--data-parallel" in last
+    assert (tmp_path / "runs").read_text() == "xx", "the two ranks of the first run"
+
+
 def test_a_run_that_takes_too_long_is_ended_and_is_a_row(tmp_path: Path) -> None:
-    code = "import os, time; time.sleep(1000 if os.environ['HVKERAS_BACKEND'] == 'tfdist' else 0)"
+    code = """
+import os, time
+import hvkeras as hvd
+if os.environ["HVKERAS_BACKEND"] == "tfdist":
+    time.sleep(1000)
+hvd.init()
+"""
     done = compare(["--backends", "tfdist", "--timeout", "2", sys.executable, "-c", code], tmp_path)
     assert done.returncode == 1
     assert rows(done)["tfdist"] == ["failed", "(1)"]

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
+import shlex
 import subprocess
+import sys
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -134,3 +137,18 @@ def test_limits_of_the_machine_are_notes(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, limit)
     assert done.stdout.split() == [NOTE]
     assert machine.shared_memory(Path("/nowhere")).state == PROBLEM
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts a small /dev/shm")
+def test_shared_memory_that_is_too_small_for_two_ranks_is_a_problem(tmp_path: Path) -> None:
+    code = "from hvkeras.diagnostics.doctor import machine; print(*machine.shared_memory().as_json().values(), sep='|')"
+    show = shlex.join([sys.executable, "-c", code])
+    commands = f"mount -t tmpfs -o size=1m tmpfs /dev/shm; {show}; mount -o remount,size=30m /dev/shm; {show}"
+    done = subprocess.run(["unshare", "-m", "bash", "-c", commands], cwd=tmp_path, capture_output=True, text=True,
+                          timeout=60)
+    assert done.returncode == 0, done.stderr
+    small, moderate = (line.split("|") for line in done.stdout.splitlines())
+    assert small[1] == PROBLEM
+    assert small[2].startswith("1 of 1 MiB free in /dev/shm: 2 ranks of the backend native need 9 MiB")
+    assert small[3] == "docker run --shm-size=1g, or mount -o remount,size=1g /dev/shm"
+    assert moderate[1] == NOTE

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import socket
 import subprocess
 import sys
 import tempfile
@@ -94,8 +95,8 @@ def test_too_few_open_files_are_reported(tmp_path: Path) -> None:
                            "\nHINT: ulimit -n 46, or lower -np.\n")
     done = shell("ulimit -n 84; hvkeras run -np 40 sleep 1000", tmp_path)  # the agent needs two for each rank
     assert done.returncode == 1
-    assert done.stderr == ("hvkeras run: The agent of 40 ranks needs 100 open files. Received: allowed=84."
-                           "\nHINT: ulimit -n 100, or lower -np.\n")
+    assert done.stderr.endswith("hvkeras run: The agent of 40 ranks needs 100 open files. Received: allowed=84."
+                                "\nHINT: ulimit -n 100, or lower -np.\n")
 
 
 def test_a_host_that_allows_too_few_open_files_says_so(tmp_path: Path) -> None:
@@ -170,3 +171,20 @@ def test_a_host_whose_name_is_unknown(backend: str, tmp_path: Path) -> None:
         assert "HINT: write 127.0.0.1 and no-such-host-here into /etc/hosts on this host" in done.stderr
     else:
         assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts a small /dev/shm")
+def test_ranks_without_shared_memory_use_another_backend_and_say_so_once(tmp_path: Path) -> None:
+    command = shlex.join([sys.executable, str(MEET)])
+    mount = "mount -t tmpfs -o size=1m tmpfs /dev/shm"
+    lacking = "/dev/shm on {} has 1 of 1 MiB free, and 2 ranks there need 9 MiB"
+    done = shell(f"unshare -m bash -c '{mount}; hvkeras run -np 2 {command}'", tmp_path, {"HVKERAS_BACKEND": "auto"})
+    assert done.returncode == 0, done.stderr
+    host = socket.gethostname()
+    assert done.stderr.count(f"hvkeras: backend native is not used: {lacking.format(host)};") == 1
+    assert "hvkeras: backend native (" not in done.stderr
+    done = shell(f"unshare -m bash -c '{mount}; hvkeras run -np 2 --backend native {command}'", tmp_path)
+    assert done.returncode == 1
+    assert f"native: {lacking.format(host)}" in done.stderr
+    assert "HINT: docker run --shm-size=1g, or mount -o remount,size=1g /dev/shm" in done.stderr

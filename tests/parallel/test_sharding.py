@@ -54,16 +54,16 @@ def test_arrays(outcome: Outcome) -> None:
     assert found[0]["shuffled"] != sorted(found[0]["shuffled"])
 
 
-def test_ranks_say_what_they_got(outcome: Outcome) -> None:
+def test_one_rank_says_what_all_got(outcome: Outcome) -> None:
     size = len(outcome.results("arrays"))
-    for rank in range(size):
-        lines = outcome.stderr(rank)
-        left = COUNT % size
-        mine = len(range(rank, COUNT, size))
-        assert f"hvkeras: rank {rank}: {COUNT // size} of {COUNT}, overlap 0, dropped {left}\n" in lines
-        assert f"hvkeras: rank {rank}: {mine} of {COUNT}, overlap 0, dropped 0\n" in lines
-        assert f"rank {rank}: 1 of every {size} samples of a dataset of unknown length, overlap 0, dropped " in lines
-        assert "contents are random each time they are read" in lines
+    lines, left = outcome.stderr(0), COUNT % size
+    mine, dropped = len(range(0, COUNT, size)), f", {left} dropped" if left else ""
+    assert f"hvkeras: shard: {size} ranks x {COUNT // size} of {COUNT} samples{dropped}\n" in lines
+    if left:
+        assert f"hvkeras: shard: {size} ranks share {COUNT} samples, {mine} of them on this rank\n" in lines
+    assert f"shard: each of {size} ranks gets 1 of every {size} samples of a dataset of unknown length" in lines
+    assert "contents are random each time they are read" in lines
+    assert all("hvkeras: shard: " not in outcome.stderr(rank) for rank in range(1, size))
 
 
 @pytest.mark.parametrize("kind", ["samples", "generator", "generated rows", "batches", "shuffled before",
@@ -114,7 +114,7 @@ def test_whole_elements_count_by_their_rows(outcome: Outcome) -> None:
         assert found["predicted"] <= 1e-6
         assert found["few"] == pytest.approx(found["few truth"]), "ranks without elements participate"
     size = len(outcome.results("whole_elements"))
-    assert f"hvkeras: rank 0: 3 of {3 * size + 1} elements, overlap 0, dropped 1" in outcome.stderr(0)
+    assert f"hvkeras: shard: {size} ranks x 3 of {3 * size + 1} elements, 1 dropped" in outcome.stderr(0)
 
 
 def test_each_array_is_cut_by_its_own_rows(outcome: Outcome) -> None:
@@ -130,7 +130,7 @@ def test_each_array_is_cut_by_its_own_rows(outcome: Outcome) -> None:
         assert found["torn"][0] == "InvalidArgumentError"
         assert "All arrays of every batch must have the same number of rows" in found["torn"][1]
         assert "[8 5]" in found["torn"][1]
-    assert f"rank 0: {9 * 4} of {36 * size} rows, overlap 0, dropped 0" in outcome.stderr(0)
+    assert f"shard: {size} ranks x {9 * 4} of {36 * size} rows\n" in outcome.stderr(0)
 
 
 @pytest.mark.parametrize(("misuse", "words"), [

@@ -79,3 +79,10 @@ def test_rank_0_alone_saves_the_best_model(outcome: Outcome) -> None:
     assert first["apart"] == [0.0, 0.0]
     assert second["files"] == []
     assert not first["patched"] and not second["patched"]
+
+
+def test_a_file_that_both_ranks_write_is_reported_once(outcome: Outcome) -> None:
+    said = [line for line in outcome.stderr(0).splitlines() if "write to the same path" in line]
+    assert len(said) == 1 and "ranks 0, 1 write to the same path with Keras's CSVLogger" in said[0]
+    assert f"{outcome.cwd / 'all.csv'}. HINT: " in said[0] and "rank0_callbacks" in said[0]
+    assert "write to the same path" not in outcome.stderr(1)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import ipaddress
-import os
+import math
 import resource
 import socket
 from collections.abc import Iterator, Mapping
@@ -14,9 +13,11 @@ from typing import Any
 
 import psutil
 
+from hvkeras.backends.native import NativeBackend
+from hvkeras.host.machine import SHARED_MEMORY, SharedMemory, core_quota, usable_cores
 from hvkeras.host.network import LOOPBACK
 
-OK, NOTE, PROBLEM = "ok", "note", "problem"  # a note affects some jobs; a problem prevents all jobs
+OK, NOTE, PROBLEM = "ok", "note", "problem"  # a note affects some jobs; a problem prevents jobs, or a backend
 
 
 @dataclass(frozen=True)
@@ -45,13 +46,11 @@ def check_result(check: str, found: str, objection: str = "", fix: str = "", sta
 
 
 MIB = 1024**2
-SHARED_MEMORY = Path("/dev/shm")
-LEAST_SHARED = 64 * MIB  # for a few ranks of the native backend, with a margin
+COMFORTABLE_SHARED = 64 * MIB  # for many ranks of the native backend, or process sets
 LEAST_MEMORY = 2048 * MIB  # for two ranks with TensorFlow and a small model
 LEAST_FILES = 1024
 _CONNECT_DEADLINE = 2.0
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy", "all_proxy")
-_CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 def findings(environ: Mapping[str, str]) -> Iterator[CheckResult]:
@@ -74,19 +73,11 @@ def findings(environ: Mapping[str, str]) -> Iterator[CheckResult]:
 
 def cores() -> CheckResult:
     """Check the number of cores that this process may use."""
-    allowed = len(os.sched_getaffinity(0))
-    quota = _quota()
+    allowed = len(usable_cores())
+    quota = core_quota()
     text = f"{allowed} of {psutil.cpu_count()}"
     return check_result("cores", text, f"the container's quota is {quota:g}" if quota and quota < allowed else "",
                         f"start no more than {max(1, int(quota))} ranks here, or raise the quota", NOTE)
-
-
-def _quota() -> float:
-    """Return the container's CPU quota in cores; 0 without a limit."""
-    with contextlib.suppress(OSError, ValueError):
-        limit, period = _CGROUP_QUOTA.read_text().split()
-        return int(limit) / int(period)
-    return 0.0
 
 
 def memory() -> CheckResult:
@@ -99,14 +90,20 @@ def memory() -> CheckResult:
 
 def shared_memory(folder: Path = SHARED_MEMORY) -> CheckResult:
     """Check the free space for shared memory between the ranks of a host."""
-    try:
-        free = psutil.disk_usage(str(folder)).free
-    except OSError as error:
-        return CheckResult("shared memory", PROBLEM, f"{folder} cannot be used ({error.strerror})",
-                       f"mount -t tmpfs tmpfs {folder}, or HVKERAS_BACKEND=tfdist")
-    return check_result("shared memory", f"{free / MIB:,.0f} MiB free in {folder}",
-                        "the backend native and MPI need more for several ranks" if free < LEAST_SHARED else "",
-                        "docker run --shm-size=1g, or remove leftover files there", NOTE)
+    memory = SharedMemory.here(folder)
+    if not memory.size:
+        return CheckResult("shared memory", PROBLEM, f"{folder} cannot be used: the backend native needs it",
+                           f"mount -t tmpfs tmpfs {folder}, or HVKERAS_BACKEND=tfdist")
+    ranks, found = max(2, len(usable_cores())), f"{memory.text()} in {folder}"
+    least, all_cores = NativeBackend.shared_memory(2, 1), NativeBackend.shared_memory(ranks, 1)
+    if least > memory.free:
+        return CheckResult("shared memory", PROBLEM, f"{found}: 2 ranks of the backend native need"
+                           f" {math.ceil(least / MIB)} MiB; without them, auto uses another backend",
+                           memory.fix(least))
+    comfortable = max(COMFORTABLE_SHARED, all_cores)
+    return check_result("shared memory", found, f"{ranks} ranks need {math.ceil(all_cores / MIB)} MiB with the backend"
+                        " native, and as much again for each process set" if memory.free < comfortable else "",
+                        memory.fix(comfortable), NOTE)
 
 
 def open_files() -> CheckResult:
@@ -148,5 +145,5 @@ def proxies(environ: Mapping[str, str]) -> CheckResult:
     found = [name for name in (*_PROXIES, *map(str.upper, _PROXIES)) if environ.get(name)]
     excluded = environ.get("no_proxy") or environ.get("NO_PROXY") or environ.get("no_grpc_proxy") or ""
     text = ", ".join(found) + (f"; not for {excluded}" if excluded else "") if found else "none"
-    return check_result("proxies", text, "strategies of tf.distribute use them between workers as well"
+    return check_result("proxies", text, "strategies of tf.distribute would also use them between workers"
                         if found and not excluded else "", "name the hosts of the job in no_proxy", NOTE)

@@ -225,7 +225,8 @@ def _mpi(facts: Facts) -> Iterator[CheckResult]:
     launcher_version = _launcher_version(launcher) if launcher else ""
     known = facts.get("mpi")
     if not launcher and known is None:
-        yield CheckResult("MPI", NOTE, "neither mpirun nor mpi4py is installed; hvkeras run and TF_CONFIG need none",
+        yield CheckResult("MPI", NOTE, "neither mpirun nor mpi4py is installed; hvkeras run and TF_CONFIG do not"
+                          " need them",
                       _INSTALL_MPI)
         return
     if not launcher:

@@ -207,7 +207,8 @@ def averaged_and_best() -> dict[str, Any]:
     whole = hvd.callbacks.BestModelCheckpoint("score", mode="min", filepath=folder / "{epoch}.keras")
     weights = hvd.callbacks.BestModelCheckpoint("score", save_weights_only=True, mode="min")
     weights.filepath = str(folder / "best.weights.h5")
-    fit(model, [Measure(), hvd.callbacks.MetricAverageCallback(), keep, whole, weights], epochs=3)
+    logs = [keras.callbacks.CSVLogger("all.csv"), keras.callbacks.CSVLogger(f"{hvd.rank()}.csv")]
+    fit(model, [Measure(), hvd.callbacks.MetricAverageCallback(), keep, whole, weights, *logs], epochs=3)
     found = {**seen, "keys": list(seen), "history": model.history.history["mine"],
              "files": sorted(path.name for path in folder.glob("*")), "patched": "save" in vars(model)}
     if hvd.rank() == 0:

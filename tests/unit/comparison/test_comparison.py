@@ -15,7 +15,7 @@ from rich.table import Table
 
 from hvkeras.cli.main import main
 from hvkeras.comparison import results_file
-from hvkeras.comparison.command import parser
+from hvkeras.comparison.command import parser, print_table
 from hvkeras.comparison.result import (
     ONE_PROCESS,
     WARM_UP,
@@ -30,7 +30,7 @@ from hvkeras.comparison.result import (
 )
 from hvkeras.comparison.rows import Comparison, rows_of
 from hvkeras.comparison.runs import trials_of
-from hvkeras.comparison.table import explanations, scaling_table, sentences, table
+from hvkeras.comparison.table import explanations, scaling_table, sentences, table, warnings
 from hvkeras.control.cause import Cause, CauseKind
 from hvkeras.diagnostics.findings import COMPARE, Finding
 from hvkeras.diagnostics.record import Record, write_weights
@@ -184,7 +184,7 @@ def test_a_step_that_xla_compiles_has_no_time_but_a_row() -> None:
 def test_few_steps_are_said_to_be_few() -> None:
     few = [record(rank, stamps=stamps([0.01] * 14, [32.0] * 14)) for rank in range(2)]
     found = result("tfdist", 2, few, "")
-    assert found.remarks == ("only 9 steps were timed",)
+    assert found.remarks == ("only 9 steps were timed: train for at least 16 steps",)
     assert found.samples == pytest.approx(6400, rel=1e-3)
     assert result("tfdist", 2, [record(), record(1)], "").remarks == ()
 
@@ -433,6 +433,33 @@ def test_what_limits_is_found_in_the_records() -> None:
                          stamps=stamps([5.0] * WARM_UP + [0.01] * count, [32.0] * (WARM_UP + count)))
         found = result("tfdist", 1, [replace(waiting, size=1)], "")
         assert found.splits[0].steps >= 20 and [each.what for each in found.limits] == limits
+
+
+def test_a_machine_that_was_not_idle_and_ranks_that_shared_cores_are_warned_of() -> None:
+    shared = "4 ranks share 2 cores on node, so each step takes longer than with 2 ranks: start fewer ranks there."
+    made = comparison([replace(RESULTS[0], other_load=0.1), replace(RESULTS[1], oversubscription=(shared,))])
+    assert warnings(made) == [shared]
+    machine = {"busy_before": 0.62, "load_before": [5.23, 1, 1], "cores": [0, 1]}
+    _, before = warnings(replace(made, machine=machine))
+    assert before == (
+        "The machine was not idle: other processes used 62% of the cores before the first run (load average 5.2 on 2"
+        " cores). Differences between backends may come from this load. End the other processes before you compare, and"
+        " use --repeat 3.")
+    runs = [replace(RESULTS[0], other_load=0.2), replace(RESULTS[1], other_load=0.35)]
+    (during,) = warnings(comparison(runs, repeat=2))
+    assert during == ("The machine was not idle: other processes used up to 35% during the runs, most with tfdist."
+                      " Differences between backends may come from this load. End the other processes before you"
+                      " compare.")
+
+
+def test_a_terminal_shows_the_summary_of_the_report() -> None:
+    screen = io.StringIO()
+    made = replace(comparison(RESULTS), machine={"busy_before": 0.62, "load_before": [5.2, 1, 1], "cores": [0, 1],
+                                                 "cpu": "a processor"})
+    print_table(made, Console(file=screen, highlight=False, soft_wrap=True, width=200))
+    text = " ".join(screen.getvalue().split())
+    assert all(" ".join(line.split()) in text for line in [*warnings(made), *sentences(made)])
+    assert max(map(len, screen.getvalue().splitlines())) <= 160
 
 
 def test_bytes_are_those_of_the_collectives_of_most_steps() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from PIL import Image
 from harness.browser import dom, screenshot
 from hvkeras.comparison import report
 from hvkeras.comparison.functions import ComparisonResult
-from hvkeras.comparison.result import ONE_PROCESS, Number, Result
+from hvkeras.comparison.result import ONE_PROCESS, SHARED, Number, Result
 from hvkeras.comparison.rows import Comparison, rows_of
 from hvkeras.comparison.table import sentences
 from hvkeras.diagnostics.time_split import TimeSplit
@@ -92,6 +93,24 @@ def test_the_report_is_drawn_in_light_and_dark(folder: Path, tmp_path: Path) -> 
         for engine in ((0x00, 0x72, 0xB2), (0x00, 0x9E, 0x73)):
             assert (abs(picture - engine).max(axis=2) < 8).sum() > 200
     assert colours[False] > 240 and colours[True] < 40
+
+
+# Writes by how many pixels each table of a page is wider than its place.
+MEASURE = """<script>for (const each of document.querySelectorAll(".wide"))
+  each.dataset.hidden = each.scrollWidth - each.clientWidth</script>"""
+
+
+@pytest.mark.slow
+def test_no_column_is_cut_off_in_a_window_of_1000_pixels(folder: Path, tmp_path: Path) -> None:
+    runs = [replace(run, name=name, peak_memory=1_234_000_000, bytes_in_step=12e6)
+            for row in comparison(folder).rows for run in row.runs for name in (run.name, f"{run.name}{SHARED}")
+            if run.name != ONE_PROCESS or name == ONE_PROCESS]
+    report.write(replace(comparison(folder), rows=rows_of(runs)), tmp_path)
+    page = tmp_path / report.NAME
+    page.write_text(page.read_text().replace("</body>", f"{MEASURE}</body>"))
+    shown = dom(page, 1000)
+    assert "peak<br>memory,<br>MB" in shown
+    assert re.findall(r'data-hidden="(\d+)"', shown) == ["0"] * shown.count('class="wide"')
 
 
 @pytest.mark.slow

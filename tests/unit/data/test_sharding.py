@@ -211,7 +211,7 @@ def test_endless_datasets_stay_endless() -> None:
         assert int(samples.cardinality()) == int(batches.cardinality()) == tf.data.INFINITE_CARDINALITY
         assert [int(row) for row in samples.take(3)] == [(partition.rank + 3 * turn) % 5 for turn in range(3)]
         assert all(len(batch) == 2 for batch in batches.take(3))
-        assert coverage.line(partition.rank) == f"rank {partition.rank}: 1 of every 3 samples of an endless dataset"
+        assert coverage.line(3) == "shard: each of 3 ranks gets 1 of every 3 samples of an endless dataset"
 
 
 def batched(kind: str, count: int) -> Any:
@@ -426,5 +426,9 @@ def test_fingerprints_distinguish_contents_but_not_rounding() -> None:
 
 
 def test_coverage_lines() -> None:
-    assert Coverage(718, 1437, 1).line(1) == "rank 1: 718 of 1,437, overlap 0, dropped 1"
-    assert "could not compare" in Coverage(718, 1437, 1).unverified().line(1)
+    assert Coverage(10_000, 20_000, 0).line(2) == "shard: 2 ranks x 10,000 of 20,000 samples"
+    assert Coverage(718, 1437, 1).line(2) == "shard: 2 ranks x 718 of 1,437 samples, 1 dropped"
+    assert Coverage(3, 7, 1, what="element").line(2) == "shard: 2 ranks x 3 of 7 elements, 1 dropped"
+    assert Coverage(719, 1437, 0).line(2) == "shard: 2 ranks share 1,437 samples, 719 of them on this rank"
+    assert Coverage(None, None, 0, "1 of every 2 samples").line(2) == "shard: each of 2 ranks gets 1 of every 2 samples"
+    assert "could not compare" in Coverage(718, 1437, 1).unverified().line(2)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from html import unescape
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from hvkeras.diagnostics.findings import THRESHOLDS, findings, milliseconds, slowest_rank
+from hvkeras.diagnostics.findings import THRESHOLDS, findings, limit, machine_notes, milliseconds, slowest_rank
 from hvkeras.diagnostics.outcome import Outcome
 from hvkeras.diagnostics.record import WELL, Record
 from hvkeras.diagnostics.run_report import write_report
@@ -157,7 +158,43 @@ def test_few_steps_give_no_advice(tmp_path: Path) -> None:
     found, _ = report(tmp_path)
     assert found["advice"] == [] and found["sentences"][-1] == (
         "The run is too short to judge what limits it: 14 typical steps, 1.4 s in all, were timed on a rank, and at"
-        " least 20 steps and 5 s are needed.")
+        " least 20 steps and 5 s are needed. Train 4 times as long, for example with 4 times the epochs in fit.")
+    for command, option in (("train.py --epochs 3 --lr 1", "--epochs 12."), ("train.py --epochs=10", "--epochs=40.")):
+        assert limit({0: split(steps=14)}, [], command).endswith(f"Train 4 times as long: {option}")
+
+
+def test_a_piece_of_advice_is_in_a_report_once(tmp_path: Path) -> None:
+    for rank in range(2):
+        made = record(rank, ended=WELL)
+        times = 1000.0 + 0.2 * np.arange(40)
+        made.stamps = np.column_stack([times, 8.0 * np.arange(40), np.zeros(40), times - 0.05])
+        made.collectives = {"k": np.column_stack([times, times + 0.06])}
+        made.updates = np.column_stack([times + 0.06, times + 0.1])
+        made.write(tmp_path / "records")
+    found, page = report(tmp_path)
+    assert sorted(each["what"] for each in found["advice"]) == ["communication", "update"]
+    text = unescape(page)
+    for each in found["advice"]:
+        assert text.count(each["text"]) == text.count(each["remedy"]) == 1
+    assert sum(f"What limits training most: {found['advice'][0]['text']}" in each for each in found["sentences"]) == 1
+
+
+def test_ranks_that_share_cores_are_reported_with_others_that_use_them() -> None:
+    made = summary(*[split(wait=0.05)] * 4)
+    for one in made.present:
+        one.host, one.cores, one.core_limit = "node", [0, 1], 2.0
+        one.began, one.written, one.used, one.busy = 100.0, 110.0, 4.0, 19.2
+    shared, busy = machine_notes(made)
+    assert shared == ("4 ranks share 2 cores on node, so each step takes longer than with 2 ranks: start fewer ranks"
+                      " there.")
+    assert busy.startswith("Other processes used 16% of the ranks' cores on node during training: ")
+    assert [each.remedy for each in findings(made)] == ["They also wait for free cores."]
+    for one in made.present:
+        one.gpu, one.busy = "GPU", 18.0
+    assert machine_notes(made) == []
+    for rank, one in enumerate(made.present):  # each has cores of its own, but the container's quota is less
+        one.gpu, one.cores, one.core_limit = "", [2 * rank, 2 * rank + 1], 1.5
+    assert machine_notes(made)[0].startswith("4 ranks share 1.5 cores on node, so each step takes longer than with 1 ")
 
 
 def test_nothing_makes_no_report(tmp_path: Path) -> None:

@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from hvkeras.backends.native.groups import owned_name, remove_abandoned
+from hvkeras.backends import cpp_library
+from hvkeras.backends.native.engine import Engine
+from hvkeras.backends.native.groups import owned_name, remove_abandoned, shared_memory_of
+from hvkeras.backends.native.ucx import Costs
 from hvkeras.errors import MachineError
 
 SHM = Path("/dev/shm")
@@ -90,7 +93,23 @@ def test_another_users_are_left_alone_and_so_are_links(tmp_path: Path) -> None:
 
 def test_shared_memory_that_is_not_there_is_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch,
                                                                   tmp_path: Path) -> None:
-    monkeypatch.setattr("hvkeras.backends.native.groups._SHARED_MEMORY", tmp_path / "none")
+    monkeypatch.setattr("hvkeras.backends.native.groups.SHARED_MEMORY", tmp_path / "none")
     remove_abandoned()
     with pytest.raises(MachineError, match=r"needs shared memory \(No such file or directory\).*HINT: free space"):
         owned_name().__enter__()
+
+
+@pytest.mark.skipif(bool(cpp_library.objection()), reason=cpp_library.objection() or "-")
+@pytest.mark.parametrize(("ranks", "hosts"), [(2, 1), (3, 1), (64, 1), (300, 1), (8, 2), (64, 8)])
+def test_the_memory_of_a_group_is_what_the_core_allocates(ranks: int, hosts: int) -> None:
+    engine, group = Engine(cpp_library.library()), 987_654_321
+    with owned_name() as name:
+        try:  # the second of the ranks on the first host, which needs no link
+            engine.open_group(group, name, True, 1, range(ranks), [rank * hosts // ranks for rank in range(ranks)],
+                              True, Costs())
+            allocated = (SHM / name[1:]).stat().st_size
+        finally:
+            engine.close_group(group, "it was measured")
+            engine.unlink(name)
+    estimate = shared_memory_of(ranks // hosts, hosts)
+    assert allocated <= estimate <= 1.02 * allocated
