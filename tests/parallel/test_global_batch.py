@@ -22,8 +22,8 @@ REFUSED = {
     "unseeded arrays": "All ranks must have the same data, but x differs.",
     "unseeded batches": "All ranks must get the same batches, since each computes a part of them.",
     "graphs": "All arrays of a batch must have the same number of rows",
-    "already distributed": "does not distribute itself. Received: call='hvd.DistributedOptimizer'",
-    "already sharded": "does not distribute itself. Received: call='hvd.shard'",
+    "already distributed": "not distribute itself. Received: call='hvd.DistributedOptimizer'",
+    "already sharded": "not distribute itself. Received: call='hvd.shard'",
 }
 
 
