@@ -189,7 +189,7 @@ def print_errors_briefly() -> None:
 
 def print_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Print an uncaught exception, as `sys.excepthook`."""
-    if not _is_own(error) and trace is _of_user(error, trace):
+    if not _is_own(error) and (_is_ours_alone(error, trace) or trace is _of_user(error, trace)):
         sys.__excepthook__(kind, error, trace)
         return
     sys.stderr.write(format_error(error, trace))

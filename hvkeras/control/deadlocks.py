@@ -150,7 +150,7 @@ class Waits:
 
     def plans_of(self, rank: int) -> list[str]:
         """Return the keys of the plans in which a rank participates."""
-        return [key for key, plan in self._plans.items() if rank in plan.counts]
+        return [key for key, plan in list(self._plans.items()) if rank in plan.counts]
 
     def to_forget(self, now: float) -> dict[int, dict[str, int]]:
         """Return the plans that ranks may forget: if there are many, those that no rank waits in or has entered lately.

@@ -136,7 +136,7 @@ hvd.allreduce(x)""", cold=True),
     Mistake("a script for several processes with `--data-parallel`", INIT + "hvd.shard((x, y))",
             command=("run", "--data-parallel", "-np", "2", "python", SCRIPT)),
     # Machines.
-    Mistake("Windows or macOS", 'import sys\nsys.platform = "win32"\nimport hvkeras', command=(
+    Mistake("Windows or macOS", 'import asyncio, sys\nsys.platform = "win32"\nimport hvkeras', command=(
         "run", "-np", "1", "python", SCRIPT), note="the test sets `sys.platform`"),
     Mistake("a TensorFlow without CUDA on a machine with GPUs",
             BEGIN + 'from hvkeras.host import gpus\ngpus._driver_gpus = lambda: [("id", "H200")]\nhvd.init()',

@@ -128,7 +128,8 @@ def test_the_error_of_a_rank_and_its_exit_code_arrive(work: Path) -> None:
                                    "    open('mine', 'w')\n    1 / 0\ntime.sleep(100)\n")
     done = started(["-np", "2", sys.executable, "fails.py"], work)
     assert done.returncode == 1
-    assert "[1] ZeroDivisionError: division by zero" in done.stderr
+    assert re.match(r"hvkeras run: rank 1 on \S+ \(pid \d+\) failed\nTraceback", done.stderr)
+    assert done.stderr.endswith("\nZeroDivisionError: division by zero\n")
     assert not (work / "mine").exists()
     assert os.listdir(work.parent / "temporary") == []
     assert started(["-np", "2", sys.executable, "-c", "import sys; sys.exit(7)"], work).returncode == 7

@@ -85,7 +85,7 @@ def test_all_frames_are_shown_on_request(tmp_path: Path) -> None:
         shown[switch] = done.stderr.splitlines()
     assert [line.split(",")[0] for line in shown["0"]] == [
         "Traceback (most recent call last):", f'  File "{tmp_path / SCRIPT}"', "    hvkeras.rank()",
-        "hvkeras.errors.NotInitializedError: hvkeras must be initialised first.",
+        "hvkeras.errors.NotInitializedError: hvkeras must be initialized first.",
         "HINT: call hvd.init() before this."]
     assert any("current_session" in line for line in shown["1"])
 

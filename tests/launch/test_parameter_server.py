@@ -24,7 +24,7 @@ QUICK = {"HVKERAS_LIVENESS_TIMEOUT": "5"}
 
 
 def last_line(text: str) -> str:
-    return [line for line in text.splitlines() if line.strip()][-1]
+    return [line for line in text.splitlines() if line.strip() and not line.startswith("HINT: ")][-1]
 
 
 def wait_for_epochs(job: Job, more: int) -> int:

@@ -160,9 +160,10 @@ def test_the_callback_leaves_local_variables(outcome: Outcome) -> None:
 
 
 def test_the_callback_warns_of_a_plain_optimizer(outcome: Outcome) -> None:
-    for warnings in outcome.results("plain_optimizer_warning"):
-        assert len(warnings) == 1
-        assert "compile with hvkeras.DistributedOptimizer(optimizer)" in warnings[0]
+    for checked, unchecked in outcome.results("plain_optimizer_warning"):
+        assert checked == [], "an error follows if weights diverge"
+        assert len(unchecked) == 1
+        assert "compile with hvkeras.DistributedOptimizer(optimizer)" in unchecked[0]
 
 
 def test_jit_compile_works_or_is_refused_in_one_sentence(outcome: Outcome, request: pytest.FixtureRequest) -> None:

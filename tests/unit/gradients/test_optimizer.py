@@ -259,7 +259,7 @@ def test_not_initialized() -> None:
         hvd.allreduce(1.0)
 
 
-@pytest.mark.parametrize("thing", [None, "adam", keras.optimizers.SGD, keras.losses.MeanSquaredError()])
+@pytest.mark.parametrize("thing", [None, keras.optimizers.SGD, keras.losses.MeanSquaredError()])
 def test_no_optimizer(thing: Any) -> None:
     with pytest.raises(hvd.UsageError, match="takes an optimizer of Keras 3 or tf_keras"):
         hvd.DistributedOptimizer(thing)
