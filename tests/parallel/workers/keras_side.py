@@ -12,6 +12,7 @@ import tensorflow as tf
 
 import hvkeras as hvd
 from harness.checks import check, run_checks
+from hvkeras.job.session import current_session
 
 keras: Any = tf.keras
 KERAS_3 = not keras.Model.__module__.startswith("tf_keras.")
@@ -481,8 +482,17 @@ def broadcast_keeps_local_variables() -> list[float]:
 
 
 @check
-def plain_optimizer_warning() -> list[str]:
-    """The callback's warning about a model that does not average gradients."""
+def plain_optimizer_warning() -> list[list[str]]:
+    """The callback's warnings about a model that does not average gradients, where `fit` checks weights and not."""
+    settings = current_session().settings
+    checked = _warnings_of_a_plain_optimizer()
+    settings.__dict__["guard"] = False  # as HVKERAS_GUARD=off
+    unchecked = _warnings_of_a_plain_optimizer()
+    settings.__dict__["guard"] = True
+    return [checked, unchecked]
+
+
+def _warnings_of_a_plain_optimizer() -> list[str]:
     model = small_model()
     model.compile("sgd", "mse")
     with warnings.catch_warnings(record=True) as caught:
