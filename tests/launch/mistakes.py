@@ -157,7 +157,7 @@ def train():
 hvd.run(train, np=2)""", command=("run", "-np", "1", "python", SCRIPT)),
 )
 
-_NORMAL = re.compile(r"(\[\d+\] )?(hvkeras: (backend |rank \d+: [\d,]+ of |shard|[\d,]+ of)|Epoch |\s*\d+/\d+ |"
+_NORMAL = re.compile(r"(\[\d+\] )?(hvkeras: (backend |data parallel: |shard: )|Epoch |\s*\d+/\d+ |"
                      r"hvkeras run: no rank has called hvd.init\(\) in |"
                      r"[IWE]\d{4} \d\d:|WARNING: All log messages before absl|To enable the following)")
 _FRAME = re.compile(r"(\[\d+\] )?  ")
