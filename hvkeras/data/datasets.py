@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from hvkeras.data.accounts import keeps_accounts
 from hvkeras.data.consistency import DataFacts, Hints, fingerprint, require_same_data
-from hvkeras.data.own_rows import split_before_maps
+from hvkeras.data.own_rows import select_before_maps, split_before_maps
 from hvkeras.data.partition import Batches, Coverage, Partition
 from hvkeras.data.pipeline import (
     batch_size,
@@ -152,7 +152,8 @@ def split_samples(dataset: Any, partition: Partition, what: str = "sample") -> t
         return _full_groups(dataset, partition), _unknown(partition, f"{note}, at most {partition.size - 1} dropped")
     partition.require_one_each(count, what)
     coverage = Coverage(len(partition.rows(count)), count, partition.dropped(count), what=what)
-    share = dataset.take(count - partition.dropped(count)).shard(partition.size, partition.rank)
+    share = select_before_maps(dataset, lambda source: source.take(count - partition.dropped(count)).shard(
+        partition.size, partition.rank))
     # tf_keras evaluates data without elements only if their length is unknown.
     return share if coverage.mine else share.filter(lambda *_: True), coverage
 

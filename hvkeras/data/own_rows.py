@@ -1,12 +1,14 @@
-"""Batches of a rank of which the rank maps only its own rows: `dataset.shuffle(1000).map(load).batch(32)`.
+"""Shares of datasets of which a rank maps only its own rows: `dataset.shuffle(1000).map(load).batch(32)`.
 
-All ranks read and shuffle all elements, but each loads only its rows: the elements are batched and split before they
-are mapped, and batched again afterwards. This is done only if the rows are provably the same: for functions that depend
-on their element only, and elements of equal shapes.
+All ranks read and shuffle all elements, but each loads only its rows: elements are selected before they are mapped. In
+a pipeline of batches, they are batched and split before they are mapped, and batched again afterwards. This is done
+only if the rows are provably the same: for functions that depend on their element only, and batches of elements of
+equal shapes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -51,6 +53,24 @@ def split_before_maps(dataset: Any, partition: Partition) -> Any:
     for one in reversed(maps):
         share = AGAIN[stage_name(one)](one, share)
     share = AGAIN["Batch"](stage, share, part)
+    for one in reversed(after):
+        share = AGAIN[stage_name(one)](one, share)
+    return share
+
+
+def select_before_maps(dataset: Any, select: Callable[[Any], Any]) -> Any:
+    """Apply `select`, which selects elements by their position, before the maps at the end of a pipeline.
+
+    Each rank then maps only its own elements.
+    """
+    after, source = [], dataset
+    while stage_name(source) in ("Prefetch", "Options") or (
+            stage_name(source) in _MAPS and _depends_on_element_only(source)):
+        after.append(source)
+        source = inputs(source)[0]
+    if not any(stage_name(stage) in _MAPS for stage in after):
+        return select(dataset)
+    share = select(source)
     for one in reversed(after):
         share = AGAIN[stage_name(one)](one, share)
     return share

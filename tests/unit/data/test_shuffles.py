@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from hvkeras.data.datasets import split_batches
-from hvkeras.data.own_rows import split_before_maps
+from hvkeras.data.datasets import split_batches, split_samples
+from hvkeras.data.own_rows import select_before_maps, split_before_maps
 from hvkeras.data.partition import Partition
 from hvkeras.data.pipeline import shuffle_seeds, stage_name, stages
 from hvkeras.data.shuffles import in_order_of_pass, reseeded, restarted, seeds_of_pass, seeds_of_selection
@@ -216,3 +216,19 @@ def test_ranks_map_their_own_rows_only(name: str, size: int, training: bool) -> 
 ])
 def test_other_batches_are_split_after_their_maps(pipeline: Callable[[Any], Any]) -> None:
     assert split_before_maps(pipeline(Dataset.range(COUNT)), Partition(0, 2, True)) is None
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_ranks_map_their_own_samples_only(rank: int) -> None:
+    def pairs(row: Any) -> Any:
+        return row, tf.cast(row, tf.float32) / 2
+
+    dataset = Dataset.range(COUNT).map(pairs).map(lambda row, half: (row * 2, half), num_parallel_calls=2).prefetch(2)
+    share, coverage = split_samples(dataset, Partition(rank, 3, True))
+    expected = [(2 * row, row / 2) for row in range(rank, 21, 3)]
+    assert [(int(row), float(half)) for row, half in share] == expected
+    assert (coverage.mine, coverage.dropped, int(share.cardinality())) == (7, 2, 7)
+    assert [stage_name(stage) for stage in stages(share)][:5] == ["Prefetch", "ParallelMap", "Map", "Shard", "Take"]
+    state = tf.Variable(0, dtype=tf.int64)
+    counting = Dataset.range(COUNT).map(lambda row: row + state.assign_add(1))
+    assert stage_name(select_before_maps(counting, lambda source: source.take(9))) == "Take"
