@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -19,6 +18,7 @@ import pytest
 import hvkeras as hvd
 from hvkeras.diagnostics.record import WEIGHTS, Record
 from launch.hvkeras_run import Started, run
+from launch.notebook import outputs
 
 WORKERS = Path(__file__).parent / "workers"
 DEADLINE = 300.0  # seconds for a comparison: three jobs of a script that imports TensorFlow
@@ -190,18 +190,6 @@ def train(rate):
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(rate)), "mse")
     model.fit(numpy.ones((120, 4)), numpy.ones((120, 1)), batch_size=8, verbose=0)
 """
-
-
-def outputs(folder: Path, *cells: str) -> list[tuple[list[dict[str, Any]], int]]:
-    """Return the cells' outputs and the number of changes of outputs, from a real kernel."""
-    pytest.importorskip("ipykernel")
-    (folder / "cells.json").write_text(json.dumps(cells))
-    environment = {**os.environ, "IPYTHONDIR": str(folder / "ipython"), "JUPYTER_RUNTIME_DIR": str(folder)}
-    done = subprocess.run([sys.executable, WORKERS / "in_notebook.py", "cells.json"], cwd=folder, env=environment,
-                          capture_output=True, text=True, timeout=DEADLINE)
-    assert done.returncode == 0, done.stderr
-    found: list[tuple[list[dict[str, Any]], int]] = json.loads(done.stdout)
-    return found
 
 
 def test_a_notebook_keeps_one_output_of_a_comparison_that_moves(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 import hvkeras as hvd
+from launch.notebook import outputs
 
 
 def rank_and() -> Callable[..., tuple[Any, ...]]:
@@ -159,3 +161,29 @@ def test_output_goes_to_files_too_and_any_python_may_run_it(tmp_path: Path) -> N
     assert len(hvd.run(rank_and(), np=1, output_filename=str(tmp_path / "logs"), executable=sys.executable)) == 1
     assert (tmp_path / "logs" / "rank.0" / "stdout").read_text() == "hello from 0\n"
     assert os.listdir(tmp_path) == ["logs"]
+
+
+CELL = """
+def train():
+    import hvkeras as hvd
+    hvd.init("native")
+    if hvd.rank() == 1:
+        raise ValueError("no images")
+    hvd.allreduce(1.0)
+
+hvd.run(train, np=2)"""
+
+
+@pytest.mark.slow
+def test_a_notebook_names_hvd_run_and_the_rank_that_failed(tmp_path: Path) -> None:
+    [said, _], [shown, _] = outputs(tmp_path, "import hvkeras as hvd\nhvd.init()", CELL)
+    text = "".join(output["data"] for output in said)
+    assert "HINT: hvd.run(train, np=2) runs a function that calls hvd.init() on two" in text
+    printed = "".join(output["data"] for output in shown if output["kind"] == "stderr")
+    assert re.search(r"hvkeras run: rank 1 on \S+ \(pid \d+\) failed\nTraceback \(most recent call last\):\n"
+                     r"  File .*, in train\nValueError: no images\n$", printed)
+    [error] = [output["data"] for output in shown if output["kind"] == "error"]
+    assert error.splitlines()[-1].startswith(
+        "hvkeras.errors.PeerError: The function must succeed on every rank, but rank 1 on ")
+    assert error.endswith(" failed with ValueError: no images")
+    assert "functions.py" not in error

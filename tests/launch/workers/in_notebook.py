@@ -35,7 +35,7 @@ class Cell:
         elif kind == "stream":
             self.outputs.append({"kind": content["name"], "data": content["text"], "display_id": None})
         elif kind == "error":
-            raise RuntimeError("\n".join(content["traceback"]))
+            self.outputs.append({"kind": kind, "data": "\n".join(content["traceback"]), "display_id": None})
 
 
 def main() -> None:
