@@ -13,7 +13,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changes.md", "examples/README.md": "examples/index.md"}
 SOURCES = {page: source for source, page in PAGES.items()}
 # The landing page is its own navigation; wide tables need the space of the table of contents.
-_HIDDEN = {"index.md": ["navigation", "toc"], "settings.md": ["toc"], "reference/index.md": ["toc"]}
+_HIDDEN = {"index.md": ["navigation", "toc"], "settings.md": ["toc"], "troubleshooting.md": ["toc"],
+           "reference/index.md": ["toc"]}
 _LANGUAGES = {".py": "python", ".yaml": "yaml", ".sbatch": "bash", ".toml": "toml", ".md": "markdown"}
 # A link within the repository: path and anchor.
 _LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)(#[^)]*)?\)")

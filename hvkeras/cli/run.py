@@ -40,6 +40,7 @@ from hvkeras.settings import Settings
 
 # A top-level module that a line of Python imports.
 _IMPORT = re.compile(r"^[ \t]*(?:import|from)[ \t]+(\w+)", re.MULTILINE)
+_STRATEGY = "MultiWorkerMirroredStrategy"
 # The folder of commits, and whether `hvkeras run` removes them.
 _FOLDER, _REMOVES = "HVKERAS_ELASTIC_DIR", "HVKERAS_RUN_COMMITS"
 
@@ -222,14 +223,11 @@ def _require_startable(flags: argparse.Namespace, settings: Settings, hosts: Seq
                                  trace_file=flags.trace_file))
     if all(host.local for host in hosts):  # else backend and script may exist there alone
         require_backend_name(settings.backend)
-        _require_script(flags.command, refuses_horovod=not (flags.as_horovod or flags.data_parallel))
+        _check_script(flags.command, flags)
 
 
-def _require_script(command: Sequence[str], refuses_horovod: bool) -> None:
-    """Check the Python script that a command runs.
-
-    Args:
-        refuses_horovod: Whether it must not import Horovod alone, which does not find its ranks under `hvkeras run`.
+def _check_script(command: Sequence[str], flags: argparse.Namespace) -> None:
+    """Check the Python script that a command runs, and say what its strategy needs.
 
     Raises:
         UsageError: There is no such file, or it is a script of Horovod.
@@ -243,8 +241,15 @@ def _require_script(command: Sequence[str], refuses_horovod: bool) -> None:
         near = difflib.get_close_matches(script.name, others, n=1)
         raise UsageError(explain("The script must exist", f"did you mean {near[0]}" if near else
                                  "check its name and the current folder", script=str(script), folder=os.getcwd()))
-    imported = set(_IMPORT.findall(script.read_text(errors="replace"))) if script.is_file() else set()
-    if refuses_horovod and "horovod" in imported and "hvkeras" not in imported:
+    text = script.read_text(errors="replace") if script.is_file() else ""
+    imported = set(_IMPORT.findall(text))
+    if flags.as_horovod or flags.data_parallel or "hvkeras" in imported:
+        return
+    if _STRATEGY in text:
+        start = "" if flags.tf_config else ", and start it with hvkeras run --tf-config"
+        print(f"hvkeras run: {_STRATEGY} fails in fit of Keras 3.\nHINT: add import hvkeras to {script}, which repairs"
+              f" it{start}", file=sys.stderr, flush=True)
+    if "horovod" in imported:
         raise UsageError(explain("Horovod does not work under hvkeras run, which can run its scripts with hvkeras in"
                                  " its place", "add --as-horovod: hvkeras run --as-horovod ... python "
                                  f"{shlex.quote(str(script))}", script=str(script), imports="horovod"))

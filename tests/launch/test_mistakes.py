@@ -24,14 +24,14 @@ from launch.mistakes import MISTAKES, SCRIPT, Mistake, told
 PAGE = Path(__file__).parents[2] / "docs" / "troubleshooting.md"
 MOST_LINES = 5
 BEGIN, END = "<!-- mistakes -->", "<!-- end -->"
-HEADING = "| what was done | lines | what hvkeras says | HINT |\n| --- | --- | --- | --- |"
+HEADING = "| lines | what was done | what hvkeras says | HINT |\n| --- | --- | --- | --- |"
 QUICK = ("no `DistributedOptimizer`", "an exception on all ranks before `hvd.init()`")
 
 
 def row(mistake: Mistake, output: str) -> str:
     """Return the row of a mistake in the table."""
     said = told(output)
-    cells = (mistake.what + f" ({mistake.note})" * bool(mistake.note), str(said.lines), said.cause, said.cure)
+    cells = (str(said.lines), mistake.what + f" ({mistake.note})" * bool(mistake.note), said.cause, said.cure)
     return f"| {' | '.join(cell.replace('|', chr(92) + '|').replace('<', '&lt;') for cell in cells)} |"
 
 

@@ -320,3 +320,16 @@ HOROVODRUN_FLAGS = """
 --timeline-mark-cycles --torus-allreduce --verbose -H --hosts -cb --check-build -h --help -hostfile --hostfile
 -i --ssh-identity-file -np --num-proc -p --ssh-port -prefix-timestamp --prefix-output-with-timestamp -v --version
 """
+
+
+@pytest.mark.parametrize(("script", "flags", "said"), [
+    ("MultiWorkerMirroredStrategy", [], "repairs it, and start it with hvkeras run --tf-config"),
+    ("MultiWorkerMirroredStrategy", ["--tf-config"], "which repairs it\n"),
+    ("import hvkeras  # MultiWorkerMirroredStrategy", ["--tf-config"], "")])
+def test_a_script_of_the_strategy_is_told_what_repairs_it(script: str, flags: list[str], said: str,
+                                                          tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(f"# {script}\n" if "import" not in script else f"{script}\n")
+    done = run(["-np", "1", *flags, sys.executable, "train.py"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert ("MultiWorkerMirroredStrategy fails in fit of Keras 3" in done.stderr) == bool(said)
+    assert said in done.stderr
