@@ -110,6 +110,7 @@ class TrainingBehaviour:
             whether the results keep these axes, and the mask or None; returns mean and variance over all replicas.
         synchronizes: Takes a layer of BatchNormalization; returns whether it uses the moments of all replicas.
         orbax: Wraps every save of Keras 3's `OrbaxCheckpoint`.
+        save: Wraps `Model.save`.
     """
 
     fit: Callable[..., Any]
@@ -127,6 +128,7 @@ class TrainingBehaviour:
     moments: Callable[..., Any]
     synchronizes: Callable[[Any], bool]
     orbax: Callable[..., Any]
+    save: Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -486,6 +488,8 @@ TABLE = (
     Patch(TRAINING, ("keras:callbacks.OrbaxCheckpoint._save_checkpoint",), "Keras 3 with OrbaxCheckpoint",
           "only one rank may save; Keras distinguishes processes only with the JAX backend",
           "a Keras that determines the saving process with every backend", around("orbax")),
+    Patch(TRAINING, ("keras:Model.save",), _KERAS, "says that several ranks may write the same file",
+          "a Keras that saves on one process", around("save")),
     Patch(OPTIMIZERS, ("keras:optimizers.LossScaleOptimizer.apply",), _KERAS,
           "gradients must be reduced before it decides whether to skip the step", _OWN_OPTIMIZERS,
           calls(scaled_step, "loss_scale"), "loss scaling"),

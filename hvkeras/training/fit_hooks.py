@@ -32,6 +32,7 @@ from hvkeras.training import losses, metrics, moving_statistics
 from hvkeras.training.fit_account import FitAccount, account_for, current_share
 from hvkeras.training.fit_callbacks import with_hook_callbacks
 from hvkeras.training.fit_run import FitRun, flat
+from hvkeras.training.shared_files import note_save
 from hvkeras.training.sync_batch_norm import moments_over_ranks
 
 # The parameters of these methods, in the order that all versions of Keras 3 and tf_keras share.
@@ -170,7 +171,8 @@ def install() -> None:
         fit=_hooked_fit, evaluate=_hooked_evaluate, predict=_hooked_predict, reset_metrics=_hooked_reset,
         logs=_hooked_logs, data=running_calls().data_ready, stop_training=_stop_training, step=activity.counting,
         train_step=_hooked_train_step, compute_loss=_hooked_compute_loss, weigh=losses.weigh_by_mask,
-        combine=losses.combine, moments=_hooked_moments, synchronizes=_synchronizes, orbax=_hooked_orbax))
+        combine=losses.combine, moments=_hooked_moments, synchronizes=_synchronizes, orbax=_hooked_orbax,
+        save=_hooked_save))
     for sentence in patches.newly_hidden():
         job = current_session()
         if job.topology.rank == 0 and prints_at(job.settings, "WARNING"):
@@ -316,6 +318,15 @@ def _hooked_orbax(original: Callable[..., Any], callback: Any, *args: Any, **kwa
     process_set = shared_by(model)
     if process_set is None or current_session().topology.rank == process_set.ranks[0]:
         original(callback, *args, **kwargs)
+
+
+def _hooked_save(original: Callable[..., Any], model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+    """Save, and say on the second rank that others may write the same file; callbacks are checked before `fit`."""
+    session = current_session() if is_initialized() else None
+    if session is not None and session.topology.rank == 1 and running_calls().innermost is None and (
+            not global_batch().started and prints_at(session.settings, "WARNING")):
+        note_save(filepath, say)
+    return original(model, filepath, *args, **kwargs)
 
 
 def _hooked_reset(original: Callable[..., Any], model: Any) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from hvkeras.host.console import format_ranks
@@ -27,6 +28,14 @@ def files_of(callbacks: Iterable[Any]) -> list[File]:
             path = os.fspath(getattr(callback, _WRITERS[name][0]))
             found.append((name, path if "://" in path else os.path.abspath(path)))
     return found
+
+
+@functools.cache
+def note_save(path: Any, say: Callable[[str], None]) -> None:
+    """Say once for a path that rank 1 saves a model to it, unless its name contains the number of the rank."""
+    if "1" not in os.path.basename(os.fspath(path)):
+        say(f"rank 1 saves {os.fspath(path)}: if all ranks do, they write one file at the same time. HINT: if"
+            " hvd.rank() == 0: model.save(...)")
 
 
 class SharedFiles:

@@ -7,7 +7,7 @@ from pathlib import Path
 import keras
 
 import hvkeras as hvd
-from hvkeras.training.shared_files import SharedFiles, files_of
+from hvkeras.training.shared_files import SharedFiles, files_of, note_save
 
 
 class Own(keras.callbacks.CSVLogger):
@@ -33,3 +33,10 @@ def test_a_path_of_several_ranks_is_reported_once() -> None:
     assert known.warnings([0, 1, 2], [[own], [shared], [shared]]) == []
     (line,) = known.warnings([0, 1], [[own, own], [shared, own]])
     assert "HINT: use hvd.callbacks.ModelCheckpoint, " in line
+
+
+def test_a_save_on_another_rank_is_named_once_unless_its_file_is_that_ranks() -> None:
+    said: list[str] = []
+    for path in ("model.keras", "model.keras", Path("rank1.keras"), "runs-1/model.keras"):
+        note_save(path, said.append)
+    assert [line.partition(":")[0] for line in said] == ["rank 1 saves model.keras", "rank 1 saves runs-1/model.keras"]
