@@ -91,7 +91,7 @@ def test_ranks_read_one_folder_of_images_that_one_of_them_writes(launch: Callabl
     outcome = launch("hvkeras_run", OF_EXAMPLE, (str(EXAMPLES / "image_folder.py"),), np=2, backend="native")
     assert weights(outcome)
     assert accuracy(outcome) >= 0.95
-    assert "rank 1: 240 of 480, overlap 0, dropped 0" in outcome.stderr(1)
+    assert "shard: 2 ranks x 240 of 480 samples\n" in outcome.stderr(0)
 
 
 @pytest.mark.slow
@@ -125,7 +125,7 @@ def test_windows_of_a_series_are_shared(launch: Callable[..., Outcome]) -> None:
     assert weights(outcome)
     naive, error = map(float, re.findall(r"^mean error of .*: (\d\.\d\d) degrees$", outcome.stdout(0), re.MULTILINE))
     assert error < naive / 3
-    assert "rank 1: 1,570 of 3,141, overlap 0, dropped 1" in outcome.stderr(1)
+    assert "shard: 2 ranks x 1,570 of 3,141 samples, 1 dropped" in outcome.stderr(0)
 
 
 @pytest.mark.slow

@@ -134,10 +134,10 @@ hvd.allreduce(x)""", cold=True),
             starts_ranks=False),
     Mistake("a script for one process without `--data-parallel`", "import keras", ends=False),
     Mistake("a script for several processes with `--data-parallel`", INIT + "hvd.shard((x, y))",
-            command=("run", "--data-parallel", "-np", "2", "python", SCRIPT)),
+            command=("run", "--data-parallel", "-np", "2", "python", SCRIPT), cold=True),
     # Machines.
     Mistake("Windows or macOS", 'import asyncio, sys\nsys.platform = "win32"\nimport hvkeras', command=(
-        "run", "-np", "1", "python", SCRIPT), note="the test sets `sys.platform`"),
+        "run", "-np", "1", "python", SCRIPT), cold=True, note="the test sets `sys.platform`"),
     Mistake("a TensorFlow without CUDA on a machine with GPUs",
             BEGIN + 'from hvkeras.host import gpus\ngpus._driver_gpus = lambda: [("id", "H200")]\nhvd.init()',
             ends=False, note="the test makes up the driver's list"),
@@ -157,7 +157,7 @@ def train():
 hvd.run(train, np=2)""", command=("run", "-np", "1", "python", SCRIPT)),
 )
 
-_NORMAL = re.compile(r"(\[\d+\] )?(hvkeras: (backend |data parallel: |shard: )|Epoch |\s*\d+/\d+ |"
+_NORMAL = re.compile(r"(\[\d+\] )?(hvkeras: (backend |data parallel: |shard: |TF_CONFIG names )|Epoch |\s*\d+/\d+ |"
                      r"hvkeras run: no rank has called hvd.init\(\) in |"
                      r"[IWE]\d{4} \d\d:|WARNING: All log messages before absl|To enable the following)")
 _FRAME = re.compile(r"(\[\d+\] )?  ")

@@ -99,5 +99,5 @@ def test_a_worker_that_fails_ends_a_job_of_tf_distribute_alone(tmp_path: Path) -
     command = warm_ranks([sys.executable, str(WORKERS / "plain_strategy.py"), "fail"])
     done = run(["-np", "2", "--tf-config", *command], tmp_path)
     assert done.returncode == 1
-    assert re.search(r"hvkeras run: rank 1 on \S+ \(pid \d+\) exited with code 1", done.stderr)
+    assert re.search(r"hvkeras run: rank 1 on \S+ \(pid \d+\) failed\nTraceback", done.stderr)
     assert "ValueError: the sky is falling" in done.stderr
