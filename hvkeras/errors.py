@@ -155,10 +155,14 @@ def format_error(error: BaseException, trace: TracebackType | None = None) -> st
 
 def summary(error: BaseException) -> str:
     """Return an exception as one line; for TensorFlow's errors in graphs, the line with the reason."""
-    text = "".join(traceback.format_exception_only(type(error), error)).strip()
-    first = text.splitlines()[0]
-    reason = re.search(r"^(\S.*)\n\s*\[\[\{\{node", text, re.MULTILINE)
-    return f"{first.removesuffix(_GRAPH_ERROR)}{reason[1]}" if reason and first.endswith(_GRAPH_ERROR) else first
+    text = re.sub(r"\{\{function_node \S+\}\} ", "",
+                  "".join(traceback.format_exception_only(type(error), error)).strip())
+    first, *rest = text.splitlines()
+    if not first.endswith(_GRAPH_ERROR):
+        return first
+    text = re.split(r"\n\s*\[\[\{\{|\s\[Op:", "\n".join(rest))[0].rstrip()
+    reason = re.sub(r"^\s*(\(0\) [A-Z_]+:\s+)?", "", text.rpartition("\n")[2])  # "(0)": the first of several errors
+    return first.removesuffix(_GRAPH_ERROR) + reason if reason else first
 
 
 def with_callers(error: BaseException) -> TracebackType | None:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from hvkeras.errors import HvkerasError, PeerError
+from hvkeras.errors import HvkerasError, PeerError, summary
 from hvkeras.job.session import Session
 
 FAILED_GATHER_TIMEOUT = 20.0  # seconds that a failed rank waits for the others, which may be stuck
@@ -73,6 +73,8 @@ class BenchmarkRanks:
 
 
 def one_line(error: BaseException) -> str:
-    """Return the first line of an error's message, with its class if it is not an error of hvkeras."""
-    lines = str(error).strip().splitlines() or [""]
-    return lines[0] if isinstance(error, HvkerasError) else f"{type(error).__name__}: {lines[0]}"
+    """Return an error as one line, with its class if it is not an error of hvkeras."""
+    if isinstance(error, HvkerasError):
+        return (str(error).strip().splitlines() or [""])[0]
+    name, colon, reason = summary(error).partition(": ")
+    return f"{name.rpartition('.')[2]}{colon}{reason}"

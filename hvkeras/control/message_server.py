@@ -26,6 +26,7 @@ FROZEN = 2.0  # a tick later than this means that this process was stopped, so n
 MAX_CONCURRENT = 64  # unauthenticated connections, in addition to one per rank
 MIN_BACKLOG = 128  # connections waiting to be accepted
 _WRITE_CHUNK = 256 * 1024  # bytes of a large message passed to the transport at once
+_READ_CHUNK = 64 * 1024  # bytes read at once after a failed write
 REPORT_EVERY = 60.0  # seconds between two reports
 _NO_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
@@ -307,9 +308,17 @@ class _Peer(asyncio.Protocol):
             self._server.report_fault(error)
             self.close()
 
-    def connection_lost(self, _error: Exception | None) -> None:
+    def connection_lost(self, error: Exception | None) -> None:
+        if error is not None:
+            self._receive_rest()
         self._transport = None
         self._server.on_disconnect(self)
+
+    def _receive_rest(self) -> None:
+        """Receive what the peer sent before a write to it failed: its last message may say that it leaves normally."""
+        with contextlib.suppress(OSError):
+            while self._transport is not None and (data := os.read(self.socket.fileno(), _READ_CHUNK)):
+                self.data_received(data)
 
     def write(self, data: bytes | memoryview) -> None:
         """Send an encoded message, unless the connection has ended."""

@@ -107,7 +107,7 @@ def test_execute_uses_the_object_that_start_creates(executor):
     assert started.execute(lambda counter: counter.count()) == [15, 15]
     assert started.execute_single(lambda counter: counter.count()) == 20
     assert started.execute(lambda counter: counter.value) == [20, 15]
-    with pytest.raises(UsageError, match="started once"):
+    with pytest.raises(UsageError, match="shut down before it starts again"):
         started.start()
 
 

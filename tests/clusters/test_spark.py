@@ -269,7 +269,7 @@ def test_the_function_may_make_its_own_strategy(tensorflow: Outcome):
 
 def test_failures_and_mistakes_of_a_runner_are_told(tensorflow: Outcome):
     kind, text = tensorflow.result("a_failure_is_named", 0)
-    assert kind == "PeerError" and re.search(r"rank 1 on \S+ .*LookupError: no such thing", text), text
+    assert kind == "PeerError" and re.search(r"(?s)rank 1 on \S+ .* failed\n.*LookupError: no such thing$", text), text
     slots, gpus, encrypted, master = tensorflow.result("mistakes_are_told", 0)
     assert "TensorFlow's connections between tasks are not encrypted, but Spark's are" in encrypted
     assert "num_slots=0" in slots and "spark.task.resource.gpu.amount" in gpus and "use_gpu=False" in gpus

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from PIL import Image, ImageColor
 from rich.console import Console
 
 from hvkeras.bench.allreduce import AllreduceTask, links_for
 from hvkeras.bench.participant import PeakMemory
-from hvkeras.bench.ranks import WrongResultError
+from hvkeras.bench.ranks import WrongResultError, one_line
 from hvkeras.bench.row import (
     FORWARD_BACKWARD,
     ONE_PROCESS,
@@ -219,3 +220,26 @@ def test_bad_command_lines_are_errors_with_a_hint(arguments: list[str], message:
                                                   capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", *arguments]) == 2
     assert f"hvkeras bench: {message}" in capsys.readouterr().err
+
+
+HOROVOD = "Horovod has been shut down. This was caused by an exception on one of the ranks."
+
+
+@pytest.mark.parametrize("lines", [
+    ["Detected at node H/HorovodAllreduce defined at (most recent call last):", "<stack traces unavailable>", HOROVOD,
+     "\t [[{{node H/HorovodAllreduce}}]] [Op:__inference_step_4]"],
+    ["2 root error(s) found.", f"  (0) UNKNOWN:  {HOROVOD}", "\t [[{{node H/HorovodAllreduce}}]]",
+     "  (1) CANCELLED:  Function was cancelled before it was started"],
+    [f"{HOROVOD} [Op:__inference_step_4]"],
+])
+def test_an_error_of_a_graph_is_told_by_its_reason(lines: list[str]) -> None:
+    text = "\n".join(["Graph execution error:", "", *lines])
+    assert one_line(tf.errors.UnknownError(None, None, text)) == f"UnknownError: {HOROVOD}"
+
+
+def test_a_real_error_of_a_graph_is_told_by_its_reason() -> None:
+    divide = tf.function(lambda x: tf.debugging.check_numerics(x / 0.0, "a division"))
+    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+        divide(tf.constant(1.0))
+    assert one_line(caught.value) == "InvalidArgumentError: a division : Tensor had Inf values"
+    assert one_line(WrongResultError("1 is not 2\nHINT: no")) == "1 is not 2"

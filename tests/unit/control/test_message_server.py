@@ -8,6 +8,7 @@ import os
 import queue
 import re
 import socket
+import threading
 import time
 
 import pytest
@@ -28,12 +29,14 @@ class Echo(Handler):
     def __init__(self):
         self.members = Members()
         self.left = queue.Queue()
+        self.received = queue.Queue()
         self.faults = queue.Queue()
 
     def on_join(self, member):
         return "it is there" if member.number in self.members else ""
 
     def on_message(self, member, message):
+        self.received.put(message)
         if isinstance(message, StopQuestion):
             assert message.fit != "fail"
             member.send(message)
@@ -61,8 +64,16 @@ def serve():
 @contextlib.contextmanager
 def connected(address, number=0, secret=SECRET):
     """A peer of a server."""
-    with socket.create_connection(address, timeout=5.0) as connection:
+    with connect(address) as connection:
         yield Connection(connection, secret, Introduction(number, 2, "here"))
+
+
+def connect(address):
+    """A socket that is connected to a server."""
+    connection = socket.socket(socket.AF_UNIX if address[0].startswith("\0") else socket.AF_INET)
+    connection.settimeout(5.0)
+    connection.connect(address[0] if address[0].startswith("\0") else address)
+    return connection
 
 
 def says(peer, text="hello"):
@@ -89,6 +100,30 @@ def test_members_are_admitted_heard_and_missed(serve):
             assert [peer.read(), other.read()] == [StopQuestion("all")] * 2
         assert handler.left.get(timeout=5.0) == 8
     assert handler.left.get(timeout=5.0) == 7 and not handler.members
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", f"\0hvkeras-test-{os.getpid()}"], ids=["tcp", "unix"])
+def test_the_last_message_of_a_peer_arrives_although_a_write_to_it_fails(serve, host):
+    handler, address = serve(host)
+    connection, is_gone = connect(address), threading.Event()
+    peer = Connection(connection, SECRET, Introduction(0, 2, "here"))
+    handler.received.get(timeout=5.0)  # Arrived
+
+    def write_late():
+        """In the server's thread, which reads nothing meanwhile: to a peer that has spoken and gone."""
+        assert is_gone.wait(5.0)
+        for _ in range(3):
+            handler.members[0].send(StopQuestion("late"))
+            time.sleep(0.05)
+
+    handler.members.serving.call(write_late)
+    peer.send(StopQuestion("last"))
+    connection.shutdown(socket.SHUT_RD)
+    connection.close()
+    is_gone.set()
+    assert handler.left.get(timeout=5.0) == 0
+    assert handler.received.get(timeout=0) == StopQuestion("last")
+    assert handler.faults.empty()
 
 
 def test_a_rejected_peer_learns_why(serve):
