@@ -189,7 +189,7 @@ chart: $(VENV)/.has-test-tools $(VENV)/.has-horovod
 # The screenshot in docs/compare.md, of a comparison on this machine.
 picture: $(VENV)/.has-test-tools $(VENV)/.has-horovod $(VENV)/.has-browser
 	PATH="$(abspath $(VENV))/bin:$$PATH" hvkeras compare -np 1,2 --repeat 3 --out build/report python examples/train.py \
-	  --epochs 18
+	  --epochs 30
 	$(VENV)/bin/python tools/picture.py build/report/report.html docs/compare.png
 
 wheel: $(VENV)/.has-wheel

@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 from harness.browser import screenshot
 
-WIDTH, HEIGHT = 1000, 1560
+WIDTH, HEIGHT = 860, 1600
 COLORS = 128  # for a small file
 
 page, picture = (Path(argument).absolute() for argument in sys.argv[1:])

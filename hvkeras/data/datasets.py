@@ -35,7 +35,8 @@ HINTS = Hints(
     call="call hvd.shard with the same arguments on every rank",
     amount="pass the whole dataset to hvd.shard on every rank, and do not split it before",
     order=FIX,
-    contents="pass the whole dataset to hvd.shard on every rank, not a part of it; and " + FIX,
+    contents="pass the whole dataset to hvd.shard on every rank, not a part of it; pass the same seed= on every rank"
+             " to image_dataset_from_directory and others that shuffle files; and " + FIX,
 )
 FIRST_ELEMENTS = 8  # compared between ranks in an unbatched dataset; in a batched one, only the first is
 SPLIT_HINT = ('hvd.shard(dataset, by="elements") assigns whole elements to the ranks; or shard before batching, or pass'

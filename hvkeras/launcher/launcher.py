@@ -317,7 +317,7 @@ class Launcher:
         if self._job.size > 1 and not self._job.tf_config and not self.membership.server.ever_connected and (
                 not self._has_hinted):
             self._has_hinted = True
-            self.say(f"hvkeras run: {begin} {self._job.size} independent programs. HINT: call"
+            self.say(f"hvkeras run: {begin} {self._job.size} independent programs.\nHINT: call"
                      " hvd.init(), or start a Keras script for one process with hvkeras run --data-parallel, one of"
                      " MultiWorkerMirroredStrategy with --tf-config, one of Horovod's with --as-horovod")
 
@@ -325,7 +325,7 @@ class Launcher:
         """Print a hint if no rank has imported Keras under --data-parallel, so that each ran the whole script."""
         if not self.membership.server.ever_connected:
             self.say("hvkeras run: no rank has imported Keras in the Python process of the command, so each of the"
-                     f" {self._job.size} ranks ran all of it alone. HINT: run it without --data-parallel, or start the"
+                     f" {self._job.size} ranks ran all of it alone.\nHINT: run it without --data-parallel, or start the"
                      " Python script that trains as the command, with a Python in which hvkeras is installed")
 
     # Interface for the membership: `Workers`.

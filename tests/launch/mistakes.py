@@ -158,8 +158,8 @@ hvd.run(train, np=2)""", command=("run", "-np", "1", "python", SCRIPT)),
 )
 
 _NORMAL = re.compile(r"(\[\d+\] )?(hvkeras: (backend |data parallel: |shard: |TF_CONFIG names )|Epoch |\s*\d+/\d+ |"
-                     r"hvkeras run: no rank has called hvd.init\(\) in |"
                      r"[IWE]\d{4} \d\d:|WARNING: All log messages before absl|To enable the following)")
+_SLOW = re.compile(r"^hvkeras run: no rank has called hvd.init\(\) in .*\nHINT: .*\n", re.MULTILINE)
 _FRAME = re.compile(r"(\[\d+\] )?  ")
 
 
@@ -180,7 +180,7 @@ class Told:
 
 def told(output: str) -> Told:
     """Return what the output of a job says about a mistake."""
-    lines = [line for line in output.splitlines() if line.strip() and not _NORMAL.match(line)]
+    lines = [line for line in _SLOW.sub("", output).splitlines() if line.strip() and not _NORMAL.match(line)]
     own = [line for line in lines if not _FRAME.match(line)]
     hint = next((line for line in reversed(own) if "HINT: " in line), "")
     before, _, cure = hint.partition("HINT: ")
