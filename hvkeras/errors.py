@@ -19,6 +19,7 @@ _LIBRARIES = frozenset({"keras", "tf_keras", "tensorflow", "horovod", "keras_tun
 _OUR_FILES = (".hvkeras-run-",)
 _GENERATED_FILES = ("__autograph_generated_file", "<frozen ")
 _HINT = " HINT: "
+_COMMANDS = ("hvkeras", "horovodrun")  # files that pip makes from the entry points
 _GRAPH_ERROR = "Graph execution error:"  # followed by the node's origin, and then the reason
 _OWN_NODE = "{{node Hvkeras"  # in TensorFlow's errors, of an operation of hvkeras
 INSTALL_TENSORFLOW = ("pip install 'tensorflow>=2.16,<2.22', or tensorflow-cpu, or tensorflow[and-cuda] for NVIDIA's"
@@ -150,7 +151,14 @@ def format_error(error: BaseException, trace: TracebackType | None = None) -> st
         lines = [*lines[: 1 + len(formatted.stack)], f"{summary(error)}\n"]
     if not formatted.stack and lines[0].startswith("Traceback"):
         del lines[0]  # the heading of a traceback without frames
-    return with_hint_last("".join(lines))
+    return with_hint_last("".join(lines)) + _hint_about(error)
+
+
+def _hint_about(error: BaseException) -> str:
+    """Return a line with the fix for an exception of Python's; "" if there is none."""
+    if isinstance(error, ModuleNotFoundError) and str(error.name).partition(".")[0] == "horovod":
+        return "HINT: import hvkeras as hvd instead, or start the script with --as-horovod, unchanged.\n"
+    return ""
 
 
 def summary(error: BaseException) -> str:
@@ -193,7 +201,8 @@ def print_errors_briefly() -> None:
 
 def print_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Print an uncaught exception, as `sys.excepthook`."""
-    if not _is_own(error) and (_is_ours_alone(error, trace) or trace is _of_user(error, trace)):
+    if not (_is_own(error) or _hint_about(error)) and (
+            _is_ours_alone(error, trace) or trace is _of_user(error, trace)):
         sys.__excepthook__(kind, error, trace)
         return
     sys.stderr.write(format_error(error, trace))
@@ -238,7 +247,8 @@ def _module_of(frame: FrameType) -> str:
     """Return the top-level module of a frame; for one that runs as `__main__`, by the name that it was found by."""
     name: Any = frame.f_globals.get("__name__", "")
     if name == "__main__":
-        name = getattr(frame.f_globals.get("__spec__"), "name", name)
+        command = os.path.basename(frame.f_code.co_filename)
+        name = "hvkeras" if command in _COMMANDS else getattr(frame.f_globals.get("__spec__"), "name", name)
     return str(name).partition(".")[0]
 
 

@@ -90,7 +90,7 @@ class GlobalBatch:
             raise UsageError(explain(
                 "All ranks must get the same batches, since each computes a part of them", "seed what makes them:"
                 " an unseeded numpy.random.default_rng() and other entropy of the operating system differ between"
-                " processes; and remove deterministic=False from tf.data", rank=current_session().topology.rank))
+                " processes; and remove deterministic=False from tf.data"))
 
     @contextlib.contextmanager
     def computing(self, rows: RowShare | None) -> Iterator[None]:

@@ -14,7 +14,7 @@ from hvkeras.collectives.row_share import require_own_batches
 from hvkeras.data.accounts import keeps_accounts
 from hvkeras.data.datasets import shard_dataset
 from hvkeras.data.partition import Coverage, Partition, shard_arrays
-from hvkeras.data.resharding import Arrays, remember_arrays, remember_batches
+from hvkeras.data.resharding import Arrays, remember_arrays, remember_batches, shares
 from hvkeras.data.sequences import shard_sequence
 from hvkeras.data.structure import map_leaves
 from hvkeras.errors import UsageError, explain
@@ -108,7 +108,9 @@ def shard(
 def _shard(data: Any, partition: Partition, shuffle: Any, seed: int, batched: bool | None, whole: bool,
            process_set: ProcessSet) -> tuple[Any, Coverage]:
     if isinstance(data, tf.data.Dataset):
-        return shard_dataset(data, partition, shuffle, seed, batched, whole, process_set)
+        share, coverage = shard_dataset(data, partition, shuffle, seed, batched, whole, process_set)
+        shares().of_whole_elements[share] = whole
+        return share, coverage
     if batched is not None:
         raise UsageError(explain("batched is for a tf.data.Dataset only", "leave batched out", batched=batched,
                                  data=type(data).__name__))

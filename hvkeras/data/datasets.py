@@ -14,6 +14,7 @@ from hvkeras.data.consistency import DataFacts, Hints, fingerprint, require_same
 from hvkeras.data.own_rows import select_before_maps, split_before_maps
 from hvkeras.data.partition import Batches, Coverage, Partition
 from hvkeras.data.pipeline import (
+    COMPLETE,
     batch_size,
     batches_of,
     has_scalars,
@@ -21,6 +22,8 @@ from hvkeras.data.pipeline import (
     is_batched,
     is_nondeterministic,
     shuffle_seeds,
+    stage_name,
+    stages,
     static_rows,
     zipped_batches,
 )
@@ -35,8 +38,8 @@ HINTS = Hints(
     call="call hvd.shard with the same arguments on every rank",
     amount="pass the whole dataset to hvd.shard on every rank, and do not split it before",
     order=FIX,
-    contents="pass the whole dataset to hvd.shard on every rank, not a part of it; pass the same seed= on every rank"
-             " to image_dataset_from_directory and others that shuffle files; and " + FIX,
+    contents="pass the whole dataset to hvd.shard on every rank, not a part of it; seed all that is random in it, as in"
+             " numpy.random.default_rng(seed=0) and image_dataset_from_directory(..., seed=1); and " + FIX,
 )
 FIRST_ELEMENTS = 8  # compared between ranks in an unbatched dataset; in a batched one, only the first is
 SPLIT_HINT = ('hvd.shard(dataset, by="elements") assigns whole elements to the ranks; or shard before batching, or pass'
@@ -57,7 +60,6 @@ def shard_dataset(
     if whole:
         share, coverage = split_samples(dataset, partition, "element")
         share = _shuffled(share, shuffle, seed + partition.rank)
-        shares().of_whole_elements[share] = True
         return share, coverage if comparable else coverage.unverified()
     batched = is_batched(dataset) if batched is None else batched
     if batched is None:
@@ -134,6 +136,15 @@ def keeps_elements_whole(data: Any) -> bool:
         return bool(shares().of_whole_elements.get(stage))
 
     return has_stage(data, is_share)
+
+
+def common_sources(data: Any) -> list[Any]:
+    """Return the arrays that a dataset begins with if a rank reads all of them; [] if unknown, and for other data."""
+    found = stages(data) if isinstance(data, tf.data.Dataset) else []
+    if not all(stage_name(stage) in COMPLETE and shares().of_whole_elements.get(stage) is None for stage in found):
+        return []
+    arrays = [array for stage in found if stage_name(stage) == "TensorSlice" for array in stage._tensors]
+    return [] if any(array.dtype == tf.variant for array in arrays) else arrays
 
 
 def split_samples(dataset: Any, partition: Partition, what: str = "sample") -> tuple[Any, Coverage]:

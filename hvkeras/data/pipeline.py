@@ -23,6 +23,8 @@ _ONE_TO_ONE = {"Map", "ParallelMap", "Prefetch", "Cache", "Options", "Shuffle", 
 # Also stages that drop or repeat elements.
 _BATCH_PRESERVING = {*_ONE_TO_ONE, "Repeat", "Skip", "Take", "Shard", "Filter", "Scan", "TakeWhile", "Unique",
                      "IgnoreErrors"}
+# Stages that read all that their inputs have.
+COMPLETE = {*_ONE_TO_ONE, *_BATCHING, "Repeat", "Zip", "Unbatch", "TensorSlice"} - {"Restructured", "Rebatch"}
 _MAPPING = {"Map", "ParallelMap", "Scan", "Restructured"}
 _JOINING = {"Zip", "Concatenate", "DirectedInterleave"}
 

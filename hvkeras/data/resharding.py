@@ -68,7 +68,7 @@ class ShardOrigins:
     Attributes:
         arrays: The complete arrays of an array.
         datasets: The account of a dataset of samples.
-        of_whole_elements: True for a dataset with whole elements.
+        of_whole_elements: For a dataset that is a shard, whether it has whole elements.
     """
 
     def __init__(self) -> None:

@@ -21,6 +21,7 @@ from hvkeras.training.learned_state import Learned, first_difference, require_sa
 from hvkeras.training.sketches import all_diverged, first_diverged, sketches, spread
 
 _UNEQUAL_START = "that the ranks did not start from the same weights"
+_STRATEGIES = ("MultiWorkerMirroredStrategy", "CollectiveAllReduceStrategy")
 _BROADCAST = "add hvd.callbacks.BroadcastGlobalVariablesCallback(0) to fit's callbacks"
 
 
@@ -31,12 +32,13 @@ class DivergenceCheck:
         local: Returns the keys of variables that may differ between ranks.
         broadcasts: Whether a callback broadcasts the initial weights.
         averages: Whether `fit` averages moving statistics; otherwise they are local to each rank.
+        one_step: Whether `fit` has only one step: scripts for `elastic` build a model so, before they broadcast it.
     """
 
     def __init__(self, model: Any, process_set: ProcessSet, local: Callable[[], Collection[Any]], broadcasts: bool,
-                 averages: bool) -> None:
+                 averages: bool, one_step: bool) -> None:
         self._model, self._process_set, self._local = model, process_set, local
-        self._broadcasts, self._averages = broadcasts, averages
+        self._broadcasts, self._averages, self._one_step = broadcasts, averages, one_step
         self._equal_at_start: bool | None = None
         self._diverged_at_start: set[Any] = set()  # keys of non-trainable variables that differed before the first step
         self._accepts_divergence = False
@@ -190,10 +192,11 @@ class DivergenceCheck:
         return ranks[0], ranks[other], float(f"{distance:.2g}")
 
     def _accept_divergence(self) -> None:
-        """Let this `fit` continue, as in Horovod: scripts for `elastic` fit one step before they broadcast."""
+        """Let this `fit` continue, as in Horovod."""
         self._accepts_divergence = True
-        self._warn("the ranks did not start this fit from the same weights, and train different models until weights"
-                   " are broadcast (an error without --as-horovod)")
+        if not self._one_step:
+            self._warn("the ranks did not start this fit from the same weights, and train different models (an error"
+                       f" without --as-horovod)\nHINT: {_BROADCAST}")
 
     def _warn(self, text: str) -> None:
         session = current_session()
@@ -203,6 +206,10 @@ class DivergenceCheck:
     def _cause(self) -> tuple[str, str]:
         """Return the likely cause and the hint."""
         if distributed_part(self._model.optimizer) is None:
+            if type(getattr(self._model, "distribute_strategy", None)).__name__ in _STRATEGIES:
+                return "a strategy that has this rank as its only worker", (
+                    'create it by hvd.strategy("multi_worker_mirrored"), or start the script with hvkeras run'
+                    " --tf-config")
             if compat.steps_by_itself(self._model):
                 hint = "compile with hvd.DistributedOptimizer(optimizer)"
             else:
@@ -210,7 +217,8 @@ class DivergenceCheck:
                         " use hvd.DistributedGradientTape")
             return "an optimizer that is not distributed", hint + ("" if self._broadcasts else f", and {_BROADCAST}")
         if self._equal_at_start is False or (self._equal_at_start is None and not self._broadcasts):
-            return _UNEQUAL_START, _BROADCAST
+            return _UNEQUAL_START, _BROADCAST + (
+                "; or, if this fit only builds the model for hvd.elastic, remove it" if self._one_step else "")
         return ("a layer or an assignment that depends on the rank",
                 ("update weights through the optimizer alone and alike on every rank, or register those that are meant"
                  " to differ with optimizer.register_local_var(variable)"))

@@ -11,7 +11,7 @@ from hvkeras.collectives.broadcasts import allgather_object, gather_objects
 from hvkeras.collectives.row_share import global_batch
 from hvkeras.compat import graphs
 from hvkeras.data.consistency import fingerprint
-from hvkeras.data.datasets import keeps_elements_whole
+from hvkeras.data.datasets import common_sources, keeps_elements_whole
 from hvkeras.data.sequences import Share
 from hvkeras.errors import UsageError, explain
 from hvkeras.gradients.optimizer import gather_optimizer
@@ -82,7 +82,8 @@ class FitRun:
         self._averages_statistics = settings.average_statistics and not self._has_global_batches
         self._has_new_steps = False  # since the last averaging
         self._divergence_check = DivergenceCheck(
-            model, process_set, self._local, self._broadcasts(), self._averages_statistics) if settings.guard else None
+            model, process_set, self._local, self._broadcasts(), self._averages_statistics,
+            one_step=arguments["steps_per_epoch"] == arguments["epochs"] == 1) if settings.guard else None
 
     def data_ready(self, data: Any) -> None:
         """Agree on the number of steps per epoch when the data is known, and adapt the data to it."""
@@ -346,7 +347,8 @@ class FitRun:
         """Return the fingerprint of the data; with the batches of all ranks, of all arguments that hold data."""
         given = self._arguments
         if not (self._has_global_batches and global_batch().whole):
-            return _fingerprint(given["x"])
+            sources = common_sources(given["x"]) if given["steps_per_epoch"] is None else []
+            return _fingerprint(sources or given["x"])
         return {name: _fingerprint(given[name]) for name in DATA if given[name] is not None}
 
     def _layers(self) -> list[model_description.Layer]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import io
+import linecache
 import os
+import pickle
 import re
 import sys
 import threading
@@ -14,6 +17,7 @@ from typing import Any
 import pytest
 
 import hvkeras as hvd
+from hvkeras.launcher.calls import loaded_call, pickled_call
 from launch.notebook import outputs
 
 
@@ -163,12 +167,31 @@ def test_output_goes_to_files_too_and_any_python_may_run_it(tmp_path: Path) -> N
     assert os.listdir(tmp_path) == ["logs"]
 
 
+def test_a_function_brings_its_source_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    source, defined = "def double(x):\n    return [2 * each for each in x]\n", {"__name__": "__main__"}
+    monkeypatch.setitem(linecache.cache, "<cell 7>", (len(source), None, source.splitlines(True), "<cell 7>"))
+    exec(compile(source, "<cell 7>", "exec"), defined)
+    call = pickled_call(defined["double"], ([1, 2],), None)
+    linecache.clearcache()
+    assert loaded_call(call)() == [2, 4]
+    function, *_ = pickle.loads(call)
+    assert inspect.getsource(function) == source
+
+
+HELPER = """
+def rounded(x):
+    if x > 3:  # of a tensor: AutoGraph needs the source
+        x = -x
+    return x
+"""
 CELL = """
 def train():
+    import tensorflow as tf
     import hvkeras as hvd
     hvd.init("native")
+    numbers = [int(x) for x in tf.data.Dataset.range(5).map(rounded)]
     if hvd.rank() == 1:
-        raise ValueError("no images")
+        raise ValueError(f"no images in {numbers}")
     hvd.allreduce(1.0)
 
 hvd.run(train, np=2)"""
@@ -176,14 +199,15 @@ hvd.run(train, np=2)"""
 
 @pytest.mark.slow
 def test_a_notebook_names_hvd_run_and_the_rank_that_failed(tmp_path: Path) -> None:
-    [said, _], [shown, _] = outputs(tmp_path, "import hvkeras as hvd\nhvd.init()", CELL)
+    [said, _], _, [shown, _] = outputs(tmp_path, "import hvkeras as hvd\nhvd.init()", HELPER, CELL)
     text = "".join(output["data"] for output in said)
     assert "HINT: hvd.run(train, np=2) runs a function that calls hvd.init() on two" in text
     printed = "".join(output["data"] for output in shown if output["kind"] == "stderr")
     assert re.search(r"hvkeras run: rank 1 on \S+ \(pid \d+\) failed\nTraceback \(most recent call last\):\n"
-                     r"  File .*, in train\nValueError: no images\n$", printed)
+                     r"  File .*, in train\n    raise .*\nValueError: no images in \[0, 1, 2, 3, -4\]\n$", printed)
+    assert "AutoGraph" not in printed
     [error] = [output["data"] for output in shown if output["kind"] == "error"]
     assert error.splitlines()[-1].startswith(
         "hvkeras.errors.PeerError: The function must succeed on every rank, but rank 1 on ")
-    assert error.endswith(" failed with ValueError: no images")
+    assert error.endswith(" failed with ValueError: no images in [0, 1, 2, 3, -4]")
     assert "functions.py" not in error

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from hvkeras import compat
 from hvkeras.data.consistency import differing, fingerprint
-from hvkeras.data.datasets import split_batches, split_samples
+from hvkeras.data.datasets import common_sources, split_batches, split_samples
 from hvkeras.data.partition import Batches, Coverage, Partition, require_options, split_arrays
 from hvkeras.data.pipeline import batches_of, is_batched, is_nondeterministic, shuffle_seeds
 from hvkeras.data.sequences import split_sequence, split_whole
@@ -432,3 +432,22 @@ def test_coverage_lines() -> None:
     assert Coverage(719, 1437, 0).line(2) == "shard: 2 ranks share 1,437 samples, 719 of them on this rank"
     assert Coverage(None, None, 0, "1 of every 2 samples").line(2) == "shard: each of 2 ranks gets 1 of every 2 samples"
     assert "could not compare" in Coverage(718, 1437, 1).unverified().line(2)
+
+
+@pytest.mark.parametrize(("pipeline", "reads_all"), [
+    (lambda data: data.shuffle(10).map(lambda x, y: (x + 1, y)).batch(4).prefetch(1), True),
+    (lambda data: Dataset.zip((data, data)).cache().repeat(2), True),
+    (lambda data: data.batch(4).shard(2, 1), False),
+    (lambda data: data.skip(3), False),
+    (lambda data: data.filter(lambda x, y: y > 2), False),
+    (lambda data: data.interleave(lambda x, y: Dataset.from_tensors(x)), False),
+    (lambda data: Dataset.range(10), False),
+    (lambda data: Dataset.from_generator(lambda: iter([1.0]), output_signature=tf.TensorSpec(())), False),
+    (lambda data: np.zeros(3), False),
+])
+def test_the_arrays_that_every_rank_reads_are_known(pipeline: Any, reads_all: bool) -> None:
+    x, y = np.arange(10.0), np.arange(10)
+    found = common_sources(pipeline(Dataset.from_tensor_slices((x, y))))
+    assert bool(found) == reads_all
+    for array, expected in zip(found, (x, y) * 2, strict=False):
+        np.testing.assert_array_equal(array, expected)
