@@ -311,6 +311,7 @@ def test_check_build_says_in_each_row_what_works_and_what_is_missing(tmp_path: P
                 assert rows[launcher].startswith("none")
                 assert rows[launcher].endswith(f"pip install 'hvkeras[{launcher.lower()}]'")
         assert "(1)" not in done.stdout
+        assert not re.search(r" $", done.stdout, re.MULTILINE)
         assert rows["keras"] == metadata.version("keras")
         assert rows["Python"].startswith(sys.version.split()[0])
 
