@@ -14,6 +14,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from hvkeras.diagnostics.check_build import print_unpadded
 from hvkeras.diagnostics.doctor import hosts, machine, software
 from hvkeras.diagnostics.doctor.machine import NOTE, OK, PROBLEM, CheckResult
 from hvkeras.host.ssh import Ssh
@@ -114,11 +115,13 @@ def _print(findings: dict[str, list[CheckResult]]) -> None:
             table.add_row(*first, row.check, f"[{_COLOURS[row.state]}]{row.state}[/]", _plain(row.found),
                           _plain(row.fix))
         table.add_section()
-    console.print(table)
+    print_unpadded(console, table)
     counted = [row.state for rows in findings.values() for row in rows]
     problems, notes = counted.count(PROBLEM), counted.count(NOTE)
+    names = ", ".join(dict.fromkeys(row.check for rows in findings.values() for row in rows if row.state == PROBLEM))
     console.print(f"\nTraining will work{', see the notes' if notes else ''}." if not problems else
-                  f"\n{problems} problem{'s' * (problems > 1)} to solve: until then, training fails or is slower.")
+                  f"\n{problems} problem{'s' * (problems > 1)} to solve ({names}): until then, jobs that need"
+                  f" {'these' if problems > 1 else 'this'} fail or are slower.")
 
 
 def _plain(text: str) -> str:

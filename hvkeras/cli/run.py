@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import contextlib
 import difflib
 import functools
+import importlib.util
 import itertools
 import os
 import re
@@ -13,7 +15,8 @@ import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from hvkeras.backends import require_backend_name
@@ -41,6 +44,8 @@ from hvkeras.settings import Settings
 # A top-level module that a line of Python imports.
 _IMPORT = re.compile(r"^[ \t]*(?:import|from)[ \t]+(\w+)", re.MULTILINE)
 _STRATEGY = "MultiWorkerMirroredStrategy"
+# Calls by which the ranks of a script of the strategy find each other without --tf-config.
+_FINDS_OTHERS = re.compile(r"\b(init|initialize|strategy)\(|environ.*TF_CONFIG|cluster_resolver")
 # The folder of commits, and whether `hvkeras run` removes them.
 _FOLDER, _REMOVES = "HVKERAS_ELASTIC_DIR", "HVKERAS_RUN_COMMITS"
 
@@ -60,6 +65,7 @@ def run(arguments: Sequence[str], prog: str = "hvkeras run") -> int:
 
 def _run(arguments: Sequence[str], prog: str) -> int:
     flags = parse(arguments, prog)
+    flags.prog = prog
     if flags.check_build:
         from hvkeras.diagnostics.check_build import check_build  # noqa: PLC0415 - imports Rich, which only this flag needs
 
@@ -230,7 +236,7 @@ def _check_script(command: Sequence[str], flags: argparse.Namespace) -> None:
     """Check the Python script that a command runs, and say what its strategy needs.
 
     Raises:
-        UsageError: There is no such file, or it is a script of Horovod.
+        UsageError: There is no such file, or it needs Horovod.
     """
     words = itertools.takewhile(lambda word: word.endswith(".py") or word in ("-u", "-O", "-B"), command[1:])
     script = next((Path(word) for word in words if word.endswith(".py")), None)
@@ -243,16 +249,47 @@ def _check_script(command: Sequence[str], flags: argparse.Namespace) -> None:
                                  "check its name and the current folder", script=str(script), folder=os.getcwd()))
     text = script.read_text(errors="replace") if script.is_file() else ""
     imported = set(_IMPORT.findall(text))
-    if flags.as_horovod or flags.data_parallel or "hvkeras" in imported:
+    if flags.as_horovod or flags.data_parallel:
         return
     if _STRATEGY in text:
-        start = "" if flags.tf_config else ", and start it with hvkeras run --tf-config"
-        print(f"hvkeras run: {_STRATEGY} fails in fit of Keras 3.\nHINT: add import hvkeras to {script}, which repairs"
-              f" it{start}", file=sys.stderr, flush=True)
-    if "horovod" in imported:
+        _advise_on_strategy(script, text, imported, flags)
+    as_horovod_line = f"{flags.prog} --as-horovod ... python {shlex.quote(str(script))}"
+    if "horovod" in imported and "hvkeras" not in imported:
         raise UsageError(explain("Horovod does not work under hvkeras run, which can run its scripts with hvkeras in"
-                                 " its place", "add --as-horovod: hvkeras run --as-horovod ... python "
-                                 f"{shlex.quote(str(script))}", script=str(script), imports="horovod"))
+                                 " its place", f"add --as-horovod: {as_horovod_line}", script=str(script),
+                                 imports="horovod"))
+    if "horovod" in imported and _needs_horovod(script, text):
+        raise UsageError(explain("A script must import hvkeras alone, as Horovod is not installed here", "replace"
+                                 f" horovod by hvkeras in all its imports, or add --as-horovod: {as_horovod_line}",
+                                 script=str(script), imports="horovod"))
+
+
+def _advise_on_strategy(script: Path, text: str, imported: Collection[str], flags: argparse.Namespace) -> None:
+    """Print what a script of `MultiWorkerMirroredStrategy` lacks: hvkeras, or TF_CONFIG."""
+    is_alone = not flags.tf_config and "TF_CONFIG" not in os.environ and flags.np != 1
+    said = ""
+    if "hvkeras" not in imported:
+        start = "" if flags.tf_config else f", and start it with {flags.prog} --tf-config"
+        said = f"{_STRATEGY} fails in fit of Keras 3.\nHINT: add import hvkeras to {script}, which repairs it{start}"
+    elif f"{_STRATEGY}(" in text and is_alone and not _FINDS_OTHERS.search(text):
+        said = (f"without TF_CONFIG, each {_STRATEGY} has one worker, and trains alone.\nHINT: start {script} with"
+                f" {flags.prog} --tf-config")
+    if said:
+        print(f"{flags.prog}: {said}", file=sys.stderr, flush=True)
+
+
+def _needs_horovod(script: Path, text: str) -> bool:
+    """Return whether a script imports Horovod at its top level, and no Horovod is installed."""
+    if "as_horovod" in text or importlib.util.find_spec("horovod") or (
+            PathFinder.find_spec("horovod", [str(script.parent)])):
+        return False
+    with contextlib.suppress(SyntaxError, ValueError):
+        for line in ast.parse(text).body:
+            names = [alias.name for alias in line.names] if isinstance(line, ast.Import) else (
+                [line.module or ""] if isinstance(line, ast.ImportFrom) and not line.level else [])
+            if any(name.partition(".")[0] == "horovod" for name in names):
+                return True
+    return False
 
 
 @contextlib.contextmanager

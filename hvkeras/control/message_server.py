@@ -455,6 +455,7 @@ def _listen(host: str, port: int, backlog: int) -> socket.socket:
     except OSError as error:
         listening.close()
         raise MachineError(explain(f"The control channel must be able to listen on its address ({error.strerror})",
-                                   "choose another port or interface, or stop the program that uses it",
+                                   "choose another port or interface, or stop the program that uses it,"
+                                   " such as another process of this rank",
                                    address=f"{host}:{port}")) from error
     return listening

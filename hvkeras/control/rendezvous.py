@@ -54,13 +54,27 @@ RECORD_BYTES = 1024  # per rank over MPI: its host name and addresses, as JSON
 STORE_KEY = "/hvkeras/control"
 _MAX_RESPONSE = 64 * 1024  # bytes; anybody may write to horovodrun's store
 ADMITTED_WITHIN = 6.0  # seconds until a connection that the server's kernel has dropped is detected
-REPORT_EVERY = 3.0  # seconds between two reports of a missing rank
+FIRST_REPORT, REPORT_EVERY = 3.0, 30.0  # seconds until a missing rank is first reported, and between late reports
 MIN_PAUSE, MAX_PAUSE = 0.05, 1.0  # seconds between two polls
 POLLS_PER_SECOND = 1000  # of all ranks together, on a shared resource
 
 
+class WaitReports:
+    """Decides when a wait is reported: after a few seconds, then at intervals that double up to `REPORT_EVERY`."""
+
+    def __init__(self) -> None:
+        self._last, self._interval = 0.0, FIRST_REPORT
+
+    def is_due(self, waited: float) -> bool:
+        """Return whether to report a wait of so many seconds now; if so, the next interval begins."""
+        if waited - self._last < self._interval:
+            return False
+        self._last, self._interval = waited, min(2 * self._interval, REPORT_EVERY)
+        return True
+
+
 class Waiting:
-    """A deadline that regularly reports the ranks that are still missing.
+    """A deadline that repeatedly reports the ranks that are still missing.
 
     Args:
         timeout: Seconds until `check` raises.
@@ -70,7 +84,7 @@ class Waiting:
     def __init__(self, timeout: float, size: int = 1) -> None:
         self._timeout, self._size = timeout, size
         self._start = time.monotonic()
-        self._reported = 0.0
+        self._reports = WaitReports()
 
     @property
     def elapsed(self) -> float:
@@ -93,8 +107,7 @@ class Waiting:
             raise PeerError(explain(f"All ranks must connect within {self._timeout:g} s, but there is no answer from"
                                     f" {whom} ({why})",
                                     "start it, check its output, or raise HVKERAS_START_TIMEOUT"))
-        if waited - self._reported >= REPORT_EVERY:
-            self._reported = waited
+        if self._reports.is_due(waited):
             say(f"waiting for {whom}: {why}, {waited:.0f} s of {self._timeout:g} s")
 
     def pause(self) -> None:
@@ -458,5 +471,6 @@ def claim_port(launch: Launch) -> socket.socket:
         claim.close()
         raise MachineError(explain(
             f"The port that TF_CONFIG gives to {launch.task_name(launch.rank)} must be free ({error.strerror})",
-            "stop the program that uses it, or give this task another index or port", port=port)) from None
+            "another task with this index runs already, or another program uses it: stop that, or give this task"
+            " another index or port", port=port)) from None
     return claim

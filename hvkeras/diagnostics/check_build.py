@@ -117,9 +117,16 @@ def check_build() -> int:
             table.add_column(header, overflow="fold")
         for row in rows:
             table.add_row(*map(escape, row))
-        console.print(table)
-        console.print()
+        print_unpadded(console, table)
+        print()
     return 0
+
+
+def print_unpadded(console: Console, table: Table) -> None:
+    """Print a table without the blanks that Rich pads its lines with."""
+    with console.capture() as captured:
+        console.print(table)
+    print("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
 def _backend_rows() -> list[tuple[str, str, str]]:
@@ -152,8 +159,18 @@ def facts() -> list[tuple[str, str, str]]:
     rows += [(name, version_of(name) or "no", "") for name in PACKAGES]
     for launcher in ("mpirun", "horovodrun", "srun", "java", "ssh"):
         path = find_command(launcher)
-        rows.append((launcher, (_version_line(path) if launcher == "mpirun" else "yes") if path else "no", path))
+        state = "no" if not path else _version_line(path) if launcher == "mpirun" else (
+            "hvkeras's link" if launcher == "horovodrun" and _is_link(path) else "yes")
+        rows.append((launcher, state, path))
     return rows
+
+
+def _is_link(path: str) -> bool:
+    """Return whether a horovodrun is the command of `hvkeras link-horovodrun`, and starts `hvkeras run`."""
+    try:
+        return not horovod_is_installed() and "hvkeras link-horovodrun" in Path(path).read_text(errors="replace")
+    except OSError:
+        return False
 
 
 def version_of(package: str) -> str:

@@ -12,7 +12,7 @@ from hvkeras.backends.interface import Backend, Start
 from hvkeras.control.announcements import remove_announcement
 from hvkeras.control.client import ControlClient
 from hvkeras.control.launch_environments import Launch
-from hvkeras.control.rendezvous import REPORT_EVERY
+from hvkeras.control.rendezvous import WaitReports
 from hvkeras.errors import MachineError, UnsupportedError, explain
 from hvkeras.host.console import format_ranks, in_notebook, prints_at, say, some_of
 from hvkeras.host.gpus import GpuPlacement, seen_gpus
@@ -194,20 +194,19 @@ def own_facts(requested: str, launch: Launch, settings: Settings, restarted: boo
 
 def exchange_facts(client: ControlClient, launch: Launch, settings: Settings, session: int,
                    facts: dict[str, Any]) -> list[dict[str, Any]]:
-    """Gather the facts of all ranks, in rank order, and print every few seconds which ranks are missing.
+    """Gather the facts of all ranks, in rank order, and print repeatedly which ranks are missing.
 
     Raises:
         PeerError: A rank did not arrive in time.
         MachineError: Ranks run different versions.
     """
-    last_report = [0.0]
+    reports = WaitReports()
 
     def names(ranks: list[int]) -> str:
         return some_of([launch.task_name(rank) for rank in ranks]) if launch.tasks else format_ranks(ranks)
 
     def on_missing(ranks: list[int], waited: float) -> None:
-        if waited - last_report[0] >= REPORT_EVERY and (launch.rank == 0 or launch.cluster):
-            last_report[0] = waited
+        if (launch.rank == 0 or launch.cluster) and reports.is_due(waited):
             say(f"waiting for {names(ranks)}, {waited:.0f} s of {settings.start_timeout:g} s")
 
     found = client.gather(f"facts {session}", facts, settings.start_timeout, on_missing, describe=names)

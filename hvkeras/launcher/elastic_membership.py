@@ -290,8 +290,9 @@ class ElasticMembership:
 
     def _report_failure(self, worker: Worker, end: Exit) -> None:
         if worker.rank is None:
-            self._workers.say(f"hvkeras run: worker {worker.number} on {end.host}, which was to join, {end.error}")
-            self._record_failure(worker.host, lost=False)
+            if self._driver.phase is not Phase.ENDED:  # else it was ended, as the job ends
+                self._workers.say(f"hvkeras run: worker {worker.number} on {end.host}, which was to join, {end.error}")
+                self._record_failure(worker.host, lost=False)
         else:
             self.fail(end.cause(worker.rank))
 

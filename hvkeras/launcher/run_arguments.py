@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import itertools
+import os
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -16,9 +17,8 @@ from hvkeras.launcher.horovod_flags import add_tuning_flags, flags_of_file
 from hvkeras.settings import LOG_LEVELS, window_of_steps
 
 # Flags of horovodrun that are not accepted, with what to do instead.
-_ENGINE = "leave it out, and choose the engine by --backend; or start with mpirun or Horovod's own horovodrun"
 _NOT_TAKEN = {
-    **dict.fromkeys(("--gloo", "--mpi", "--jsrun"), _ENGINE),
+    **dict.fromkeys(("--gloo", "--mpi", "--jsrun"), "leave it out"),
     **dict.fromkeys(("--mpi-args", "--binding-args"), "start with mpirun to pass options to MPI"),
 }
 
@@ -26,6 +26,7 @@ ELASTIC_RESETS, ELASTIC_TIMEOUT = 3, 600.0
 DEFAULT = "hvkeras-report"  # default folder of a report
 _REPORT = "--report"
 _SEPARATE_FOLDER = f"{_REPORT}=\0"  # a --report whose folder, if any, was a separate argument
+_NEAR = 0.7  # similarity from which a flag is suggested: below, --oversubscribe resembles --verbose
 # Flags that many scripts have as well: after the command, they cause no warning.
 _COMMON = {"--version", "--verbose", "--backend", "--log-level", "--config-file"}
 _EPILOG = """Everything after the command is the command's own. Settings are HVKERAS_* variables; ranks inherit the
@@ -45,7 +46,8 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise argparse's error as a `UsageError`."""
-        raise UsageError(explain(f"The command line must be readable ({message})", f"see {self.prog} --help"))
+        hint = "-np 2" if message.startswith("argument -np/") else f"see {self.prog} --help"
+        raise UsageError(explain(f"The command line must be readable ({message})", hint))
 
 
 def seconds_or_never(text: str) -> float:
@@ -200,10 +202,15 @@ def parse(arguments: Sequence[str], prog: str = "hvkeras run") -> argparse.Names
         require_command(found, prog)
     misplaced = [flag for flag in found.after_command if flag not in _COMMON and (
         flag.startswith("--") or (flag == "-np" and found.np is None))]
-    if misplaced and not found.check_build:
+    if misplaced and not found.check_build and not _runs_hvkeras(found.command):
         print(f"{prog}: {', '.join(misplaced)} will be passed to the command, since flags of {prog} must come before"
               " the command; put -- before the command if that is intended", file=sys.stderr)
     return found
+
+
+def _runs_hvkeras(command: Sequence[str]) -> bool:
+    """Return whether a command is hvkeras itself, which has flags of the same names: `hvkeras exec --as-horovod`."""
+    return os.path.basename(command[0]) == "hvkeras" or list(command[1:3]) == ["-m", "hvkeras"]
 
 
 def flags_and_command(made: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
@@ -225,7 +232,9 @@ def flags_and_command(made: argparse.ArgumentParser, arguments: Sequence[str]) -
         found.report = found.report[1:] or DEFAULT
     known = [option for action in made._actions for option in action.option_strings]
     if unknown:
-        near = difflib.get_close_matches(unknown[0], known, n=1)
+        given = unknown[0].partition("=")[0]
+        near = [flag for flag in known if flag.startswith(given)] or difflib.get_close_matches(
+            given, known, n=1, cutoff=_NEAR)
         raise UsageError(explain(f"Flags before the command must be {made.prog}'s",
                                  f"did you mean {near[0]}" if near else f"see {made.prog} --help", flag=unknown[0]))
     found.after_command = []

@@ -79,6 +79,7 @@ def test_a_port_in_use_is_named(tmp_path):
                           rank_env={rank: tf_config(*cluster, index=rank) for rank in (0, 1)})
     assert re.search(rf"MachineError: The port that TF_CONFIG gives to worker 1 \(localhost:{ports[1]}\) must be free",
                      outcome.stderr(1))
+    assert "\nHINT: another task with this index runs already, or another program uses it" in outcome.stderr(1)
 
 
 def test_a_malformed_tf_config_stops_before_anything_connects(tmp_path):

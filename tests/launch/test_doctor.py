@@ -83,15 +83,20 @@ exec ip netns exec {right.namespace} unshare --uts sh -c "hostname {right.name};
     assert report["all_hosts"] == [{"check": "versions", "state": OK, "found": "the same on 3 hosts", "fix": ""}]
 
 
-def test_a_host_that_cannot_be_asked_is_a_problem(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("answer", "code", "fix"), [
+    ("Permission denied (publickey).", 255, "let ssh connect without a password"),
+    ("ssh: Could not resolve hostname 192.0.2.1: Name or service not known", 255, "correct the name, or add it to DNS"),
+    ("sh: 1: python: not found", 127, "install the same Python and hvkeras there")])
+def test_a_host_that_cannot_be_asked_is_a_problem(answer: str, code: int, fix: str, tmp_path: Path) -> None:
     ssh = tmp_path / "ssh"
-    ssh.write_text("#!/bin/sh\necho 'Permission denied (publickey).' >&2\nexit 255\n")
+    ssh.write_text(f"#!/bin/sh\necho '{answer}' >&2\nexit {code}\n")
     ssh.chmod(0o755)
     done = run(["-H", "192.0.2.1", "--json"], tmp_path, command="doctor", path=tmp_path)
     assert done.returncode == 1
     found = rows(json.loads(done.stdout)["hosts"][1])["ssh"]
     assert found["state"] == PROBLEM
-    assert "(Permission denied (publickey).)" in found["found"]
+    assert f"({answer})" in found["found"]
+    assert found["fix"].startswith(fix)
     assert "ssh -T -o BatchMode=yes" in found["fix"]
 
 

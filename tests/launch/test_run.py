@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from argparse import Namespace
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +16,8 @@ import pytest
 
 import hvkeras
 from harness.launchers import BIN, clean_environment
+from hvkeras.cli.run import _check_script
+from hvkeras.errors import UsageError
 from hvkeras.launcher.run_arguments import parse, parser
 from launch.hvkeras_run import python, run
 
@@ -209,11 +212,14 @@ def test_ranks_get_an_empty_standard_input(tmp_path: Path) -> None:
     (["-np", "2"], "The command that the ranks run must be given"),
     (["python", "train.py"], "The number of processes must be given. HINT: hvkeras run -np 2"),
     (["-np", "0", "true"], "at least 1. Received: np=0"),
-    (["-np", "two", "true"], "invalid int value: 'two'"),
+    (["-np", "two", "true"], "invalid int value: 'two'). HINT: -np 2."),
     (["-np", "2", "--start-timeout", "0", "true"], "positive"),
     (["-np", "2", "--stall-check-shutdown-time-seconds=-1", "true"], "0 (never) or more, not -1"),
     (["-np", "2", "--verbos", "true"], "Received: flag='--verbos'. HINT: did you mean --verbose"),
-    (["-np", "2", "--gloo", "true"], "does not take horovodrun's --gloo. HINT: leave it out"),
+    (["-np", "2", "--fusion-treshold-mb=3", "true"], "HINT: did you mean --fusion-threshold-mb."),
+    (["-np", "2", "--timeline", "a.json", "true"], "HINT: did you mean --timeline-filename."),
+    (["-np", "2", "--oversubscribe", "true"], "Received: flag='--oversubscribe'. HINT: see hvkeras run --help."),
+    (["-np", "2", "--gloo", "true"], "does not take horovodrun's --gloo. HINT: leave it out."),
     (["-np", "2", "--min-np", "3", "true"], "1 <= --min-np <= -np <= --max-np must hold. Received: np=2, min_np=3"),
     (["-np", "2", "--elastic-timeout", "9", "true"], "is for elastic jobs. Received: elastic_timeout=9.0"),
     (["--max-np", "2", "true"], "The number of processes must be given. Received: max_np=2"),
@@ -305,6 +311,7 @@ def test_check_build_says_in_each_row_what_works_and_what_is_missing(tmp_path: P
                 assert rows[launcher].startswith("none")
                 assert rows[launcher].endswith(f"pip install 'hvkeras[{launcher.lower()}]'")
         assert "(1)" not in done.stdout
+        assert not re.search(r" $", done.stdout, re.MULTILINE)
         assert rows["keras"] == metadata.version("keras")
         assert rows["Python"].startswith(sys.version.split()[0])
 
@@ -334,3 +341,49 @@ def test_a_script_of_the_strategy_is_told_what_repairs_it(script: str, flags: li
     assert done.returncode == 0, done.stderr
     assert ("MultiWorkerMirroredStrategy fails in fit of Keras 3" in done.stderr) == bool(said)
     assert said in done.stderr
+
+
+@pytest.mark.parametrize(("script", "flags", "said"), [
+    ("MultiWorkerMirroredStrategy()", ["-np", "2"], True),
+    ("MultiWorkerMirroredStrategy()", ["-np", "2", "--tf-config"], False),
+    ("MultiWorkerMirroredStrategy()", ["-np", "1"], False),
+    ("hvkeras.strategy('MultiWorkerMirroredStrategy')", ["-np", "2"], False),
+    ("os.environ['TF_CONFIG'] = text; MultiWorkerMirroredStrategy()", ["-np", "2"], False)])
+def test_a_strategy_without_tf_config_is_told_so_at_the_start(script: str, flags: list[str], said: bool,
+                                                              tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(f"import hvkeras\n# {script}\n")
+    done = run([*flags, sys.executable, "train.py"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert ("has one worker, and trains alone.\nHINT: start train.py with hvkeras run --tf-config"
+            in done.stderr) == said
+
+
+@pytest.mark.parametrize(("line", "refused"), [
+    ("import horovod.tensorflow.keras as hvd", True),
+    ("from horovod import tensorflow", True),
+    ("from hvkeras.horovod import as_horovod\nimport horovod", False),
+    ("try:\n    import horovod\nexcept ImportError:\n    pass", False),
+    ("text = '''\nimport horovod\n'''", False)])
+def test_a_half_converted_script_is_refused_where_horovod_is_not_installed(
+        line: str, refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    (tmp_path / "train.py").write_text(f"import hvkeras\n{line}\n")
+    flags = Namespace(prog="horovodrun", as_horovod=False, data_parallel=False)
+    command = ["python", str(tmp_path / "train.py")]
+    if not refused:
+        _check_script(command, flags)
+        return
+    with pytest.raises(UsageError, match=r"import hvkeras alone.* add --as-horovod: horovodrun --as-horovod \.\.\."):
+        _check_script(command, flags)
+
+
+@pytest.mark.parametrize(("command", "warned"), [
+    (["hvkeras", "exec", "--as-horovod", "a.py"], False),
+    (["python", "-m", "hvkeras", "exec", "--as-horovod", "a.py"], False),
+    (["python", "a.py", "--as-horovod"], True)])
+def test_flags_of_hvkeras_after_hvkeras_are_intended(command: list[str], warned: bool,
+                                                     capsys: pytest.CaptureFixture[str]) -> None:
+    parse(["-np", "2", *command], "horovodrun")
+    told = capsys.readouterr().err
+    assert ("horovodrun: --as-horovod will be passed to the command" in told) == warned
+    assert bool(told) == warned

@@ -27,6 +27,7 @@ from hvkeras.host.ssh import Ssh
 CALL_DEADLINE = 5.0  # seconds for a connection between hosts
 ANSWER_DEADLINE = 180.0  # seconds for the checks on a host
 MAX_CLOCK_OFFSET = 1.0  # seconds
+_NO_CONNECTION, _UNKNOWN_NAME = 255, "Could not resolve hostname"  # exit code and message of ssh
 
 Report = dict[str, Any]  # `findings` and `versions` of a host
 
@@ -154,8 +155,11 @@ def _check(host: str, hosts: Sequence[str], ssh: Ssh, call_server: CallServer | 
         report = json.loads(done.stdout[done.stdout.index("{"):])["hosts"][0]
         return {"findings": [CheckResult(**row) for row in report["findings"]], "versions": report["versions"]}
     reason = next(iter((done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]), f"code {done.returncode}")
-    return _no_report(f"hvkeras doctor cannot be run there over ssh ({reason})",
-                      "install the same Python and hvkeras there, and try: " + shlex.join(line))
+    fix = "install the same Python and hvkeras there"
+    if done.returncode == _NO_CONNECTION:
+        fix = ("correct the name, or add it to DNS, /etc/hosts or ~/.ssh/config" if _UNKNOWN_NAME in reason else
+               "let ssh connect without a password")
+    return _no_report(f"hvkeras doctor cannot be run there over ssh ({reason})", f"{fix}, and try: {shlex.join(line)}")
 
 
 def _no_report(found: str, fix: str) -> Report:

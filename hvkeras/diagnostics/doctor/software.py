@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -26,6 +27,7 @@ from hvkeras.diagnostics.check_build import find_command as path_of
 from hvkeras.diagnostics.doctor.machine import NOTE, OK, PROBLEM, CheckResult, check_result
 from hvkeras.errors import INSTALL_TENSORFLOW, UsageError
 from hvkeras.host.mpi import mpi_of
+from hvkeras.host.network import split_address
 from hvkeras.settings import Settings
 
 OLDEST_JAVA = 17
@@ -106,7 +108,17 @@ def _launch(environ: Mapping[str, str]) -> CheckResult:
         return CheckResult("launch environment", PROBLEM, text, fix)
     if launch.launcher == "none":
         return CheckResult("launch environment", OK, "none: each process is a separate job")
-    return CheckResult("launch environment", OK, f"rank {launch.rank} of {launch.size}, launched by {launch.launcher}")
+    found = f"rank {launch.rank} of {launch.size}, launched by {launch.launcher}"
+    unknown = [name for name in dict.fromkeys(split_address(task)[0] for task in launch.cluster) if not _resolves(name)]
+    return check_result("launch environment", found, f"no address here for {', '.join(unknown)}" if unknown else "",
+                        "correct TF_CONFIG, or add the hosts to DNS or /etc/hosts on every host")
+
+
+def _resolves(host: str) -> bool:
+    try:
+        return bool(socket.getaddrinfo(host, None))
+    except OSError:
+        return False
 
 
 PROBE_DEADLINE = 60.0  # seconds for all imports

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+from hvkeras.control import rendezvous
 from hvkeras.control.client import ControlClient
 from hvkeras.control.connection import Introduction
 from hvkeras.control.launch_environments import Launch
 from hvkeras.control.server import ControlServer
 from hvkeras.errors import MachineError, PeerError
-from hvkeras.job import session_start
 from hvkeras.job.session_start import check_versions, exchange_facts, settings_of_rank_0
 from hvkeras.settings import Settings
 
@@ -51,7 +51,7 @@ def test_settings_of_the_job_are_those_of_rank_0(capsys: pytest.CaptureFixture[s
 
 def test_missing_ranks_are_told_in_one_short_line(capsys: pytest.CaptureFixture[str],
                                                   monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_start, "REPORT_EVERY", 0.0)
+    monkeypatch.setattr(rendezvous, "FIRST_REPORT", 0.0)
     addresses = tuple(f"node{rank}:2222" for rank in range(1000))
     launch = Launch("TF_CONFIG", size=1000, cluster=addresses, tasks=tuple(f"worker {rank}" for rank in range(1000)))
     eight = ", ".join(f"worker {rank} (node{rank}:2222)" for rank in range(1, 9))
@@ -71,3 +71,8 @@ def test_missing_ranks_are_told_in_one_short_line(capsys: pytest.CaptureFixture[
     finally:
         client.close()
         server.stop()
+
+
+def test_reports_of_a_wait_become_rarer() -> None:
+    reports = rendezvous.WaitReports()
+    assert [second for second in range(120) if reports.is_due(second)] == [3, 9, 21, 45, 75, 105]

@@ -229,6 +229,16 @@ def test_a_newcomer_that_fails_does_not_end_the_generation(serving: Callable[...
     assert membership.ranks == [0, 1]
 
 
+def test_a_newcomer_that_is_ended_with_the_job_is_no_failure(serving: Callable[..., Any]) -> None:
+    launcher = FakeLauncher(2)
+    membership = elastic(serving, {"localhost": 3}, launcher, here(2))
+    for worker, code in ((0, 0), (1, 0), (2, -signal.SIGTERM)):
+        launcher.exit(membership, worker, code)
+    assert launcher.said == []
+    assert [each["worker"] for each in launcher.orders["localhost"]] == [2]
+    assert membership.cause is None
+
+
 def test_workers_of_a_host_that_cannot_be_used_are_lost(serving: Callable[..., Any]) -> None:
     launcher = FakeLauncher(1)
     launcher.unreachable = {A}

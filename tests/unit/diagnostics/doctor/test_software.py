@@ -24,6 +24,15 @@ def test_a_wrong_setting_is_a_problem_with_its_fix() -> None:
     assert found({}, {"HVKERAS_BACKEND": "native"})["settings"].state == OK
 
 
+def test_a_name_in_tf_config_without_an_address_is_a_problem() -> None:
+    text = '{"cluster": {"worker": ["localhost:2345", "%s:2345"]}, "task": {"type": "worker", "index": 0}}'
+    launch = found({}, {"TF_CONFIG": text % "nowhere.invalid"})["launch environment"]
+    assert launch.state == PROBLEM
+    assert launch.found == "rank 0 of 2, launched by TF_CONFIG: no address here for nowhere.invalid"
+    assert launch.fix.startswith("correct TF_CONFIG, or add the hosts to DNS")
+    assert found({}, {"TF_CONFIG": text % "127.0.0.1"})["launch environment"].state == OK
+
+
 @pytest.mark.parametrize(("part", "check", "state", "text"), [
     ("tensorflow", "TensorFlow", PROBLEM, "it cannot be imported (no room)"),
     ("keras", "Keras", PROBLEM, "tf.keras cannot be imported (no room)"),
