@@ -1,4 +1,4 @@
-"""Thirty mistakes that users make, as they are provoked by `test_mistakes` for docs/troubleshooting.md."""
+"""Mistakes that users make, as they are provoked by `test_mistakes` for docs/troubleshooting.md."""
 
 from __future__ import annotations
 
