@@ -158,6 +158,9 @@ def _hint_about(error: BaseException) -> str:
     """Return a line with the fix for an exception of Python's; "" if there is none."""
     if isinstance(error, ModuleNotFoundError) and str(error.name).partition(".")[0] == "horovod":
         return "HINT: import hvkeras as hvd instead, or start the script with --as-horovod, unchanged.\n"
+    if isinstance(error, OSError) and "unable to lock file" in str(error):  # of HDF5
+        return ("HINT: let one rank write the file, as hvd.callbacks.BackupAndRestore and hvd.callbacks.ModelCheckpoint"
+                " do.\n")
     return ""
 
 

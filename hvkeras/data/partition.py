@@ -150,8 +150,8 @@ HINTS = Hints(
     call="call hvd.shard with the same arguments on every rank",
     amount="pass the whole data to hvd.shard on every rank, and do not split them before",
     order="",
-    contents="pass the whole data to hvd.shard on every rank, not a part of them; make them with the same seed, as in"
-    " numpy.random.default_rng(seed=0); and shuffle them afterwards with shuffle=True, or before with the same seed",
+    contents="pass the whole data to hvd.shard on every rank, not a part of them; make them with the same seed on every"
+    " rank, as in numpy.random.default_rng(seed=0); and shuffle them afterwards, with shuffle=True",
 )
 
 
