@@ -168,7 +168,7 @@ def test_every_line_of_many_ranks_arrives_once_on_the_screen_and_in_the_files(tm
         prefix, rest = line.split(" ", 1)
         shown.setdefault(prefix, []).append(f"{rest}\n")
     assert shown == {f"[{rank}]": [f"{rank} {number}\n" for number in range(100)] for rank in range(200)}
-    lines = [line for line in done.stderr.splitlines()[:-1] if " share " not in line]  # cores
+    lines = [line for line in done.stderr.splitlines()[:-2] if " share " not in line]  # cores
     assert sorted(lines) == sorted(f"[{rank}] end" for rank in range(200))
     for rank in range(200):
         assert (tmp_path / "logs" / f"rank.{rank:03}" / "stdout").read_text() == "".join(shown[f"[{rank}]"])
