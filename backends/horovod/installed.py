@@ -35,6 +35,10 @@ def availability() -> Availability:
     root = _root()
     if root is None:
         return Availability(False, f"Horovod is not installed; {BUILD}")
+    try:
+        version = metadata.version("horovod")
+    except metadata.PackageNotFoundError:  # pip writes this last
+        return Availability(False, f"the installation of Horovod is not complete; {BUILD}")
     if _library() is None:
         return Availability(False, f"Horovod was built without TensorFlow; {BUILD}")
     built_for = json.loads((root / "metadata.json").read_text()).get("tensorflow", "another version")
@@ -44,7 +48,7 @@ def availability() -> Availability:
     if built_for != installed:
         return Availability(False, f"Horovod was built for TensorFlow {built_for}, not this {installed}; {BUILD}")
     parts = [name for name, present in (("MPI", has_mpi()), ("Gloo", has_gloo())) if present]
-    return Availability(True, f"Horovod {metadata.version('horovod')} is installed, with {' and '.join(parts)}")
+    return Availability(True, f"Horovod {version} is installed, with {' and '.join(parts)}")
 
 
 def has_mpi() -> bool:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from importlib import metadata
 from typing import Any
 
 import pytest
 import tensorflow  # noqa: F401 - it changes the environment, which a test must not
 
+from hvkeras.backends.horovod import installed
 from hvkeras.control.launch_environments import Launch, Rendezvous, detect_launch
 from hvkeras.errors import MachineError
 from hvkeras.host.machine import SharedMemory
@@ -58,3 +60,15 @@ def test_a_native_that_was_asked_for_names_what_it_lacks():
 def test_shared_memory_of_an_earlier_session_counts_as_free():
     assert facts_of_rank("auto", LAUNCH, restarted=True)["shared_memory"].free == SharedMemory.here().size
     assert facts_of_rank("auto", LAUNCH)["shared_memory"].free <= SharedMemory.here().size
+
+
+def test_horovod_that_pip_is_still_installing_is_not_available(tmp_path, monkeypatch):
+    def no_metadata(name):
+        raise metadata.PackageNotFoundError(name)
+
+    (tmp_path / "horovod").mkdir()
+    (tmp_path / "horovod" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(metadata, "version", no_metadata)
+    found = installed.availability()
+    assert not found.ok and "the installation of Horovod is not complete" in found.reason
