@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-import numbers
 from typing import Any
-
-import numpy as np
 
 from hvkeras.callbacks.base import KerasCallback, is_chief
 from hvkeras.collectives.broadcasts import allgather_object
 from hvkeras.host.console import format_ranks, prints_at, say
 from hvkeras.job.session import current_session
+from hvkeras.training.added_logs import as_number
 from hvkeras.training.fit_hooks import exact_logs, shared_by
 from hvkeras.typing import Logs
 
@@ -42,7 +40,7 @@ class MetricAverageCallback(KerasCallback):
         process_set = shared_by(self.model)
         if process_set is None:
             return
-        own_numbers = ((key, _as_number(value)) for key, value in (logs or {}).items())
+        own_numbers = ((key, as_number(value)) for key, value in (logs or {}).items())
         exact = exact_logs(self.model)
         mine = {key: value for key, value in own_numbers if value is not None and key not in exact}
         everyone = allgather_object(mine, name=f"the logs of {type(self).__name__}, which every rank needs",
@@ -61,17 +59,6 @@ class MetricAverageCallback(KerasCallback):
             self._warned.add(key)
             say(f"MetricAverageCallback: {key!r} is not a number in the logs of {format_ranks(ranks)}; its mean is"
                 " taken over the other ranks")
-
-
-def _as_number(value: Any) -> float | int | None:
-    """Return the value as a Python number; None for booleans, arrays and other non-numbers."""
-    if hasattr(value, "numpy"):
-        value = value.numpy()
-    if isinstance(value, np.ndarray) and value.ndim == 0:
-        value = value[()]
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
-        return None
-    return int(value) if isinstance(value, numbers.Integral) else float(value)
 
 
 def _mean(values: list[Any]) -> Any:

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from hvkeras.compat.families import KERAS, TF_KERAS_LEGACY, family_of, is_of_keras
@@ -185,6 +186,21 @@ def as_learning_rate(optimizer: Any, value: float) -> float:
     """Round a number to the precision of the optimizer's learning rate variable."""
     source = as_tf_variable(learning_rate_source(optimizer))
     return float(source.dtype.as_numpy_dtype(value)) if isinstance(source, tf.Variable) else float(value)
+
+
+def numbers_of(optimizer: Any) -> dict[str, float]:
+    """Return the numbers of an optimizer that determine its updates, by their names in messages."""
+    plain = inner_optimizer(optimizer) or optimizer
+    rate: Any = getattr(plain, "learning_rate", None)
+    if is_schedule(rate):  # in tf_keras
+        rate = rate(plain.iterations)
+    scale = None if plain is optimizer else getattr(optimizer, "dynamic_scale", getattr(optimizer, "loss_scale", None))
+    found = {"the learning rate": rate, "the momentum": getattr(plain, "momentum", None),
+             "the weight decay": getattr(plain, "weight_decay", None), "the loss scale": scale,
+             "the number of iterations": getattr(plain, "iterations", None)}
+    values = {name: as_tf_variable(value) for name, value in found.items()}
+    return {name: float(value if isinstance(value, (int, float)) else np.asarray(value)) for name, value in
+            values.items() if isinstance(value, (int, float, tf.Variable, tf.Tensor))}
 
 
 def is_schedule(thing: Any) -> bool:

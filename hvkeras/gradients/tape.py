@@ -17,8 +17,21 @@ from hvkeras.gradients import replicas
 from hvkeras.gradients.options import ReductionOptions, checked_groups, checked_layers, chosen_compression
 from hvkeras.gradients.reducer import GradientReducer
 from hvkeras.job.process_sets import ProcessSet, global_process_set
+from hvkeras.job.session import this_process
 from hvkeras.typing import CompressorLike, GradientTapeLike, LayerLike, VariableLike
 from hvkeras.typing import DistributedGradientTape as Tape
+
+
+class LocalSources:
+    """Keys of the variables whose gradients tapes of this process have not reduced: they differ between ranks."""
+
+    def __init__(self) -> None:
+        self.keys: set[Any] = set()
+
+
+def local_sources() -> LocalSources:
+    """Return the local sources of all tapes in this process."""
+    return this_process().part(LocalSources)
 
 
 class _DistributedTape:
@@ -57,6 +70,7 @@ class _DistributedTape:
             source: A variable that is later passed to `gradient`.
         """
         self._local.add(_key(source))
+        local_sources().keys.add(_key(source))
 
     def keep_local(self, layers: Sequence[LayerLike]) -> None:
         """Exclude the gradients of layers from the reduction; the layers need not be built yet.
@@ -127,7 +141,9 @@ class _DistributedTape:
                 [pair for pair in pairs if _key(pair[0]) not in local])
 
     def _local_keys(self) -> set[Any]:
-        return self._local | {_key(weight) for layer in self._local_layers for weight in layer.trainable_weights}
+        found = self._local | {_key(weight) for layer in self._local_layers for weight in layer.trainable_weights}
+        local_sources().keys.update(found)
+        return found
 
 
 def sources_of(sources: Any) -> list[Any]:

@@ -44,6 +44,7 @@ class FitFacts:
             step.
         may_change: Whether the number of batches may change between epochs.
         files: The paths that Keras's own callbacks write to, see `hvkeras.training.shared_files`.
+        callbacks: The callbacks that may change the model, see `hvkeras.training.fit_record`.
     """
 
     steps: int | None
@@ -62,6 +63,7 @@ class FitFacts:
     by_rows: bool = False
     may_change: bool = False
     files: Sequence[tuple[str, str]] = ()
+    callbacks: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

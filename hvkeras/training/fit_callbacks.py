@@ -81,15 +81,15 @@ class _FitCallback(_AddedCallback):
         if self._run is not None:
             self._run.before_step(batch)
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         if self._account is not None:
             self._account.end_epoch()
         if self._run is not None:
-            self._run.epoch_end(epoch, self._last + compat.steps_per_execution(self._run.model))
+            self._run.epoch_end(epoch, self._last + compat.steps_per_execution(self._run.model), logs)
 
     def on_train_end(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
         if self._run is not None:
-            self._run.average_recomputed_statistics("the end of fit")
+            self._run.compare_at_end()
             self._run.end()
 
 

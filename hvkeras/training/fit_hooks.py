@@ -28,7 +28,8 @@ from hvkeras.host.console import prints_at, say
 from hvkeras.host.forks import detach_in_children
 from hvkeras.job.process_sets import ProcessSet, global_process_set
 from hvkeras.job.session import current_session, is_initialized, this_process
-from hvkeras.training import losses, metrics, moving_statistics
+from hvkeras.training import losses, metrics
+from hvkeras.training.divergence_check import require_same_state
 from hvkeras.training.fit_account import FitAccount, account_for, current_share
 from hvkeras.training.fit_callbacks import with_hook_callbacks
 from hvkeras.training.fit_run import FitRun, flat
@@ -249,22 +250,40 @@ def _hooked_evaluate(original: Callable[..., Any], model: Any, *args: Any, **kwa
     args, kwargs = compat.with_arguments(args, kwargs, changed, _EVALUATE)
     # For its own validation within fit, Keras requests a cached dataset.
     kind = "validation" if "_use_cached_eval_dataset" in kwargs else "evaluate"
-    if run is not None:
+    process_set = shared_by(model) if kind == "evaluate" else None
+    if kind == "validation" and run is not None:
         run.average_statistics(kind)
-    elif (process_set := shared_by(model)) is not None:
-        _average_recomputed_statistics(model, process_set)
     # A local evaluation during a shared fit must not change the metrics of that fit.
     is_local = running_calls().alone and running_calls().run_of(model) is not None
     preserved_metrics = metrics.preserved(model) if is_local else contextlib.nullcontext()
-    with (running_calls().running(_FitCall(kind)), preserved_metrics, recording().evaluating(),
+    same_state = contextlib.nullcontext() if process_set is None else same_state_of(model, process_set, kind)
+    with (same_state, running_calls().running(_FitCall(kind)), preserved_metrics, recording().evaluating(),
           activity.running(activity.TEST, model)):
         return original(model, *args, **kwargs)
 
 
-def _average_recomputed_statistics(model: Any, process_set: ProcessSet) -> None:
-    part, settings = distributed_part(getattr(model, "optimizer", None)), current_session().settings
-    if part is not None and settings.guard and settings.average_statistics and compat.step_counter(part.optimizer) > 0:
-        moving_statistics.average_if_recomputed(model, process_set, part.local_keys(), "evaluate")
+@contextlib.contextmanager
+def same_state_of(model: Any, process_set: ProcessSet, what: str, hint: str = "") -> Iterator[None]:
+    """Enter a scope in which all ranks evaluate or predict with a model: they must hold the same weights and state.
+
+    Within `fit`, its own checks compare the weights, and only moving statistics are averaged.
+
+    Args:
+        what: The call, for messages.
+        hint: What to do if not all ranks make this call.
+    """
+    run = None if running_calls().alone else running_calls().run_of(model)
+    if run is not None and run.process_set.ranks == process_set.ranks:
+        run.average_statistics(what)
+        yield
+    elif global_batch().started:  # states are those of all ranks
+        yield
+    else:
+        hint = hint or metrics.missing_call_hint(what)
+        is_compared = require_same_state(model, process_set, what, hint)
+        yield
+        if not is_compared:  # the call has built the model
+            require_same_state(model, process_set, what, hint)
 
 
 def _hooked_predict(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:

@@ -16,11 +16,13 @@ from hvkeras.data.sequences import Share
 from hvkeras.errors import UsageError, explain
 from hvkeras.gradients.optimizer import gather_optimizer
 from hvkeras.gradients.optimizer_classes import distributed_part, state_of
+from hvkeras.gradients.tape import local_sources
 from hvkeras.gradients.weighting import joining
 from hvkeras.host.console import format_ranks, prints_at, say
 from hvkeras.job.process_sets import ProcessSet, global_process_set
 from hvkeras.job.session import current_session, is_initialized, this_process
 from hvkeras.training import metrics, model_description, moving_statistics
+from hvkeras.training.added_logs import AddedLogs
 from hvkeras.training.divergence_check import DivergenceCheck
 from hvkeras.training.epoch_length import (
     DATA,
@@ -33,6 +35,7 @@ from hvkeras.training.epoch_length import (
     gather_timeout,
     require_same_data_to_share,
 )
+from hvkeras.training.fit_record import names_of_changing, partial_callbacks
 from hvkeras.training.shared_files import SharedFiles, files_of
 
 # Keras's callbacks that do not save models.
@@ -84,6 +87,8 @@ class FitRun:
         self._divergence_check = DivergenceCheck(
             model, process_set, self._local, self._broadcasts(), self._averages_statistics,
             one_step=arguments["steps_per_epoch"] == arguments["epochs"] == 1) if settings.guard else None
+        told = set() if self._divergence_check is None else self._divergence_check.record.logs
+        self._added_logs = AddedLogs(process_set, told)
 
     def data_ready(self, data: Any) -> None:
         """Agree on the number of steps per epoch when the data is known, and adapt the data to it."""
@@ -99,13 +104,17 @@ class FitRun:
                       model_description.digest_of(layers), any(map(self._may_save, flat(given["callbacks"]))),
                       keeps_elements_whole(given["x"]), data.source is not None,
                       # With --data-parallel, rank 0 alone writes.
-                      () if self._has_global_batches else files_of(flat(given["callbacks"])))
+                      () if self._has_global_batches else files_of(flat(given["callbacks"])),
+                      names_of_changing(flat(given["callbacks"])))
         everyone = gather_objects(facts, self.process_set, "the start of fit", metrics.missing_call_hint("fit"))
         self._number = everyone[0].number
         self._fit = f"fit {everyone[0].number} of ranks {list(self.process_set.ranks)}"
         if len({fact.model for fact in everyone}) > 1:
             model_description.require_same_model(self.process_set.ranks, allgather_object(
                 layers, name="the layers at the start of fit", process_set=self.process_set))
+        if self._divergence_check is not None:
+            self._divergence_check.record.partial = partial_callbacks(self.process_set.ranks,
+                                                                      [fact.callbacks for fact in everyone])
         self._savers = [rank for rank, facts in zip(self.process_set.ranks, everyone, strict=True) if facts.saves]
         model_description.require_equal_arguments(self.process_set.ranks, [fact.compiled for fact in everyone])
         if len({fact.timers for fact in everyone}) == 1:
@@ -187,8 +196,8 @@ class FitRun:
 
     def begin(self) -> None:
         """Start the run; called before the first step."""
-        if self._divergence_check is not None and self._divergence_check.start():
-            self.average_recomputed_statistics("the start of fit")
+        if self._divergence_check is not None:
+            self._divergence_check.start()
         self._begun = True
         if self._common_end is not None:
             self._common_end.armed = True
@@ -240,21 +249,21 @@ class FitRun:
             moving_statistics.average(self.model, self.process_set, self._local(), what)
         self._has_new_steps = False
 
-    def average_recomputed_statistics(self, what: str) -> None:
-        """Average moving statistics that callbacks, or the program since the last `fit`, have recomputed."""
-        if self._averages_statistics and self._divergence_check is not None:
-            moving_statistics.average_if_recomputed(self.model, self.process_set, self._local(), what)
-
-    def epoch_end(self, epoch: int, steps: int) -> None:
-        """End an epoch; called after all other callbacks."""
+    def epoch_end(self, epoch: int, steps: int, logs: Any) -> None:
+        """End an epoch; called after all other callbacks, which may have added to its logs."""
         self._steps += steps
-        self._check(self._steps, at_end=True)
+        self._check(self._steps, at_end=True, logs=logs)
         if self._timers:
             everyone = allgather_object([timer.rank_times() for timer in self._timers], name="the times of TensorBoard",
                                         process_set=self.process_set)
             for index, timer in enumerate(self._timers):
                 timer.write_rank_times(epoch, {rank: times[index] for rank, times in
                                                zip(self.process_set.ranks, everyone, strict=True)})
+
+    def compare_at_end(self) -> None:
+        """Compare the state of all ranks once more; called after all other callbacks have ended."""
+        if self._divergence_check is not None:
+            self._divergence_check.end(self._steps)
 
     def gather_state(self, at_end: bool) -> None:
         """Gather the state of a sharded optimizer, before callbacks that save.
@@ -292,7 +301,7 @@ class FitRun:
         if self.by_rows or (self._decision is not None and self._decision.joined):
             compat.forget_train_function(self.model)
 
-    def _check(self, steps: int, at_end: bool = False) -> None:
+    def _check(self, steps: int, at_end: bool = False, logs: Any = None) -> None:
         """Compare the weights, and stop all ranks if any rank requests it; the first call also checks the metrics."""
         if self._has_global_batches:
             global_batch().require_same_batches()
@@ -301,7 +310,10 @@ class FitRun:
         stop_requested = bool(self.model.__dict__.get("stop_training", False))
         self._checked = steps
         if self._divergence_check is not None:
-            stops = self._divergence_check.check(steps, stop_requested, at_end)
+            mark = 0 if self._has_global_batches else self._added_logs.mark(logs, self.exact)
+            stops, same_logs = self._divergence_check.check(steps, stop_requested, at_end, mark)
+            if not same_logs:
+                self._say(self._added_logs.differences())
         else:
             stops = any(allgather_object(stop_requested, name="stop_training", process_set=self.process_set))
         if stops and not self.stops:
@@ -338,7 +350,7 @@ class FitRun:
     def _local(self) -> set[Any]:
         """Return the keys of variables that may differ: those that are local in the optimizer or the broadcast."""
         part = distributed_part(getattr(self.model, "optimizer", None))  # Keras rejects an uncompiled model
-        found = set(part.local_keys()) if part is not None else set()
+        found = local_sources().keys | (set(part.local_keys()) if part is not None else set())
         for callback in flat(self._arguments["callbacks"]):
             found |= set(getattr(callback, "local_keys", ()))  # of BroadcastGlobalVariablesCallback
         return found

@@ -17,7 +17,6 @@ from hvkeras.collectives.operations import Average
 from hvkeras.collectives.reductions import allreduce
 from hvkeras.errors import UsageError, explain
 from hvkeras.job.process_sets import ProcessSet
-from hvkeras.training.sketches import first_diverged, sketches, spread
 
 StatisticT = TypeVar("StatisticT")
 
@@ -98,28 +97,3 @@ def average(model: Any, process_set: ProcessSet, local: Collection[Any], what: s
         for part in replicas:
             part.assign(tf.cast(tf.reshape(mean, part.shape), part.dtype))
     compat.derive_statistics(model, local)
-
-
-def average_if_recomputed(model: Any, process_set: ProcessSet, local: Collection[Any], what: str) -> None:
-    """Average moving statistics that each rank recomputed outside of the steps of `fit`.
-
-    Do nothing if the ranks hold different weights, for example after one rank has loaded its best ones: the mean would
-    not match any of them. All ranks must call it.
-
-    Args:
-        local: Keys of variables that are local to each rank.
-        what: The call that averages them, for messages.
-    """
-    untrained = [one for one in compat.kept_variables(model) if one.key not in local]
-    indices = [index for index, one in enumerate(untrained) if is_statistic(one)]
-    if not indices:
-        return
-    mine = tf.gather(sketches(model, "untrained", [one.variable for one in untrained]), indices)
-    high, low, _ = spread(mine, f"the moving statistics in {what}", process_set)
-    if first_diverged(high, low, 0) is None:
-        return
-    trained = [one for one in model.trainable_variables
-               if compat.variable_key(one) not in local and tf.as_dtype(one.dtype).is_floating]
-    high, low, _ = spread(sketches(model, "trained", trained), f"the weights in {what}", process_set)
-    if first_diverged(high, low, 0) is None:
-        average(model, process_set, local, what)

@@ -22,6 +22,7 @@ from hvkeras.data.structure import count_rows, map_leaves, require_arrays, take_
 from hvkeras.errors import UnsupportedError, UsageError, explain
 from hvkeras.job.process_sets import ProcessSet, global_process_set
 from hvkeras.job.session import current_session
+from hvkeras.training.fit_hooks import same_state_of
 from hvkeras.typing import CallbackLike, Data, ModelLike
 
 KERAS_BATCH_SIZE = 32
@@ -58,22 +59,25 @@ def predict(
     Raises:
         NotInitializedError: `init()` was not called.
         UsageError: Ranks pass different data, or the data is infinite.
+        DivergenceError: The ranks' models have different weights.
         PeerError: Prediction failed on another rank.
     """
-    ranks = members(process_set, "predict")
     options = {"verbose": verbose, "callbacks": callbacks}
+    is_dataset = isinstance(data, tf.data.Dataset)
+    is_sequence = not is_dataset and compat.batches_base(data) is not None
+    options |= {} if is_dataset or is_sequence else {"batch_size": batch_size}
     predictions: NDArray[Any]
-    if isinstance(data, tf.data.Dataset):
-        predictions = (model.predict(data, **options) if len(ranks) == 1
-                       else _predict_dataset(model, data, options, process_set))
-        return predictions
-    sequence = compat.batches_base(data) is not None
-    options |= {} if sequence else {"batch_size": batch_size}
-    if len(ranks) == 1:
+    if len(members(process_set, "predict")) == 1:
         predictions = model.predict(data, **options)
         return predictions
-    part = _part_of_sequence(data, process_set) if sequence else _part_of_arrays(data, batch_size, process_set)
-    predictions, _ = _gather_predictions(lambda: None if part is None else model.predict(part, **options), process_set)
+    with same_state_of(model, process_set, "predict", HINTS.alone):
+        if is_dataset:
+            predictions = _predict_dataset(model, data, options, process_set)
+        else:
+            part = (_part_of_sequence(data, process_set) if is_sequence
+                    else _part_of_arrays(data, batch_size, process_set))
+            predictions, _ = _gather_predictions(lambda: None if part is None else model.predict(part, **options),
+                                                 process_set)
     return predictions
 
 

@@ -112,17 +112,13 @@ def sketches(model: Any, purpose: str, variables: Sequence[Any]) -> Any:
     return functions[purpose][1]()
 
 
-def spread(mine: Any, name: str, process_set: ProcessSet, flag: bool = False) -> tuple[Any, Any, bool]:
-    """Return the maximum and minimum of the ranks' sketches, and whether any rank set the flag."""
-    flat = tf.reshape(mine, [-1])
-    largest = allreduce(tf.concat([[float(flag)], flat, -flat], 0), op=Max, name=name, process_set=process_set).numpy()
-    high, low = largest[1 : 1 + len(flat)], -largest[1 + len(flat) :]
-    return high.reshape(mine.shape), low.reshape(mine.shape), bool(largest[0])
-
-
-def first_diverged(high: Any, low: Any, steps: int) -> int | None:
-    """Return the index of the first variable whose sketches differ by more than the tolerance, or None."""
-    return next(iter(all_diverged(high, low, steps)), None)
+def spread(mine: Any, name: str, process_set: ProcessSet, more: Sequence[float] = ()) -> tuple[Any, Any, Any]:
+    """Return the maximum and minimum of the ranks' sketches, and the maxima of more numbers."""
+    flat, count = tf.reshape(mine, [-1]), len(more)
+    values = tf.concat([tf.constant(more, tf.float32, [count]), flat, -flat], 0)
+    largest = allreduce(values, op=Max, name=name, process_set=process_set).numpy()
+    high, low = largest[count : count + len(flat)], -largest[count + len(flat) :]
+    return high.reshape(mine.shape), low.reshape(mine.shape), largest[:count]
 
 
 def all_diverged(high: Any, low: Any, steps: int) -> list[int]:

@@ -130,10 +130,10 @@ def test_a_rank_that_waits_in_a_call_for_all_learns_how_one_makes_it_alone(legac
                        r" (.*)\n", outcome.stderr(0))
     alone = "; put what only one rank does into `with hvd.alone():`"
     assert list(dict.fromkeys(calls)) == [
-        ("the metrics of evaluate", "main", f"all ranks must call evaluate{alone}"),
+        ("the weights of evaluate", "main", f"all ranks must call evaluate{alone}"),
         ("the start of fit", "main", f"all ranks must call fit{alone}"),
         ("the metrics of evaluate", "on_epoch_end", f"all ranks must call evaluate{alone}"),
-        ("predict", "main", "all ranks must call hvd.predict; one rank by itself calls model.predict")]
+        ("the weights of predict", "main", "all ranks must call hvd.predict; one rank by itself calls model.predict")]
 
 
 @pytest.mark.parametrize("backend", ENGINES)

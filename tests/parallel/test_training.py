@@ -39,6 +39,8 @@ FEWEST = {
     "stopping": "test_callbacks_decide_in_the_same_way",
     "uneven_data": "test_uneven_data_ends_on_all_ranks",
     "kept_state": "test_state_that_layers_keep_is_that_of_all_ranks",
+    "after_fit": "test_ranks_use_a_model_together_only_if_it_is_the_same",
+    "partial_callbacks": "test_callbacks_that_differ_between_ranks_are_named",
     "changing_lengths": "test_numbers_of_batches_may_change_between_epochs",
     "hooks_are_undone": "test_hooks_are_reversible",
     "joined": "test_joined_ranks_train_on_all_batches_as_one_process_does",
@@ -46,7 +48,8 @@ FEWEST = {
 
 
 # Trained by `native-keras3-2-few` in `make test-all`.
-LONGER = (FEWEST["uneven_data"], FEWEST["changing_lengths"], FEWEST["joined"], FEWEST["kept_state"])
+LONGER = tuple(FEWEST[name] for name in ("uneven_data", "changing_lengths", "joined", "kept_state", "after_fit",
+                                         "partial_callbacks"))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -257,6 +260,48 @@ def test_state_that_layers_keep_is_that_of_all_ranks(outcome: Outcome) -> None:
             variance, derived, weights = found["renorm"]
             assert largest_difference(variance, derived) < TOLERANCE
             assert weights == results[0]["renorm"][2]
+
+
+def test_ranks_use_a_model_together_only_if_it_is_the_same(outcome: Outcome) -> None:
+    restored = "the likely cause is EarlyStopping, a callback that only rank 0 has"
+    started = "the likely cause is that the ranks did not start from the same weights"
+    for found in outcome.results("after_fit"):
+        for case, texts in {
+            "evaluate": ("in evaluate, but", restored, "HINT: pass EarlyStopping to fit on every rank, or give all",
+                         "ranks the weights of rank 0: hvd.broadcast_variables(model.variables, root_rank=0)"),
+            "predict": ("in predict, but", restored),
+            "another fit": ("after 1 step of fit", started + ", after a fit with EarlyStopping, a callback that only"),
+            "between": ("in evaluate, but", "differs between ranks 0 and ", "since the last fit"),
+            "never trained": ("in evaluate, but", started), "never built": ("in evaluate, but", started),
+        }.items():
+            assert found[case].startswith("DivergenceError: All ranks must hold the same weights")
+            for text in texts:
+                assert text in found[case]
+        assert found["none, local layers of a tape"] == "no error"
+        together, truth = found["broadcast"]
+        assert largest_difference(together, truth) < TOLERANCE
+        assert found["as horovod"][0] == found["as horovod"][1]
+    told = outcome.stderr(0)
+    assert told.count("of its norm): each rank has a model of its own; " + restored) == 2, "once in each fit"
+    assert told.count("in evaluate, ") == 1
+    assert "the result is a mixture of different models (an error without --as-horovod); " + restored in told
+    assert restored not in outcome.stderr(1)
+
+
+def test_callbacks_that_differ_between_ranks_are_named(outcome: Outcome) -> None:
+    size = outcome.np
+    for rank, found in enumerate(outcome.results("partial_callbacks")):
+        assert "the likely cause is that the learning rate is 0.05 on rank 0 and 0.1 on rank " in found["rate"]
+        assert ": ReduceLROnPlateau, a callback that only rank 0 has" in found["rate"]
+        assert "HINT: pass ReduceLROnPlateau to fit on every rank" in found["rate"]
+        assert found["own"] == [rank, rank + 1, rank + 2]
+        assert found["averaged"] == [(size - 1) / 2 + epoch for epoch in range(3)]
+    told = outcome.stderr(0)
+    assert told.count("a callback adds 'own_score' to the logs, with a number of its own on each rank: 0 on rank 0, 1"
+                      " on rank 1") == 1
+    assert "hvd.callbacks.MetricAverageCallback() behind that callback" in told
+    for name in ("time", "on_rank_0", "averaged_score"):
+        assert f"a callback adds '{name}'" not in told
 
 
 def test_a_setting_leaves_moving_statistics_to_each_rank(outcome: Outcome) -> None:

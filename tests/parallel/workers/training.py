@@ -781,6 +781,81 @@ def kept_state() -> dict[str, Any]:
     return found
 
 
+def best_on_rank_0(made: Any, callbacks: Any = None) -> Any:
+    """Train; rank 0 alone restores the weights after the first epoch, when training ends."""
+    stopping = keras.callbacks.EarlyStopping("loss", mode="max", patience=0, restore_best_weights=True)
+    made.fit(*share((8,), hvd.rank()), batch_size=4, epochs=4, shuffle=False, verbose=0,
+             callbacks=callbacks or [stopping] * (hvd.rank() == 0))
+    return made
+
+
+class OwnScore(keras.callbacks.Callback):  # type: ignore[misc]
+    """Callback that adds a number to the logs, and keeps the one that it finds there in the next epoch."""
+
+    def __init__(self, name: str, score: Callable[[int], float]) -> None:
+        super().__init__()
+        self.log, self.score = name, score
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        logs[self.log] = self.score(epoch)
+
+
+@check
+def after_fit() -> dict[str, Any]:
+    """What ranks do with a model whose weights differ after `fit`, or before there was one."""
+    eagerly = functools.partial(compiled, run_eagerly=True)
+    data = share((8,), hvd.rank())
+    made = best_on_rank_0(eagerly())
+    found: dict[str, Any] = {
+        "evaluate": mistake(lambda: made.evaluate(*data, verbose=0)),
+        "predict": mistake(lambda: hvd.predict(made, rows(8, 0)[0])),
+        "another fit": mistake(lambda: made.fit(*data, verbose=0)),
+    }
+    hvd.broadcast_variables(made.variables, 0)
+    with hvd.alone():
+        truth = [made.evaluate(*share((8,), rank), verbose=0) for rank in range(hvd.size())]
+    found["broadcast"] = [made.evaluate(*data, verbose=0), float(np.mean(truth))]
+    old = as_in_horovod(lambda: best_on_rank_0(eagerly()))
+    found["as horovod"] = as_in_horovod(lambda: [made.evaluate(*data, verbose=0) for made in (old, old)])
+
+    between = eagerly()
+    between.fit(*data, verbose=0)
+    between.layers[-1].bias.assign([float(hvd.rank())])
+    found["between"] = mistake(lambda: between.evaluate(*data, verbose=0))
+    found["never trained"] = mistake(lambda: eagerly(seed=hvd.rank()).evaluate(*data, verbose=0))
+    unbuilt = without_shape(True)
+    unbuilt.compile(loss="mse", run_eagerly=True)
+    found["never built"] = mistake(lambda: unbuilt.evaluate(*data, verbose=0))
+
+    local = eagerly(keras.optimizers.SGD(0.1), seed=hvd.rank())
+    tape = hvd.PartialDistributedGradientTape(tf.GradientTape(), local_layers=local.layers)
+    with tape:
+        loss = tf.reduce_sum(local(data[0]))
+    tape.gradient(loss, [compat.as_tf_variable(one) for one in local.trainable_variables])
+    found["none, local layers of a tape"] = mistake(lambda: local.evaluate(*data, verbose=0))
+    return found
+
+
+@check
+def partial_callbacks() -> dict[str, Any]:
+    """The error after one rank alone changes the learning rate, and histories of logs that callbacks add."""
+    eagerly = functools.partial(compiled, run_eagerly=True)
+    options: dict[str, Any] = {"batch_size": 4, "shuffle": False, "verbose": 0}
+    data = share((8,), hvd.rank())
+    plateau = keras.callbacks.ReduceLROnPlateau("loss", mode="max", factor=0.5, patience=1, cooldown=9)
+    scores = [OwnScore("own_score", lambda epoch: hvd.rank() + epoch), OwnScore("time", lambda _: 3.0)]
+    if hvd.rank() == 0:
+        scores.append(OwnScore("on_rank_0", float))
+    averaging = [OwnScore("averaged_score", lambda epoch: hvd.rank() + epoch), hvd.callbacks.MetricAverageCallback()]
+
+    def scored(*callbacks: Any) -> Any:
+        return eagerly().fit(*data, epochs=3, callbacks=list(callbacks), **options).history
+
+    return {"rate": mistake(lambda: eagerly().fit(*data, epochs=4, callbacks=[plateau] * (hvd.rank() == 0),
+                                                  **options)),
+            "own": scored(*scores)["own_score"], "averaged": scored(*averaging)["averaged_score"]}
+
+
 @check
 def hooks_are_undone() -> dict[str, Any]:
     """Whether Keras has its original methods after shutdown(), and the hooks after another init()."""

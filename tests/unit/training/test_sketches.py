@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from hvkeras.training.sketches import SKETCHES, WIDTH, first_diverged, sketch, tolerance
+from hvkeras.training.sketches import SKETCHES, WIDTH, all_diverged, sketch, tolerance
 
 SHAPES = [(3,), (7, 5), (WIDTH,), (WIDTH + 1,), (3 * WIDTH + 17,), ()]
 
 
 def apart(one: Any, other: Any, steps: int = 1) -> bool:
     found = np.stack([sketch(tf.constant(value)).numpy()[np.newaxis] for value in (one, other)])
-    return first_diverged(found.max(0), found.min(0), steps) is not None
+    return bool(all_diverged(found.max(0), found.min(0), steps))
 
 
 @pytest.mark.parametrize("shape", SHAPES)
