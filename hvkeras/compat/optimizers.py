@@ -191,8 +191,8 @@ def as_learning_rate(optimizer: Any, value: float) -> float:
 def numbers_of(optimizer: Any) -> dict[str, float]:
     """Return the numbers of an optimizer that determine its updates, by their names in messages."""
     plain = inner_optimizer(optimizer) or optimizer
-    rate: Any = getattr(plain, "learning_rate", None)
-    if is_schedule(rate):  # in tf_keras
+    rate = learning_rate_source(optimizer)
+    if is_schedule(rate):
         rate = rate(plain.iterations)
     scale = None if plain is optimizer else getattr(optimizer, "dynamic_scale", getattr(optimizer, "loss_scale", None))
     found = {"the learning rate": rate, "the momentum": getattr(plain, "momentum", None),

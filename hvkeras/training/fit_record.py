@@ -9,7 +9,8 @@ from typing import Any
 
 from hvkeras.host.console import format_ranks
 
-# Callbacks of Keras that change the learning rate, but no weights.
+# Callbacks of Keras that change weights, and those that only change the learning rate.
+_CHANGE_WEIGHTS = frozenset({"EarlyStopping", "SwapEMAWeights"})
 _CHANGE_RATES = frozenset({"LearningRateScheduler", "ReduceLROnPlateau"})
 # Those that change nothing of a model while it trains. BackupAndRestore does so before the first step.
 _CHANGE_NOTHING = frozenset({
@@ -37,13 +38,20 @@ class FitRecord:
     logs: set[str] = field(default_factory=set)
 
     def cause(self, of_rates: bool = False) -> tuple[str, str]:
-        """Return the callback that may be the cause of different weights or learning rates, and the hint; or ""."""
-        found = {name: ranks for name, ranks in self.partial.items() if of_rates or name not in _CHANGE_RATES}
+        """Return the callbacks that may be the cause of different weights or learning rates, and the hint; or "".
+
+        Callbacks of Keras that are known to change these come before others, which may only print.
+        """
+        known, others = (_CHANGE_RATES, ()) if of_rates else (_CHANGE_WEIGHTS, _CHANGE_RATES)
+        found = [name for name in self.partial if name in known] or [
+            name for name in self.partial if name not in others]
         if not found:
             return "", ""
-        name, ranks = next(iter(found.items()))
-        verb = "has" if len(ranks) == 1 else "have"
-        return f"{name}, a callback that only {format_ranks(ranks)} {verb}", f"pass {name} to fit on every rank"
+        ranks = self.partial[found[0]]
+        names = [name for name in found if self.partial[name] == ranks]
+        what = "a callback" if len(names) == 1 else "callbacks"
+        return (f"{' or '.join(names)}, {what} that only {format_ranks(ranks)} {'has' if len(ranks) == 1 else 'have'}",
+                f"pass {' and '.join(names)} to fit on every rank")
 
 
 class FitRecords:
