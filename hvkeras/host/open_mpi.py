@@ -60,8 +60,9 @@ def bind_hwloc(_mpi: Any) -> None:
     """
     calls = [(path, name, slot) for path in loaded_libraries(r"lib(mpi|open-).*\.so.*|mca_.*\.so")
              for name, slot in _lazy_calls(path, "hwloc_")]
-    begun = getattr(ctypes.CDLL(None), "hwloc_topology_init", None)  # among global symbols
-    if any(name == "hwloc_topology_init" and slot.value == _address(begun) for _, name, slot in calls):
+    first = "hwloc_topology_init"
+    of_tensorflow = _address(getattr(ctypes.CDLL(None), first, None))  # the global symbol
+    if any(name == first and slot.value == of_tensorflow for _, name, slot in calls):
         return  # Open MPI has started with TensorFlow's hwloc, and calls it in future, too
     for path, name, slot in calls:
         if function := getattr(ctypes.CDLL(path), name, None):
