@@ -50,6 +50,9 @@ wrapt.register_post_import_hook("hvkeras.compat.patches:repair", "keras.src.opti
 wrapt.register_post_import_hook("hvkeras.compat.patches:repair", "keras.src.random.seed_generator")
 # Keras's distribution API on TensorFlow, of the group DISTRIBUTION.
 wrapt.register_post_import_hook("hvkeras.distribution:install", "keras.src.backend.tensorflow.distribution_lib")
+# Open MPI beside TensorFlow, and outside mpirun.
+wrapt.register_post_import_hook("hvkeras.host.open_mpi:set_prefix", "mpi4py")
+wrapt.register_post_import_hook("hvkeras.host.open_mpi:bind_hwloc", "mpi4py.MPI")
 
 _load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 

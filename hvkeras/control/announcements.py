@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hvkeras.control.launch_environments import Launch
 from hvkeras.errors import MachineError, explain
-from hvkeras.host.files import create_private, why_not_private
+from hvkeras.host.files import create_private, make_private
 from hvkeras.host.network import (
     LOOPBACK,
     address_towards,
@@ -44,16 +44,7 @@ def announcement_path(launch: Launch, settings: Settings) -> Path:
     """Return the path of rank 0's file with address and secret, in a folder of this host or one shared by hosts."""
     own = Path(tempfile.gettempdir()) / f"hvkeras-{os.getuid()}" if is_one_host(launch) else Path.home() / ".hvkeras"
     folder = Path(settings.rendezvous_dir or own)
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        reason = why_not_private(folder.stat(), 0o077)
-        if folder.is_symlink() and (owner := folder.lstat().st_uid) != os.geteuid():
-            reason = f"it is a symbolic link of user {owner}, who may change where it leads"
-        if not reason and not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
-            reason = "you cannot write to it"
-    except OSError as error:
-        reason = f"it cannot be created or accessed ({error.strerror})"
-    if reason:
+    if reason := make_private(folder):
         fix = f"chmod 700 {folder}, or " if "mode" in reason or "write" in reason else ""
         raise MachineError(explain(f"The folder that carries the job's secret must belong to you alone, but {reason}",
                                    f"{fix}set HVKERAS_RENDEZVOUS_DIR to a folder of yours, the same for all ranks",

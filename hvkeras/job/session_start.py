@@ -17,7 +17,7 @@ from hvkeras.errors import MachineError, UnsupportedError, explain
 from hvkeras.host.console import format_ranks, in_notebook, prints_at, say, some_of
 from hvkeras.host.gpus import GpuPlacement, seen_gpus
 from hvkeras.host.machine import fair_share, limit_threads, usable_cores
-from hvkeras.host.mpi import crashes_at_exit, world_size
+from hvkeras.host.mpi import world_size
 from hvkeras.host.network import host_identity
 from hvkeras.host.topology import Topology, topology_from_hosts
 from hvkeras.host.versions import must_agree, own_versions
@@ -165,9 +165,6 @@ def _describe(session: Session, gpus: GpuPlacement, is_auto: bool) -> None:
     if world not in (None, session.launch.size) and session.launch.rendezvous.communicator is None:
         say(f"this job has {session.launch.size} ranks, but MPI.COMM_WORLD has {world}: launch with mpirun where the"
             " script communicates over MPI as well")
-    if crashes_at_exit():
-        say("mpi4py.MPI was imported before TensorFlow, whose hwloc may crash Open MPI at exit: import"
-            " tensorflow first, or set LD_BIND_NOW=1")
     if unused := max(fact["gpus"]["unused"] for fact in gpus.facts):
         say(f"the driver has {unused} GPU{'s' * (unused > 1)}, but TensorFlow sees none, and trains on the CPUs. HINT:"
             " pip install 'tensorflow[and-cuda]'")

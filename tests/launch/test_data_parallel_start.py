@@ -154,7 +154,7 @@ def test_what_a_killed_job_leaves_is_removed_by_the_next_one(work: Path) -> None
     job.wait_for("sleeps")
     job.process.send_signal(signal.SIGKILL)
     job.finish()
-    assert [path.name for path in temporary.glob("hvkeras-private-*.owner")] != []
+    assert [path.name for path in temporary.glob("hvkeras-private-*/*.owner")] != []
     assert started(["-np", "2", "true"], work).returncode == 0
     assert os.listdir(temporary) == []
     assert tree(work)["log.txt"] == b"before\n"
@@ -211,7 +211,14 @@ def test_mpirun_starts_it_by_a_command(work: Path) -> None:
     assert first["told"] == second["told"]
     subprocess.run([*command, "--", sys.executable, "files.py"], cwd=work, env=environment, timeout=60, check=True)
     assert (work / "renamed.py").exists()
-    assert list((work.parent / "temporary").glob("hvkeras-private-*")) == []
+    place = work.parent / "temporary" / f"hvkeras-private-{os.geteuid()}"
+    assert not place.exists()
+    place.mkdir()
+    place.chmod(0o755)
+    refused = subprocess.run([*command, "start.py"], cwd=work, env=environment, capture_output=True, text=True,
+                             timeout=60, check=False)
+    assert refused.returncode == 1
+    assert "private folders must belong to you alone, but its mode is 0755" in refused.stderr
 
 
 @pytest.fixture

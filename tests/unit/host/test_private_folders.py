@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from hvkeras.errors import MachineError
 from hvkeras.host import private_folders
+
+KEY, STRANGER = "0123456789abcdef", 12345
 
 # Each process works in the folder, and prints what it sees when the others have written.
 PROCESS = """
@@ -130,9 +135,46 @@ def test_a_folder_with_the_temporary_files_stays_common(tmp_path: Path, monkeypa
     monkeypatch.setattr(private_folders.tempfile, "gettempdir", lambda: str(tmp_path))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(private_folders.tempfile, "tempdir", str(tmp_path))
-    found = private_folders.enter("0123456789abcdef", [tmp_path], False, 10)
+    found = private_folders.enter(KEY, [tmp_path], False, 10)
     assert found is not None
     assert (found.how, found.pairs) == ("common", ())
     assert private_folders.PrivateFolders.from_text(found.to_text()) == found
+    found.leave()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("made_by_others", "reason"), [
+    (lambda path: path.mkdir(0o700), f"it belongs to user {STRANGER}, and this is user 0"),
+    (lambda path: path.symlink_to("."), f"it is a symbolic link of user {STRANGER}, who may change where it leads"),
+    (lambda path: path.write_text(""), "it cannot be created or accessed (File exists)"),
+], ids=["folder", "link", "file"])
+@pytest.mark.skipif(os.geteuid() != 0, reason="makes another user's files")
+def test_what_another_user_has_put_in_its_place_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                           made_by_others: Callable[[Path], object],
+                                                           reason: str) -> None:
+    monkeypatch.setattr(private_folders.tempfile, "gettempdir", lambda: str(tmp_path))
+    tmp_path.chmod(0o700)  # the target of the link
+    path = tmp_path / "hvkeras-private-0"
+    made_by_others(path)
+    os.chown(path, STRANGER, STRANGER, follow_symlinks=False)
+    before = os.lstat(path)
+    with pytest.raises(MachineError, match=f"must belong to you alone, but {re.escape(reason)}. Received: folder="):
+        private_folders.enter(KEY, [], False, 1)
+    private_folders.remove_abandoned()
+    assert (os.lstat(path), os.listdir(tmp_path)) == (before, [path.name])
+
+
+def test_nothing_is_accessible_to_other_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(private_folders.tempfile, "gettempdir", lambda: str(tmp_path))
+    found = private_folders.enter(KEY, [], False, 10)
+    assert found is not None
+    modes = {path.relative_to(tmp_path).as_posix(): path.stat().st_mode & 0o7777
+             for path in (*tmp_path.iterdir(), *tmp_path.glob("*/*"))}
+    place = f"hvkeras-private-{os.geteuid()}"
+    assert modes == {place: 0o700, f"{place}/{KEY}": 0o700, f"{place}/{KEY}.owner": 0o600}
+    (tmp_path / place).chmod(0o755)
+    with pytest.raises(MachineError, match=r"but its mode is 0755\. .* HINT: chmod 700 \S+, or set TMPDIR"):
+        private_folders.enter(KEY, [], False, 10)
+    (tmp_path / place).chmod(0o700)
     found.leave()
     assert list(tmp_path.iterdir()) == []
