@@ -25,6 +25,8 @@ _BITS = {"k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 LONGEST_TRACE = 10_000  # maximum steps of a window: each adds a few kilobytes to the trace
 SHORTEST_SILENCE = 1.0  # seconds: ranks send a heartbeat every half second, the server every second
+SHORTEST_SECRET = 16  # bytes
+NEW_SECRET = 'python -c "import secrets; print(secrets.token_hex())"'  # prints a secret
 LOG_LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
 
 
@@ -188,13 +190,22 @@ def _log_level(text: str) -> str:
     return level
 
 
+def _secret(text: str) -> str:
+    size = len(text.strip().encode(errors="surrogateescape"))
+    if size < SHORTEST_SECRET:
+        raise UsageError(explain(
+            f"{PREFIX}SECRET must have at least {SHORTEST_SECRET} bytes, so that nobody can guess it",
+            f"run {NEW_SECRET} once, and set what it prints on every worker", bytes=size))
+    return text
+
+
 @dataclass(frozen=True)
 class Setting:
     """One row of the table.
 
     Attributes:
         name: Name without the prefix, in lower case; also the attribute of `Settings`.
-        parse: Converts the text to a value, or raises ValueError.
+        parse: Converts the text to a value, or raises ValueError; UsageError if the error must not show the text.
         default: Value if neither variable is set.
         help: One sentence for docs/settings.md.
         horovod: Horovod's variable for the same setting, or "".
@@ -271,8 +282,8 @@ TABLE: tuple[Setting, ...] = (
             " which backend native chooses its algorithms; measured at the start by default."),
     Setting("preload", _modules, (), "Python modules, separated by commas, that each host imports once, before it forks"
             " its ranks; same as `hvkeras run --preload`."),
-    Setting("secret", str, "", "The job's secret, equal on all ranks; required on several hosts by jobs of TF_CONFIG,"
-            " torchrun and Kubernetes."),
+    Setting("secret", _secret, "", "The job's secret, 16 bytes or more, equal on all ranks; required on several hosts"
+            " by jobs of TF_CONFIG, torchrun and Kubernetes."),
     Setting("rendezvous_dir", str, "", "Private folder, shared by all hosts, for the secret of jobs of TF_CONFIG,"
             " torchrun and Slurm."),
     Setting("kubernetes_size", int, None, "Number of pods of a Kubernetes Indexed Job that train together."),
@@ -445,6 +456,8 @@ def _value(row: Setting, environ: Mapping[str, str]) -> Any:
         if text.strip():
             try:
                 return row.parse(text)
+            except UsageError:
+                raise
             except ValueError as error:
                 raise UsageError(explain(f"{variable} must be readable ({error})", row.help.rstrip("."),
                                          value=text)) from None

@@ -112,8 +112,11 @@ print("size", own["HVKERAS_RUN_SIZE"], "local", own["HVKERAS_RUN_LOCAL_RANK"], o
 
 def test_each_job_has_a_secret_of_its_own(tmp_path: Path) -> None:
     command = ["-np", "1", *python("print(os.environ['HVKERAS_SECRET'])")]
-    first, second = (run(command, tmp_path, env={"HVKERAS_SECRET": "mine"}).stdout for _ in range(2))
-    assert len({first, second, "[0] mine\n"}) == 3
+    first, second = (run(command, tmp_path, env={"HVKERAS_SECRET": "that of another job"}).stdout for _ in range(2))
+    assert len({first, second, "[0] that of another job\n"}) == 3
+    done = run(command, tmp_path, env={"HVKERAS_SECRET": "mine"})
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("hvkeras run: HVKERAS_SECRET must have at least 16 bytes")
 
 
 def test_flags_that_are_settings_reach_the_ranks(tmp_path: Path) -> None:
