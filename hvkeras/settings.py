@@ -111,18 +111,14 @@ def _switch(text: str) -> bool:
     raise ValueError("a switch must be on or off")
 
 
-def _uneven(text: str) -> str:
-    policy = text.strip().lower()
-    if policy not in ("trim", "join", "error"):
-        raise ValueError("it must be trim, join or error")
-    return policy
+def _one_of(*names: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        name = text.strip().lower()
+        if name not in names:
+            raise ValueError(f"it must be {', '.join(names[:-1])} or {names[-1]}")
+        return name
 
-
-def _gradients(text: str) -> str:
-    convention = text.strip().lower()
-    if convention not in ("auto", "exact", "horovod"):
-        raise ValueError("it must be auto, exact or horovod")
-    return convention
+    return parse
 
 
 def _compile_update(text: str) -> bool | str:
@@ -130,13 +126,6 @@ def _compile_update(text: str) -> bool | str:
         return "auto" if text.strip().lower() == "auto" else _switch(text)
     except ValueError:
         raise ValueError("it must be auto, on or off") from None
-
-
-def _compression(text: str) -> str:
-    name = text.strip().lower()
-    if name not in COMPRESSIONS:
-        raise ValueError(f"it must be one of {', '.join(COMPRESSIONS)}")
-    return name
 
 
 def _timeline(text: str) -> str:
@@ -254,16 +243,17 @@ TABLE: tuple[Setting, ...] = (
             " default is 25MiB, and with native between hosts what the network carries in 8 ms, rounded to a power of"
             " two from 512KiB to 16MiB.",
             horovod="HOROVOD_FUSION_THRESHOLD"),
-    Setting("compression", _compression, "none", "How optimizers and tapes compress gradients: none, fp16, bf16, or"
-            " int8 between hosts; DistributedOptimizer(compression=...) takes precedence."),
+    Setting("compression", _one_of(*COMPRESSIONS), "none", "How optimizers and tapes compress gradients: none, fp16,"
+            " bf16, or int8 between hosts; DistributedOptimizer(compression=...) takes precedence."),
     Setting("compile_update", _compile_update, "auto", "Whether XLA compiles the optimizer's update within the step:"
             " on, off, or auto (where this is faster); DistributedOptimizer(compile_update=...) takes precedence."),
     Setting("shard_update", _switch, False, "Whether each rank stores and updates only a shard of the optimizer's"
             " state; DistributedOptimizer(shard_update=...) takes precedence."),
-    Setting("gradients", _gradients, "auto", "Gradients of allgather, broadcast and reducescatter: exact, or scaled by"
-            " the number of ranks as in Horovod (horovod); auto is horovod under --as-horovod."),
-    Setting("uneven", _uneven, "trim", "Behavior of fit if ranks have different numbers of batches: trim to the"
-            " smallest number, join (continue with zero weight), or error."),
+    Setting("gradients", _one_of("auto", "exact", "horovod"), "auto", "Gradients of allgather, broadcast and"
+            " reducescatter: exact, or scaled by the number of ranks as in Horovod (horovod); auto is horovod under"
+            " --as-horovod."),
+    Setting("uneven", _one_of("trim", "join", "error"), "trim", "Behavior of fit if ranks have different numbers"
+            " of batches: trim to the smallest number, join (continue with zero weight), or error."),
     Setting("guard", _switch, True, "Whether fit checks that all ranks have the same weights."),
     Setting("guard_steps", _positive, 200, "Steps between two such checks; fit also checks after the first step and at"
             " the end of each epoch."),
