@@ -216,8 +216,8 @@ class Setting:
 
 TABLE: tuple[Setting, ...] = (
     Setting("backend", str, "auto", "Collective engine: auto, native, horovod, tfdist, local or a plug-in's name."),
-    Setting("start_timeout", _timeout, 60.0, "Seconds that ranks wait for each other at startup.",
-            horovod="HOROVOD_START_TIMEOUT"),
+    Setting("start_timeout", _timeout, 60.0, "Seconds that ranks wait for each other at startup, and for the process"
+            " that forks them (`--preload`).", horovod="HOROVOD_START_TIMEOUT"),
     Setting("spark_start_timeout", _timeout, 600.0, "Seconds that `hvkeras.spark` waits for Spark to start all of a"
             " job's tasks.", horovod="HOROVOD_SPARK_START_TIMEOUT"),
     Setting("liveness_timeout", _silence, 15.0, "Seconds without a heartbeat after which a rank counts as lost."),
