@@ -34,6 +34,20 @@ def test_every_rank_runs_the_command_with_its_own_arguments(tmp_path: Path) -> N
     assert len(shown) == 2 + (cores < 3)
 
 
+@pytest.mark.parametrize("given", ["--as-horovod", "--as-horovod of exec", "--data-parallel of exec"])
+def test_a_flag_that_was_given_is_not_recommended(given: str, tmp_path: Path) -> None:
+    flag = given.partition(" ")[0]
+    command = python("print(rank)")
+    if given != flag:
+        command = [str(BIN / "hvkeras"), "exec", flag, "--", *command]
+    done = run(["-np", "2", *([flag] if given == flag else []), *command], tmp_path)
+    assert done.returncode == 0, done.stderr
+    hint = done.stderr.splitlines()[-1]
+    assert re.fullmatch(r"HINT: call hvd.init\(\), or start .*", hint)
+    assert flag not in hint and "--tf-config" in hint
+    assert ("--data-parallel" in hint) == ("--as-horovod" not in hint)
+
+
 def test_ranks_that_share_cores_are_reported_once(tmp_path: Path) -> None:
     bound = ["taskset", "-c", str(min(os.sched_getaffinity(0))), str(BIN / "hvkeras"), "run"]
     said = ("hvkeras run: 2 ranks share 1 core, so each step takes longer than with 1 rank. HINT: -np 1, or more hosts"
