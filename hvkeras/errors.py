@@ -19,6 +19,7 @@ _LIBRARIES = frozenset({"keras", "tf_keras", "tensorflow", "horovod", "keras_tun
 _OUR_FILES = (".hvkeras-run-",)
 _GENERATED_FILES = ("__autograph_generated_file", "<frozen ")
 _HINT = " HINT: "
+_ALIAS = os.path.join(os.path.dirname(__file__), "horovod", "site")  # --as-horovod adds it to PYTHONPATH
 _COMMANDS = ("hvkeras", "horovodrun")  # files that pip makes from the entry points
 _GRAPH_ERROR = "Graph execution error:"  # followed by the node's origin, and then the reason
 _OWN_NODE = "{{node Hvkeras"  # in TensorFlow's errors, of an operation of hvkeras
@@ -156,7 +157,12 @@ def format_error(error: BaseException, trace: TracebackType | None = None) -> st
 
 def _hint_about(error: BaseException) -> str:
     """Return a line with the fix for an exception of Python's; "" if there is none."""
+    if _HINT.strip() in str(error):
+        return ""
     if isinstance(error, ModuleNotFoundError) and str(error.name).partition(".")[0] == "horovod":
+        if _ALIAS in os.environ.get("PYTHONPATH", "").split(os.pathsep):
+            return ("HINT: start Python without -E, -I and -S, which keep it from what --as-horovod has added to its"
+                    " PYTHONPATH.\n")
         return "HINT: import hvkeras as hvd instead, or start the script with --as-horovod, unchanged.\n"
     if isinstance(error, OSError) and "unable to lock file" in str(error):  # of HDF5
         return ("HINT: let one rank write the file, as hvd.callbacks.BackupAndRestore and hvd.callbacks.ModelCheckpoint"

@@ -25,6 +25,8 @@ _BITS = {"k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 LONGEST_TRACE = 10_000  # maximum steps of a window: each adds a few kilobytes to the trace
 SHORTEST_SILENCE = 1.0  # seconds: ranks send a heartbeat every half second, the server every second
+SHORTEST_SECRET = 16  # bytes
+NEW_SECRET = 'python -c "import secrets; print(secrets.token_hex())"'  # prints a secret
 LOG_LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
 
 
@@ -109,18 +111,14 @@ def _switch(text: str) -> bool:
     raise ValueError("a switch must be on or off")
 
 
-def _uneven(text: str) -> str:
-    policy = text.strip().lower()
-    if policy not in ("trim", "join", "error"):
-        raise ValueError("it must be trim, join or error")
-    return policy
+def _one_of(*names: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        name = text.strip().lower()
+        if name not in names:
+            raise ValueError(f"it must be {', '.join(names[:-1])} or {names[-1]}")
+        return name
 
-
-def _gradients(text: str) -> str:
-    convention = text.strip().lower()
-    if convention not in ("auto", "exact", "horovod"):
-        raise ValueError("it must be auto, exact or horovod")
-    return convention
+    return parse
 
 
 def _compile_update(text: str) -> bool | str:
@@ -128,13 +126,6 @@ def _compile_update(text: str) -> bool | str:
         return "auto" if text.strip().lower() == "auto" else _switch(text)
     except ValueError:
         raise ValueError("it must be auto, on or off") from None
-
-
-def _compression(text: str) -> str:
-    name = text.strip().lower()
-    if name not in COMPRESSIONS:
-        raise ValueError(f"it must be one of {', '.join(COMPRESSIONS)}")
-    return name
 
 
 def _timeline(text: str) -> str:
@@ -188,13 +179,22 @@ def _log_level(text: str) -> str:
     return level
 
 
+def _secret(text: str) -> str:
+    size = len(text.strip().encode(errors="surrogateescape"))
+    if size < SHORTEST_SECRET:
+        raise UsageError(explain(
+            f"{PREFIX}SECRET must have at least {SHORTEST_SECRET} bytes, so that nobody can guess it",
+            f"run {NEW_SECRET} once, and set what it prints on every worker", bytes=size))
+    return text
+
+
 @dataclass(frozen=True)
 class Setting:
     """One row of the table.
 
     Attributes:
         name: Name without the prefix, in lower case; also the attribute of `Settings`.
-        parse: Converts the text to a value, or raises ValueError.
+        parse: Converts the text to a value, or raises ValueError; UsageError if the error must not show the text.
         default: Value if neither variable is set.
         help: One sentence for docs/settings.md.
         horovod: Horovod's variable for the same setting, or "".
@@ -216,8 +216,8 @@ class Setting:
 
 TABLE: tuple[Setting, ...] = (
     Setting("backend", str, "auto", "Collective engine: auto, native, horovod, tfdist, local or a plug-in's name."),
-    Setting("start_timeout", _timeout, 60.0, "Seconds that ranks wait for each other at startup.",
-            horovod="HOROVOD_START_TIMEOUT"),
+    Setting("start_timeout", _timeout, 60.0, "Seconds that ranks wait for each other at startup, and for the process"
+            " that forks them (`--preload`).", horovod="HOROVOD_START_TIMEOUT"),
     Setting("spark_start_timeout", _timeout, 600.0, "Seconds that `hvkeras.spark` waits for Spark to start all of a"
             " job's tasks.", horovod="HOROVOD_SPARK_START_TIMEOUT"),
     Setting("liveness_timeout", _silence, 15.0, "Seconds without a heartbeat after which a rank counts as lost."),
@@ -243,16 +243,17 @@ TABLE: tuple[Setting, ...] = (
             " default is 25MiB, and with native between hosts what the network carries in 8 ms, rounded to a power of"
             " two from 512KiB to 16MiB.",
             horovod="HOROVOD_FUSION_THRESHOLD"),
-    Setting("compression", _compression, "none", "How optimizers and tapes compress gradients: none, fp16, bf16, or"
-            " int8 between hosts; DistributedOptimizer(compression=...) takes precedence."),
+    Setting("compression", _one_of(*COMPRESSIONS), "none", "How optimizers and tapes compress gradients: none, fp16,"
+            " bf16, or int8 between hosts; DistributedOptimizer(compression=...) takes precedence."),
     Setting("compile_update", _compile_update, "auto", "Whether XLA compiles the optimizer's update within the step:"
             " on, off, or auto (where this is faster); DistributedOptimizer(compile_update=...) takes precedence."),
     Setting("shard_update", _switch, False, "Whether each rank stores and updates only a shard of the optimizer's"
             " state; DistributedOptimizer(shard_update=...) takes precedence."),
-    Setting("gradients", _gradients, "auto", "Gradients of allgather, broadcast and reducescatter: exact, or scaled by"
-            " the number of ranks as in Horovod (horovod); auto is horovod under --as-horovod."),
-    Setting("uneven", _uneven, "trim", "Behavior of fit if ranks have different numbers of batches: trim to the"
-            " smallest number, join (continue with zero weight), or error."),
+    Setting("gradients", _one_of("auto", "exact", "horovod"), "auto", "Gradients of allgather, broadcast and"
+            " reducescatter: exact, or scaled by the number of ranks as in Horovod (horovod); auto is horovod under"
+            " --as-horovod."),
+    Setting("uneven", _one_of("trim", "join", "error"), "trim", "Behavior of fit if ranks have different numbers"
+            " of batches: trim to the smallest number, join (continue with zero weight), or error."),
     Setting("guard", _switch, True, "Whether fit checks that all ranks have the same weights."),
     Setting("guard_steps", _positive, 200, "Steps between two such checks; fit also checks after the first step and at"
             " the end of each epoch."),
@@ -271,8 +272,8 @@ TABLE: tuple[Setting, ...] = (
             " which backend native chooses its algorithms; measured at the start by default."),
     Setting("preload", _modules, (), "Python modules, separated by commas, that each host imports once, before it forks"
             " its ranks; same as `hvkeras run --preload`."),
-    Setting("secret", str, "", "The job's secret, equal on all ranks; required on several hosts by jobs of TF_CONFIG,"
-            " torchrun and Kubernetes."),
+    Setting("secret", _secret, "", "The job's secret, 16 bytes or more, equal on all ranks; required on several hosts"
+            " by jobs of TF_CONFIG, torchrun and Kubernetes."),
     Setting("rendezvous_dir", str, "", "Private folder, shared by all hosts, for the secret of jobs of TF_CONFIG,"
             " torchrun and Slurm."),
     Setting("kubernetes_size", int, None, "Number of pods of a Kubernetes Indexed Job that train together."),
@@ -445,6 +446,8 @@ def _value(row: Setting, environ: Mapping[str, str]) -> Any:
         if text.strip():
             try:
                 return row.parse(text)
+            except UsageError:
+                raise
             except ValueError as error:
                 raise UsageError(explain(f"{variable} must be readable ({error})", row.help.rstrip("."),
                                          value=text)) from None

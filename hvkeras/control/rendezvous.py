@@ -48,7 +48,7 @@ from hvkeras.host.network import (
     own_networks,
     split_address,
 )
-from hvkeras.settings import Settings
+from hvkeras.settings import NEW_SECRET, Settings
 
 RECORD_BYTES = 1024  # per rank over MPI: its host name and addresses, as JSON
 STORE_KEY = "/hvkeras/control"
@@ -406,7 +406,7 @@ def _by_address(launch: Launch, settings: Settings, waiting: Waiting, serve: Ser
         ranks = {"cluster": list(launch.cluster)} if launch.cluster else {"address": launch.rendezvous.address}
         raise UsageError(explain(
             f"Ranks on several hosts, launched by {launch.launcher}, must share a secret, so that nobody else can join",
-            "set HVKERAS_SECRET to the same random text on every worker (openssl rand -hex 32), or"
+            f"run {NEW_SECRET} once, and set HVKERAS_SECRET to what it prints on every worker, or"
             " HVKERAS_RENDEZVOUS_DIR to a private folder that all hosts share", **ranks))
     # Rank 0 serves on its announced port until all ranks are connected; then TensorFlow uses the port of TF_CONFIG.
     secret = settings.secret.encode()

@@ -37,7 +37,7 @@ _HASH_SEED = "PYTHONHASHSEED"  # the seed of everything; Python itself reads it 
 
 
 def wrapped(command: Sequence[str], private_folders: bool) -> list[str]:
-    """Return a command line that prepares the process of a rank, and then runs `command` in it; see `unwrapped`.
+    """Return a command line that prepares the process of a rank, and then runs `command` in it.
 
     Args:
         private_folders: Whether ranks other than 0 write to private folders.
@@ -46,44 +46,32 @@ def wrapped(command: Sequence[str], private_folders: bool) -> list[str]:
     return [sys.executable, "-m", "hvkeras", "exec", *flags, "--", *command]
 
 
-def become(command: list[str], private_folders: bool) -> NoReturn:
-    """Replace this process by a command, with the environment of a rank.
-
-    With one rank, the environment stays the same, except that the rank records what a report or comparison needs.
-
-    Args:
-        private_folders: As for `wrapped`.
-
-    Raises:
-        UsageError: A variable of the launcher or a setting cannot be read.
-        SystemExit: The command cannot be started.
-    """
-    environ = _environment_of_rank(command, private_folders)
-    try:
-        os.execvpe(command[0], command, environ)
-    except OSError as error:
-        text = explain(f"The command must start on every host ({error.strerror})",
-                       "check its spelling, the PATH and the current folder there", command=command[0])
-        print(f"hvkeras exec: {text}", file=sys.stderr)
-        sys.exit(126 if isinstance(error, PermissionError) else 127)  # as shells do
-
-
 def prepare(command: Sequence[str], private_folders: bool) -> None:
-    """Make this process that of a rank, as `become` does, in a fork server's process that will run the command.
+    """Make this process that of a rank, in a fork server's process that will run the command.
 
     Args:
         command: Command line of a Python program.
         private_folders: As for `wrapped`.
     """
-    environ = _environment_of_rank(command, private_folders)
+    environ = environment_of_rank(command, private_folders)
     os.environ.clear()
     os.environ.update(environ)
     sys.path.insert(1, str(SITE))
     install()
 
 
-def _environment_of_rank(command: Sequence[str], private_folders: bool) -> dict[str, str]:
-    """Enter the private folders of a rank, and return its environment."""
+def environment_of_rank(command: Sequence[str], private_folders: bool) -> dict[str, str]:
+    """Enter the private folders of a rank, and return the environment of its command.
+
+    With one rank, the environment stays the same, except that the rank records what a report or comparison needs.
+
+    Args:
+        command: Command line of the rank.
+        private_folders: As for `wrapped`.
+
+    Raises:
+        UsageError: A variable of the launcher or a setting cannot be read.
+    """
     settings, launch, environ = Settings(), detect_launch(), dict(os.environ)
     if launch.size > 1:
         environ = environment(environ, seed_of(settings, launch))

@@ -142,6 +142,11 @@ def environment(environ: Mapping[str, str]) -> dict[str, str]:
     return {**environ, "PYTHONPATH": os.pathsep.join([str(SITE), *paths])}
 
 
+def is_set(environ: Mapping[str, str]) -> bool:
+    """Return whether Python processes with an environment call `install()` at startup."""
+    return str(SITE) in environ.get("PYTHONPATH", "").split(os.pathsep)
+
+
 def _is_horovod(name: str) -> bool:
     return name == _NAME or name.startswith(f"{_NAME}.")
 

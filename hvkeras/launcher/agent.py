@@ -54,8 +54,9 @@ class WorkerProcess:
         pid: Its process ID; 0 while it is not ready.
     """
 
-    def __init__(self, number: int, streams: dict[int, str]) -> None:
-        self.number: int = number
+    def __init__(self, job: dict[str, Any], spec: dict[str, Any], streams: dict[int, str]) -> None:
+        self.job, self.spec = job, spec
+        self.number: int = spec["worker"]
         self.pid = 0
         self.server: ForkServer | None = None  # that is asked to fork it
         self.group: set[WorkerProcess] = set()  # that is asked for at once, and not ready yet
@@ -68,8 +69,12 @@ class ForkServer:
     """Process that imports the modules of a job, and forks its workers.
 
     Args:
-        preload: The part of a job for fork servers: Python with its options (`python`), and the order that the
-            program `boot` gets.
+        preload: The part of a job for fork servers: Python with its options (`python`), the order that the program
+            `boot` gets, and the `timeout` in seconds within which a worker must be forked, including the imports.
+
+    Attributes:
+        waited: Seconds for which workers have waited for it.
+        stopped: Seconds for which it has been stopped.
 
     Raises:
         OSError: The process cannot be started.
@@ -77,7 +82,10 @@ class ForkServer:
 
     def __init__(self, preload: dict[str, Any], folder: str, environment: dict[str, str],
                  before_exec: Callable[[], None]) -> None:
+        self.timeout: float = preload["timeout"]
+        self.waited = self.stopped = 0.0
         self._control, theirs = socket.socketpair()
+        self._control.settimeout(self.timeout)  # hundreds of requests fill its buffer
         self._errors, errors = os.pipe()
         order = _file_of({**preload["order"], "control": theirs.fileno()})
         try:
@@ -103,6 +111,7 @@ class ForkServer:
             streams: Its standard input, output and error.
 
         Raises:
+            TimeoutError: The server does not take it.
             OSError: The server has ended.
         """
         ours, theirs = socket.socketpair()
@@ -147,7 +156,8 @@ class Agent:
     `environment` and `terminal`.
 
     Args:
-        patience: Seconds after which a worker that was stopped, but not by the launcher, is reported.
+        patience: Seconds after which a worker that was stopped, but not by the launcher, is reported, and a fork server
+            that was stopped is killed.
     """
 
     def __init__(self, patience: float) -> None:
@@ -155,6 +165,7 @@ class Agent:
         self._workers: list[WorkerProcess] = []
         self._running: dict[int, WorkerProcess] = {}  # by pid
         self._servers: dict[str, ForkServer] = {}  # by what distinguishes their ranks
+        self._silent: dict[str, str] = {}  # why those were killed that did not answer
         self._forking: dict[socket.socket, WorkerProcess] = {}  # workers that are not ready yet
         self._ready: dict[WorkerProcess, socket.socket] = {}  # those that wait for others of their group
         self._selector = selectors.DefaultSelector()
@@ -182,7 +193,7 @@ class Agent:
         self._report({"type": "hello", "pid": os.getpid(), "host": socket.gethostname()})
         while self._launcher_alive:
             self._poll(STOP_CHECK_INTERVAL)
-            self._report_stopped()
+            self._check_progress()
             if self._is_preempted:
                 self._is_preempted = False
                 self._report({"type": "leaving"})
@@ -196,14 +207,15 @@ class Agent:
         else:
             self._launcher_alive = self._guard_alive = False
 
-    def _start(self, job: dict[str, Any], spec: dict[str, Any], group: set[WorkerProcess]) -> None:
+    def _start(self, job: dict[str, Any], spec: dict[str, Any], group: set[WorkerProcess],
+               is_suspended: bool = False) -> None:
         ends: list[int] = []
         try:
             ends += terminal(spec["terminal"]) if spec["terminal"] else os.pipe()
             ends += os.pipe()
-            worker = WorkerProcess(spec["worker"], {ends[0]: "stdout", ends[2]: "stderr"})
+            worker = WorkerProcess(job, spec, {ends[0]: "stdout", ends[2]: "stderr"})
             environment = {**os.environ, **job["environment"], **spec["environment"]}
-            connection = self._forked(worker, job, spec, environment, ends) if job.get("preload") else None
+            connection = self._forked(worker, environment, ends) if job.get("preload") else None
             if connection is None:
                 process = subprocess.Popen(
                     spec["command"], cwd=job["folder"], env=environment, stdin=subprocess.DEVNULL,
@@ -227,7 +239,11 @@ class Agent:
                                     lambda worker=worker, descriptor=descriptor:
                                     self._forward_output(worker, descriptor))
         if connection is None:
-            self._on_started(worker, process.pid)
+            why = self._silent.get(_server_key(job), "") if job.get("preload") else ""
+            worker.is_suspended = is_suspended
+            self._on_started(worker, process.pid, **({"cold": why} if why else {}))
+            if is_suspended:
+                _signal_group(process.pid, signal.SIGSTOP)
             return
         self._forking[connection], worker.group = worker, group
         group.add(worker)
@@ -246,20 +262,24 @@ class Agent:
 
     # Workers that are forked.
 
-    def _forked(self, worker: WorkerProcess, job: dict[str, Any], spec: dict[str, Any], environment: dict[str, str],
-                ends: list[int]) -> socket.socket | None:
-        """Request a worker from a fork server; return None if there can be none, as its Python does not start."""
-        preload = job["preload"]
-        key = json.dumps([preload["python"], preload["order"]["modules"], preload["order"]["program"],
-                          job["folder"], job["environment"]])
+    def _forked(self, worker: WorkerProcess, environment: dict[str, str], ends: list[int]) -> socket.socket | None:
+        """Request a worker from a fork server; return None if that is impossible, or if the server was silent."""
+        job, preload = worker.job, worker.job["preload"]
+        key = _server_key(job)
+        if key in self._silent:
+            return None
         null = os.open(os.devnull, os.O_RDONLY)
         try:
             if key not in self._servers:
                 self._servers[key] = ForkServer(preload, job["folder"], {**os.environ, **job["environment"]},
                                                 self._before_exec)
             worker.server = self._servers[key]
-            return worker.server.fork({**preload["request"], "cold": spec["command"], "environment": environment,
-                                       "folder": job["folder"], "parent": self._pid}, [null, ends[1], ends[3]])
+            request = {**preload["request"], "cold": worker.spec["command"], "environment": environment,
+                       "folder": job["folder"], "parent": self._pid}
+            return worker.server.fork(request, [null, ends[1], ends[3]])
+        except TimeoutError:
+            self._give_up_late(key)
+            return None
         except OSError:
             return None
         finally:
@@ -274,6 +294,7 @@ class Agent:
         worker = self._forking[connection]
         assert worker.server is not None
         if answer:
+            worker.server.waited = 0.0
             del self._forking[connection]
             self._selector.unregister(connection)
             pid, length = struct.unpack_from("=qq", answer)
@@ -406,17 +427,49 @@ class Agent:
                 text = b""
         server.close()
 
-    def _report_stopped(self) -> None:
-        """Report workers that stay stopped: one that is starting sends no heartbeats that could be missed."""
+    def _check_progress(self) -> None:
+        """Once per interval, look for workers and fork servers that stay stopped, and for servers that do not answer.
+
+        A worker that is starting sends no heartbeats that could be missed.
+        """
         if time.monotonic() < self._next_check:
             return
         self._next_check = time.monotonic() + STOP_CHECK_INTERVAL
+        waiting = {worker.server for worker in self._forking.values()}
+        for key, server in list(self._servers.items()):
+            if server in waiting and server.stopped >= self._patience:
+                self._give_up(key, f"was stopped for {self._patience:g} s")
+            elif server in waiting and server.waited >= server.timeout:
+                self._give_up_late(key)
+            server.stopped = server.stopped + STOP_CHECK_INTERVAL if process_state(server.pid) == "T" else 0.0
+            server.waited = server.waited + STOP_CHECK_INTERVAL if server in waiting else 0.0
         for worker in self._running.values():
             is_stopped = not worker.is_suspended and process_state(worker.pid) == "T"
             worker.stopped = worker.stopped + STOP_CHECK_INTERVAL if is_stopped else 0.0
             if worker.stopped >= self._patience:
                 worker.stopped = 0.0
                 self._report({"type": "stopped", "worker": worker.number})
+
+    def _give_up_late(self, key: str) -> None:
+        self._give_up(key, f"did not answer for {self._servers[key].timeout:g} s (HVKERAS_START_TIMEOUT)")
+
+    def _give_up(self, key: str, why: str) -> None:
+        """Kill a fork server, and start the workers that wait for it, and all later ones, as new processes."""
+        server = self._servers.pop(key)
+        self._silent[key] = f"the fork server on {socket.gethostname()} (pid {server.pid}) {why}, and was killed"
+        _signal_group(server.pid, signal.SIGKILL)
+        for connection, worker in list(self._forking.items()):
+            if worker.server is server:
+                del self._forking[connection]
+                self._selector.unregister(connection)
+                connection.close()
+                for descriptor in worker.streams:
+                    self._selector.unregister(descriptor)
+                    os.close(descriptor)
+                self._workers.remove(worker)
+                self._start(worker.job, worker.spec, set(), worker.is_suspended)
+                self._release(worker)
+        server.close()
 
     def _end_all(self) -> None:
         """End the workers with a grace period, then kill all other descendants."""
@@ -440,6 +493,13 @@ class Agent:
             sys.stdout.flush()
         except OSError:
             self._launcher_alive = False
+
+
+def _server_key(job: dict[str, Any]) -> str:
+    """Return what distinguishes the workers of one fork server from those of others."""
+    preload = job["preload"]
+    return json.dumps([preload["python"], preload["order"]["modules"], preload["order"]["program"], job["folder"],
+                       job["environment"]])
 
 
 def _file_of(content: dict[str, Any]) -> int:

@@ -178,9 +178,9 @@ class _Server:
             return None
         with open(descriptors.pop(0), "rb") as file:
             request = json.loads(os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0))
-        pid = os.fork()
+        server, pid = os.getpid(), os.fork()
         if pid == 0:
-            _enter(descriptors, request.get("parent"))
+            _enter(descriptors, request.get("parent"), server)
             return request, connection
         for descriptor in descriptors:
             os.close(descriptor)
@@ -220,8 +220,8 @@ class _Server:
         os._exit(0)
 
 
-def _enter(descriptors: Sequence[int], agent: int | None) -> None:
-    """Give a forked process its streams, namespaces and parent."""
+def _enter(descriptors: Sequence[int], agent: int | None, server: int) -> None:
+    """Give a forked process its streams, namespaces and parent: the agent, if there is one, else the server."""
     for number, descriptor in enumerate(descriptors[:3]):
         os.dup2(descriptor, number)
     for namespace in descriptors[3:]:
@@ -230,7 +230,10 @@ def _enter(descriptors: Sequence[int], agent: int | None) -> None:
     for descriptor in descriptors:
         os.close(descriptor)
     if agent is not None:
-        _become_child_of(agent)
+        _become_child_of_agent()
+    _libc.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != (server if agent is None else agent):
+        os._exit(1)
 
 
 def _wait_for_start(connection: socket.socket, why_cold: str) -> None:
@@ -253,16 +256,13 @@ def _execute(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn
     os.execvpe(command[0], list(command), dict(environment))
 
 
-def _become_child_of(agent: int) -> None:
+def _become_child_of_agent() -> None:
     """Fork once more and exit, so that the new process becomes a child of the agent, its nearest subreaper."""
     middle = os.getpid()
     if os.fork():
         os._exit(0)
     while os.getppid() == middle:
         time.sleep(0.0005)
-    _libc.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != agent:
-        os._exit(1)
 
 
 def _why_cold(request: Mapping[str, Any], imports: Imports, may_differ: frozenset[str]) -> str:

@@ -7,6 +7,8 @@ import re
 
 DELAY = 5.0  # seconds after which a traceback is shown if its worker goes on; TensorFlow takes seconds to exit
 LONGEST = 1000  # maximum number of lines of a worker that wait
+MOST = 8 * 1024 * 1024  # maximum number of bytes of all workers' lines that wait
+_PER_LINE = 64  # bytes of memory for a line beside the text
 _TRACEBACK = b"Traceback (most recent call last):"
 # The exit reports of `hvkeras.job.failure`.
 _FAILED = re.compile(rb"hvkeras: rank \d+ on \S+ \(pid \d+\) .*; the job ends on all ranks$")
@@ -24,6 +26,7 @@ class LastWords:
     def __init__(self) -> None:
         self.job_ends: bool = False
         self._waiting: dict[int, list[bytes]] = {}
+        self._sizes: dict[int, int] = {}  # of these lines, in bytes of memory
         self._since: dict[int, float] = {}
 
     def add(self, worker: int, lines: list[bytes], now: float) -> list[bytes]:
@@ -38,8 +41,9 @@ class LastWords:
             if worker not in self._waiting:
                 self._since[worker] = now
             self._waiting.setdefault(worker, []).extend(lines)
-            if len(self._waiting[worker]) > LONGEST:
-                shown += self._waiting.pop(worker)
+            self._sizes[worker] = self._sizes.get(worker, 0) + sum(_PER_LINE + len(line) for line in lines)
+            if len(self._waiting[worker]) > LONGEST or sum(self._sizes.values()) > MOST:
+                shown += self._pop(worker)
         return shown
 
     def due(self, now: float) -> list[tuple[int, list[bytes]]]:
@@ -47,7 +51,11 @@ class LastWords:
         late = [worker for worker, since in self._since.items() if since <= now - DELAY and worker in self._waiting]
         if self.job_ends and now != math.inf:
             return []
-        return [(worker, self._waiting.pop(worker)) for worker in late]
+        return [(worker, self._pop(worker)) for worker in late]
+
+    def _pop(self, worker: int) -> list[bytes]:
+        del self._sizes[worker]
+        return self._waiting.pop(worker)
 
     def take(self, worker: int | None) -> tuple[list[bytes], list[int]]:
         """Forget what the exit report of the job says as well.

@@ -16,6 +16,7 @@ from typing import Any
 from hvkeras.control.cause import Cause, CauseKind
 from hvkeras.diagnostics.outcome import Outcome
 from hvkeras.errors import HvkerasError, MachineError, summary
+from hvkeras.horovod import as_horovod
 from hvkeras.host.console import format_ranks, some_of
 from hvkeras.host.network import LOOPBACK, address_towards, split_address
 from hvkeras.launcher import exit_report as reports
@@ -37,6 +38,12 @@ FAILURE_WINDOW = 1.5  # seconds after a host's failure within which others are r
 HINT_AFTER = 30.0  # seconds until a hint about `hvd.init()`, if no rank has called it
 MAX_STALLS = 100  # stall warnings in a report: the first ones
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# What a script may be written for, and the flag of `hvkeras run` or `exec` that makes it train on all ranks.
+_WAYS_TO_TRAIN = {
+    "--data-parallel": "a Keras script for one process with hvkeras run --data-parallel",
+    "--tf-config": "a script of MultiWorkerMirroredStrategy with --tf-config",
+    "--as-horovod": "one of Horovod's with --as-horovod",
+}
 NewAgent = Callable[[JobSpec, HostRanks, Callable[[HostAgent, Event], None]], HostAgent]
 
 
@@ -317,9 +324,10 @@ class Launcher:
         if self._job.size > 1 and not self._job.tf_config and not self.membership.server.ever_connected and (
                 not self._has_hinted):
             self._has_hinted = True
-            self.say(f"hvkeras run: {begin} {self._job.size} independent programs.\nHINT: call"
-                     " hvd.init(), or start a Keras script for one process with hvkeras run --data-parallel, one of"
-                     " MultiWorkerMirroredStrategy with --tf-config, one of Horovod's with --as-horovod")
+            given = {*self._job.command, "--as-horovod" * as_horovod.is_set(self._job.environment)}
+            ways = [way for flag, way in _WAYS_TO_TRAIN.items() if flag not in given]
+            self.say(f"hvkeras run: {begin} {self._job.size} independent programs.\nHINT: call hvd.init(), or start"
+                     f" {', '.join(ways)}")
 
     def _hint_about_keras(self) -> None:
         """Print a hint if no rank has imported Keras under --data-parallel, so that each ran the whole script."""

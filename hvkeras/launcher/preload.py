@@ -54,6 +54,7 @@ def preload_of(command: Sequence[str], settings: Settings, folder: str, path: st
         "boot": fork_server.BOOT,
         "order": {"modules": list(settings.preload), "program": program, "sources": sources()},
         "request": {"command": found, "name": named, "prepare": prepare},
+        "timeout": settings.start_timeout,
     }, ""
 
 

@@ -8,7 +8,8 @@ carriage returns appears in its final state.
 On the screen, the traceback that ends a worker, and its exit report, wait for the exit report of the job, which repeats
 that of the worker that failed first (`LastWords`).
 
-The memory for buffered output, and the number of open files, are bounded for all workers together.
+The memory for buffered output is bounded for all workers together: 64 MiB, with that of `Echoes` and `LastWords`. So is
+the number of open files.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ from hvkeras.launcher.last_words import LastWords
 CHATTER = re.compile(r"I\d{4} \d\d:\d\d:|WARNING: All log messages before absl::|To enable the following instr")
 _CHATTER = re.compile(CHATTER.pattern.encode())
 KIB, MIB = 1024, 1024 * 1024
-TAIL, TAILS = 64 * KIB, 32 * MIB  # bytes of standard error stored for the exit report: per worker, and in all
+TAIL, TAILS = 64 * KIB, 16 * MIB  # bytes of standard error stored for the exit report: per worker, and in all
 LONGEST_LINE = MIB  # bytes after which an unfinished line is shown
-UNFINISHED = 64 * MIB  # total bytes of unfinished lines
+UNFINISHED = 16 * MIB  # total bytes of unfinished lines
 LEAST = 4 * KIB  # minimum bytes of a tail or an unfinished line, for any number of workers
 OPEN_FILES = 256  # maximum number of open output files
 CLEAR = b"\r\x1b[K"
@@ -68,7 +69,7 @@ class Printer:
         self._live = live
         self._timestamps = timestamps
         self._quiet = quiet
-        self._as_one, self._echoes = as_one, Echoes()
+        self._as_one, self._echoes, self._has_said = as_one, Echoes(), False
         self.last_words: LastWords | None = LastWords() if reports_failures else None
         self._clock = clock
         self._unfinished: dict[tuple[int, str], bytes] = {}
@@ -143,8 +144,12 @@ class Printer:
         """Print lines; with `as_one`, those of standard error that worker 0 does not print as well."""
         if self._as_one and stream == "stderr":
             lines = [_final_state(line) for line in lines]
-            self._echoes.add(worker, lines, self._clock())
-            lines = [] if worker else lines
+            hurried = self._echoes.add(worker, lines, self._clock())
+            if hurried and not self._has_said:
+                self._has_said = True
+                self.say("hvkeras run: ranks print more lines than can be compared: from here on, lines that they have"
+                         " in common may be shown more than once")
+            lines = hurried if worker else lines
         self._print_lines(worker, stream, lines)
 
     def _print_lines(self, worker: int, stream: str, lines: list[bytes]) -> None:

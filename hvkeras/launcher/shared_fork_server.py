@@ -22,19 +22,20 @@ from pathlib import Path
 from hvkeras.errors import MachineError, explain
 from hvkeras.launcher.fork_server import BOOT
 from hvkeras.launcher.preload import sources
+from hvkeras.settings import Settings
 
-READY_TIMEOUT = 300.0  # seconds for the imports
 _MAY_DIFFER = ("LD_LIBRARY_PATH",)  # mpirun adds the folder of its libraries, which are found without it
 _STAND_IN = Path(__file__).with_name("stand_in.py")
 
 
-def stand_in(addresses: Sequence[Path]) -> list[str]:
+def stand_in(addresses: Sequence[Path], timeout: float) -> list[str]:
     """Return the command that precedes the command line of a rank, to fork it.
 
     Args:
         addresses: Sockets of fork servers, which ranks use in turn.
+        timeout: Seconds after which a server that has not forked a rank is killed, and the rank is a new process.
     """
-    return [sys.executable, "-I", "-S", str(_STAND_IN), os.pathsep.join(map(str, addresses))]
+    return [sys.executable, "-I", "-S", str(_STAND_IN), os.pathsep.join(map(str, addresses)), f"{timeout:g}"]
 
 
 def start(address: Path, python: Sequence[str], modules: Sequence[str], environment: Mapping[str, str], life: int
@@ -63,7 +64,8 @@ class SharedForkServer:
     Args:
         python: Python of the ranks, with its options.
         modules: The modules to import.
-        environment: Environment of the imports.
+        environment: Environment of the imports. Its `HVKERAS_START_TIMEOUT` is the deadline of the imports, and of each
+            rank.
         command: Command line of the ranks.
     """
 
@@ -72,6 +74,7 @@ class SharedForkServer:
         self.command: Sequence[str] = command
         self._folder = Path(tempfile.mkdtemp(prefix="hvkeras-fork-"))
         self._address = self._folder / "server"
+        self._timeout: float = Settings(environment).start_timeout
         theirs, self._life = os.pipe()
         self._process = start(self._address, python, modules, environment, theirs)
         os.close(theirs)
@@ -81,16 +84,24 @@ class SharedForkServer:
         """Command that precedes the command line of a rank, to fork it.
 
         Raises:
-            MachineError: A module cannot be imported.
+            MachineError: A module cannot be imported, or not in time; or the server was killed.
         """
-        deadline = time.monotonic() + READY_TIMEOUT
+        deadline = time.monotonic() + self._timeout
+        if self._address.exists() and (code := self._process.poll()) is not None:
+            raise MachineError(explain("The fork server of the ranks must not end before them", "use --no-preload",
+                                       exit_code=code))
         while not self._address.exists():
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                printed = Path(f"{self._address}.log").read_text(errors="replace").strip()
+            printed = Path(f"{self._address}.log").read_text(errors="replace").strip()[-2000:]
+            if self._process.poll() is not None:
                 raise MachineError(explain("The modules that ranks import must be importable", "use --no-preload",
-                                           printed=printed[-2000:]))
+                                           printed=printed))
+            if time.monotonic() > deadline:
+                self._process.kill()
+                raise MachineError(explain(
+                    f"The imports of the fork server must end within {self._timeout:g} s",
+                    "set a longer HVKERAS_START_TIMEOUT, or use --no-preload", pid=self._process.pid, printed=printed))
             time.sleep(0.02)
-        return stand_in([self._address])
+        return stand_in([self._address], self._timeout)
 
     def close(self) -> None:
         """End the server and its ranks."""

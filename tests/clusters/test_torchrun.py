@@ -61,8 +61,8 @@ def test_on_two_hosts_ranks_meet_beside_torchruns_store(start, backend):
     with machines.two_hosts() as hosts:
         command = [str(TORCHRUN), "--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-id", "7",
                    "--rdzv-endpoint", f"{hosts[0].address}:29500", str(MEET)]
-        started = [start(host.command(*command), HVKERAS_BACKEND=backend, HVKERAS_SECRET="for this test")
-                   for host in hosts]
+        started = [start(host.command(*command), HVKERAS_BACKEND=backend,
+                         HVKERAS_SECRET="not a secret outside of this test") for host in hosts]
         outputs = [process.communicate(timeout=200)[0] for process in started]
     found = facts("".join(outputs))
     assert [(fact["sum"], fact["cross"], fact["backend"]) for fact in found] == [

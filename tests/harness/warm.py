@@ -92,7 +92,8 @@ def python(environment: Mapping[str, str]) -> list[str]:
                 (folder / f"{parity}.pid").write_text(str(process.pid))
                 process.returncode = 0  # prevents Popen's ResourceWarning about a running child
     _wait(folder)
-    return [*shared_fork_server.stand_in([folder / parity for parity in _PARITIES]), sys.executable]
+    return [*shared_fork_server.stand_in([folder / parity for parity in _PARITIES], _READY_SECONDS),
+            sys.executable]
 
 
 def is_server(process: psutil.Process) -> bool:

@@ -18,6 +18,8 @@ import pytest
 import hvkeras.tensorflow.keras
 from harness import Outcome
 from harness.launchers import BIN, clean_environment
+from hvkeras.cli.exec import prepare
+from hvkeras.errors import UsageError
 from hvkeras.horovod import as_horovod
 from launch.hvkeras_run import run
 
@@ -191,6 +193,31 @@ def test_modules_run_too(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("import horovod, sys\nprint(horovod.__name__, __name__, sys.argv[1:])\n")
     done = python(str(BIN / "hvkeras"), "exec", "--as-horovod", "-m", "mine", "a", folder=tmp_path)
     assert (done.stdout, done.stderr) == ("hvkeras __main__ ['a']\n", "")
+
+
+def test_a_command_after_two_dashes_runs_with_the_alias_in_its_python_processes(tmp_path: Path) -> None:
+    code = "import horovod, os, sys; print(horovod.__name__, os.environ['HOROVOD_SIZE'], sys.argv[1:])"
+    command = ("sh", "-c", f'"{sys.executable}" -c "{code}" --as-horovod')
+    launcher = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    done = python(str(BIN / "hvkeras"), "exec", "--as-horovod", "--", *command, folder=tmp_path, **launcher)
+    assert (done.stdout, done.stderr) == ("hvkeras 1 ['--as-horovod']\n", "")
+    done = python(str(BIN / "hvkeras"), "exec", "--as-horovod", "--", "none", folder=tmp_path)
+    assert done.returncode == 127
+    assert done.stderr.startswith("hvkeras exec: The command must start on every host (No such file or directory)")
+
+
+@pytest.mark.parametrize(("arguments", "text"), [
+    ("--as-horovod", "A script, a module or a command must follow --as-horovod"),
+    ("--data-parallel --", "A script, a module or a command must follow --data-parallel"),
+    ("--as-horovod --no-private-folders train.py", "Flags before the script must be those of hvkeras exec"),
+    ("--data-parallel --as-horovod -- train.py", "A script must be written either for one process or for Horovod"),
+    ("--as-horovod --data-parallel train.py", "A script must be written either for one process or for Horovod"),
+    ("train.py --data-parallel", "--as-horovod or --data-parallel must come before the script"),
+])
+def test_flags_that_say_nothing_or_too_much_are_refused(arguments: str, text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        prepare(arguments.split())
+    assert str(caught.value).startswith(text)
 
 
 def test_a_missing_script_is_reported(tmp_path: Path) -> None:

@@ -153,10 +153,12 @@ def test_half_of_a_launchers_variables_is_an_error_not_a_job_of_one_rank(tmp_pat
                      outcome.stderr(0))
 
 
-def test_several_hosts_without_a_secret_are_refused(tmp_path):
+@pytest.mark.parametrize(("secret", "text"), [
+    ("", "must share a secret"), ("mine", "HVKERAS_SECRET must have at least 16 bytes")])
+def test_several_hosts_without_a_secret_are_refused(tmp_path, secret, text):
     cluster = ["10.255.255.1:2222", f"{socket.gethostname()}:2223"]
-    outcome = failing(tmp_path, "none", np=1, env=tf_config("localhost:29", *cluster[:1]))
-    assert "must share a secret" in outcome.stderr(0) and "openssl rand -hex 32" in outcome.stderr(0)
+    outcome = failing(tmp_path, "none", np=1, env={**tf_config("localhost:29", *cluster[:1]), "HVKERAS_SECRET": secret})
+    assert text in outcome.stderr(0) and 'python -c "import secrets; print(secrets.token_hex())"' in outcome.stderr(0)
 
 
 def test_a_folder_for_the_secret_that_others_may_read_is_refused(tmp_path):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
 import re
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -19,7 +21,10 @@ import pytest
 
 from hvkeras.errors import MachineError
 from hvkeras.launcher.fork_server import split_command
+from hvkeras.launcher.host_agents import AGENT, BOOT
+from hvkeras.launcher.preload import preload_of
 from hvkeras.launcher.shared_fork_server import SharedForkServer
+from hvkeras.settings import Settings
 from launch.hvkeras_run import Started, run
 
 WORKERS = Path(__file__).parent / "workers" / "preload"
@@ -305,6 +310,83 @@ def test_a_fork_server_that_is_killed_during_the_imports_is_named(tmp_path: Path
     assert "the process that imports the modules of --preload was killed by signal 9" in done.stderr
 
 
+@pytest.mark.parametrize(("source", "deadlines", "text"), [
+    ("import os, signal; os.kill(os.getpid(), signal.SIGSTOP)", {"HVKERAS_LIVENESS_TIMEOUT": "2"},
+     f"in spite of --preload: the fork server on {socket.gethostname()} was stopped for 2 s, and was killed"),
+    ("import time; time.sleep(600)", {"HVKERAS_START_TIMEOUT": "5"},
+     f"the fork server on {socket.gethostname()} did not answer for 5 s (HVKERAS_START_TIMEOUT), and was killed"),
+], ids=["stopped", "hanging"])
+def test_a_fork_server_that_is_silent_is_killed_and_ranks_are_new_processes(
+        source: str, deadlines: dict[str, str], text: str, tmp_path: Path) -> None:
+    (tmp_path / "silent.py").write_text(source)
+    done = run(["-np", "2", "--preload", "silent", sys.executable, "-c", "print('ran')"], tmp_path, deadlines)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["[0] ran", "[1] ran"]
+    assert [line for line in done.stderr.splitlines() if text in re.sub(r" \(pid \d+\)", "", line)] == [
+        done.stderr.splitlines()[0]], done.stderr
+
+
+class AgentOfTest:
+    """An agent, as the launcher starts it on this host."""
+
+    def __init__(self, patience: float) -> None:
+        source = AGENT.read_bytes()
+        self._process = subprocess.Popen([sys.executable, "-I", "-S", "-c", BOOT, str(patience)],
+                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._send(str(len(source)).encode() + b"\n" + source)
+        assert self.next("hello")["pid"] > 0
+
+    def _send(self, data: bytes) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(data)
+        self._process.stdin.flush()
+
+    def start(self, worker: int, folder: Path) -> None:
+        command = [sys.executable, "-c", "import os; os.write(1, b'ran'); os._exit(3)"]
+        preload, _ = preload_of(command, Settings({"HVKERAS_PRELOAD": "psutil"}), str(folder))
+        order = {"folder": str(folder), "environment": {}, "preload": preload, "workers": [
+            {"worker": worker, "command": command, "environment": {}, "terminal": None}]}
+        self._send(json.dumps(order).encode() + b"\n")
+
+    def next(self, kind: str) -> dict[str, Any]:
+        """Return the next event of a kind."""
+        assert self._process.stdout is not None
+        while (event := json.loads(self._process.stdout.readline()))["type"] != kind:
+            pass
+        return dict(event)
+
+    def servers(self) -> list[psutil.Process]:
+        return [process for process in psutil.Process(self._process.pid).children(recursive=True)
+                if "order" in " ".join(process.cmdline())]
+
+    def end(self) -> int:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.stdout.close()
+        return self._process.wait(60)
+
+
+def test_a_fork_server_that_is_stopped_later_is_killed_when_a_rank_is_needed(tmp_path: Path) -> None:
+    agent = AgentOfTest(1.0)
+    try:
+        agent.start(0, tmp_path)
+        assert agent.next("started")["cold"] == ""
+        assert agent.next("exit") == {"type": "exit", "worker": 0, "code": 3}
+        (server,) = agent.servers()
+        server.suspend()
+        for worker in (1, 2):
+            agent.start(worker, tmp_path)
+            started = agent.next("started")
+            assert started["worker"] == worker
+            assert started["cold"] == (f"the fork server on {socket.gethostname()} (pid {server.pid}) was stopped for"
+                                       " 1 s, and was killed")
+            assert base64.b64decode(agent.next("output")["data"]) == b"ran"
+            assert agent.next("exit") == {"type": "exit", "worker": worker, "code": 3}
+        assert not agent.servers()
+    finally:
+        assert agent.end() == 0
+
+
 @pytest.mark.slow
 def test_a_terminal_is_that_of_rank_0(tmp_path: Path) -> None:
     """On a terminal, rank 0 has one as well, and its lines appear at once."""
@@ -327,7 +409,7 @@ def test_a_shared_fork_server_serves_several_jobs_and_ends_with_its_owner(tmp_pa
     code = "import os, sys, counted; print(os.getppid(), flush=True); sys.exit(3 if len(sys.argv) > 1 else 0)"
     with contextlib.closing(SharedForkServer([sys.executable], ["counted"], environment, ())) as server:
         prefix = server.stand_in
-        folder = Path(prefix[-1]).parent
+        folder = Path(prefix[-2]).parent
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         parents = set()
         for arguments, code_of_exit, path in (([], 0, os.environ["PATH"]), (["x"], 3, "/usr/bin:/bin")):
@@ -348,6 +430,34 @@ def test_a_shared_fork_server_serves_several_jobs_and_ends_with_its_owner(tmp_pa
     done = subprocess.run([*prefix, sys.executable, "-c", "print('by itself')"], capture_output=True, text=True,
                           timeout=60)
     assert done.stdout == "by itself\n", "without a server, the stand-in becomes the rank"
+
+
+def test_a_shared_fork_server_that_is_stopped_is_killed_and_ranks_are_new_processes(tmp_path: Path) -> None:
+    with contextlib.closing(SharedForkServer([sys.executable], ["psutil"], os.environ, ())) as server:
+        *prefix, address, _ = server.stand_in
+        (process,) = (child for child in psutil.Process().children() if "order" in " ".join(child.cmdline()))
+        sleeps = "import time; print('up', flush=True); time.sleep(600)"
+        endless = subprocess.Popen([*prefix, address, "60", sys.executable, "-c", sleeps], cwd=tmp_path,
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert endless.stdout is not None and endless.stdout.readline() == "up\n"
+        (rank,) = process.children()
+        process.suspend()
+        done = subprocess.run([*prefix, address, "1", sys.executable, "-c", "print('by itself')"], cwd=tmp_path,
+                              capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stdout) == (0, "by itself\n")
+        assert done.stderr == ("hvkeras: this rank is started as a new Python process: its fork server (pid"
+                               f" {process.pid}) did not answer for 1 s, and was killed\n")
+        assert endless.communicate(timeout=60) == ("", "hvkeras: the fork server of this rank has ended\n")
+        assert not rank.is_running() or rank.status() == psutil.STATUS_ZOMBIE, "it ends with its server"
+        with pytest.raises(MachineError, match=r"must not end before them\. Received: exit_code=-9"):
+            _ = server.stand_in
+
+
+def test_a_shared_fork_server_whose_imports_take_too_long_is_named() -> None:
+    sleeps = [sys.executable, "-c", "import time; time.sleep(600)"]
+    with contextlib.closing(SharedForkServer(sleeps, [], {**os.environ, "HVKERAS_START_TIMEOUT": "1"}, ())) as server, \
+            pytest.raises(MachineError, match=r"imports .* must end within 1 s.*HVKERAS_START_TIMEOUT.*--no-preload"):
+        _ = server.stand_in
 
 
 def test_a_shared_fork_server_whose_imports_fail_says_why() -> None:

@@ -34,6 +34,20 @@ def test_every_rank_runs_the_command_with_its_own_arguments(tmp_path: Path) -> N
     assert len(shown) == 2 + (cores < 3)
 
 
+@pytest.mark.parametrize("given", ["--as-horovod", "--as-horovod of exec", "--data-parallel of exec"])
+def test_a_flag_that_was_given_is_not_recommended(given: str, tmp_path: Path) -> None:
+    flag = given.partition(" ")[0]
+    command = python("print(rank)")
+    if given != flag:
+        command = [str(BIN / "hvkeras"), "exec", flag, "--", *command]
+    done = run(["-np", "2", *([flag] if given == flag else []), *command], tmp_path)
+    assert done.returncode == 0, done.stderr
+    hint = done.stderr.splitlines()[-1]
+    assert re.fullmatch(r"HINT: call hvd.init\(\), or start .*", hint)
+    assert flag not in hint and "--tf-config" in hint
+    assert ("--data-parallel" in hint) == ("--as-horovod" not in hint)
+
+
 def test_ranks_that_share_cores_are_reported_once(tmp_path: Path) -> None:
     bound = ["taskset", "-c", str(min(os.sched_getaffinity(0))), str(BIN / "hvkeras"), "run"]
     said = ("hvkeras run: 2 ranks share 1 core, so each step takes longer than with 1 rank. HINT: -np 1, or more hosts"
@@ -112,8 +126,11 @@ print("size", own["HVKERAS_RUN_SIZE"], "local", own["HVKERAS_RUN_LOCAL_RANK"], o
 
 def test_each_job_has_a_secret_of_its_own(tmp_path: Path) -> None:
     command = ["-np", "1", *python("print(os.environ['HVKERAS_SECRET'])")]
-    first, second = (run(command, tmp_path, env={"HVKERAS_SECRET": "mine"}).stdout for _ in range(2))
-    assert len({first, second, "[0] mine\n"}) == 3
+    first, second = (run(command, tmp_path, env={"HVKERAS_SECRET": "that of another job"}).stdout for _ in range(2))
+    assert len({first, second, "[0] that of another job\n"}) == 3
+    done = run(command, tmp_path, env={"HVKERAS_SECRET": "mine"})
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("hvkeras run: HVKERAS_SECRET must have at least 16 bytes")
 
 
 def test_flags_that_are_settings_reach_the_ranks(tmp_path: Path) -> None:

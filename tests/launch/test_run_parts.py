@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import io
+import math
 import os
+import re
 import shutil
+import tracemalloc
+from collections import Counter
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import pytest
 
 from hvkeras.control.cause import Cause, CauseKind
 from hvkeras.errors import MachineError, UsageError
 from hvkeras.host.ssh import Ssh
-from hvkeras.launcher.echoes import DELAY, REMEMBERED, Echoes
+from hvkeras.launcher.echoes import DELAY, MIB, Echoes
 from hvkeras.launcher.exit_report import exit_code, exit_report, root_cause
 from hvkeras.launcher.host_agents import exported, remote_agent_command
 from hvkeras.launcher.placement import HostRanks, place_ranks
@@ -121,12 +127,78 @@ def test_ranks_that_run_one_script_speak_with_one_voice(tmp_path: Path) -> None:
     assert (tmp_path / "rank.2" / "stdout").read_bytes() == b"step 1\rstep 2\nloss\n"
 
 
-def test_only_so_many_lines_are_remembered() -> None:
-    echoes = Echoes()
-    echoes.add(0, [b"%d" % number for number in range(REMEMBERED + 1)], 0)
-    echoes.add(1, [b"0", b"1"], 0)
-    assert echoes.due(DELAY) == [(1, [b"0"])]
-    assert echoes.due(DELAY) == []
+@pytest.mark.parametrize("remembered", [2_000, MIB])
+def test_of_lines_that_ranks_have_in_common_none_is_lost_and_few_are_shown_twice(
+        remembered: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hvkeras.launcher.echoes.REMEMBERED", remembered)
+    monkeypatch.setattr("hvkeras.launcher.echoes.WAITING", remembered)
+    random, echoes, now = Random(1), Echoes(), 0.0
+    printed: list[list[bytes]] = [[], [], []]
+    shown: list[list[bytes]] = [[], [], []]
+    for _ in range(2_000):
+        worker = random.randrange(3)
+        lines = [b"%d" % random.randrange(30) for _ in range(random.randrange(5))]
+        printed[worker] += lines
+        shown[worker] += echoes.add(worker, lines, now)
+        now += random.choice((0.0, 0.01))
+        for late, its_lines in echoes.due(now):
+            shown[late] += its_lines
+    for late, its_lines in echoes.due(math.inf):
+        shown[late] += its_lines
+    for worker in (1, 2):
+        rest = iter(printed[worker])
+        assert all(line in rest for line in shown[worker]), "in the order in which it printed them"
+        missing = Counter(printed[worker]) - Counter(printed[0]) - Counter(shown[worker])
+        assert not missing
+        twice = Counter(shown[worker]) - (Counter(printed[worker]) - Counter(printed[0]))
+        assert twice.total() < (1_200 if remembered == 2_000 else 60)
+    assert shown[0] == []
+
+
+@pytest.mark.parametrize("case", ["echoed", "distinct", "behind", "ahead", "long", "tracebacks", "without newline"])
+def test_the_memory_for_output_is_bounded(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines, most = (10_000, 64 * 1024) if case == "echoed" else (3_000, 16 * 1024)
+    for name in ("echoes.REMEMBERED", "echoes.WAITING", "last_words.MOST", "printer.TAILS", "printer.UNFINISHED"):
+        monkeypatch.setattr(f"hvkeras.launcher.{name}", most)
+    errors, now = Counted(), [0.0]
+    printer = Printer(3, io.BytesIO(), errors, as_one=True, reports_failures=True, clock=lambda: now[0])
+    tracemalloc.start()
+    try:
+        for first in range(0, lines, 100):
+            numbers = range(first, first + 100)
+            equal, other = (b"".join(b"%s%d\n" % (text, number) for number in numbers) for text in (b"a", b"b"))
+            for worker, data in {
+                    "echoed": [(0, equal), (1, equal), (2, equal)], "distinct": [(0, equal), (1, other)],
+                    "behind": [(0, equal)], "ahead": [(1, equal)], "long": [(1, 9_000 * b"x" + b"\n"), (0, equal)],
+                    "tracebacks": [(1, b"Traceback (most recent call last):\n" + 9_000 * b"x" + b"\n")],
+                    "without newline": [(1, 9_000 * b"x"), (2, b"\ry" * 4_000)]}[case]:
+                printer.show(worker, "stderr", data)
+            if first % 1000 == 0:
+                now[0] += 0.2
+                printer.show_late()
+        kept = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    printer.finish()
+    assert kept < 5 * most + 256 * 1024  # the rest is the text itself, on its way
+    assert errors.lines(b"[1] a") == (lines if case == "ahead" else 0)
+    assert errors.lines(b"[1] b") == (lines if case == "distinct" else 0)
+    assert errors.lines(b"hvkeras run: ranks print more lines than can be compared") == (
+        case not in ("echoed", "behind"))
+
+
+class Counted(io.RawIOBase):
+    """A screen that counts what is written to it."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[bytes] = Counter()
+
+    def write(self, data: Any) -> int:
+        self._counts.update(re.sub(rb"\d{2,}|x+", b"", line)[:80] for line in data.splitlines())
+        return len(data)
+
+    def lines(self, start: bytes) -> int:
+        return sum(count for line, count in self._counts.items() if line.startswith(start))
 
 
 def test_more_files_than_may_be_open_get_every_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

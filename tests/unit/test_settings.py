@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -81,6 +84,24 @@ def test_our_variable_wins_over_horovods() -> None:
 def test_unreadable_values_are_errors_that_name_variable_and_value(variable: str, text: str) -> None:
     with pytest.raises(UsageError, match=rf"{variable} must be readable.*Received: value='{text}'.*HINT: "):
         Settings({variable: text})
+
+
+@pytest.mark.parametrize("text", ["mine", "fifteen bytes..", "  padded with 15.  ", "é" * 7, "\udcff"])
+def test_a_secret_that_can_be_guessed_is_refused_and_not_shown(text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        Settings({"HVKERAS_SECRET": text})
+    message, size = str(caught.value), len(text.strip().encode(errors="surrogateescape"))
+    assert message.startswith(f"HVKERAS_SECRET must have at least 16 bytes, so that nobody can guess it. Received:"
+                              f" bytes={size}. HINT: ")
+    assert text.strip() not in message
+    command = re.search(r"HINT: run python (-c) \"(.*)\" once, and set", message)
+    assert command is not None
+    made = subprocess.run([sys.executable, *command.groups()], capture_output=True, text=True, check=True).stdout
+    assert Settings({"HVKERAS_SECRET": made.strip()}).secret == made.strip()
+
+
+def test_a_secret_is_used_as_it_is() -> None:
+    assert Settings({"HVKERAS_SECRET": " 16 bytes or more "}).secret == " 16 bytes or more "
 
 
 def test_unknown_variables_are_errors_that_suggest_the_nearest() -> None:
