@@ -31,7 +31,7 @@ from hvkeras.job.session import current_session
 from hvkeras.training.fit_hooks import running_calls
 
 _FLAG = "--data-parallel"
-_TRIED = "keras>=3.7,<3.16"  # the releases that it was tried with
+_TRIED = "keras>=3.12,<3.16"  # the releases that it was tried with
 
 
 def start(is_whole: Callable[[], bool] | None = None) -> None:
