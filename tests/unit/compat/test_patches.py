@@ -110,7 +110,7 @@ def test_what_is_hidden_is_told_once(library: Any) -> None:
 def test_a_keras_that_hides_the_steps_is_refused_by_data_parallel(monkeypatch: pytest.MonkeyPatch) -> None:
     mode._require_keras()
     monkeypatch.delattr(f"{keras.Model.__mro__[1].__module__}.{keras.Model.__mro__[1].__name__}")
-    with pytest.raises(UnsupportedError, match=r"lacks='steps, predictions'\. HINT: pip install 'keras>=3\.12,<3\.16', or "):
+    with pytest.raises(UnsupportedError, match=r"lacks='steps, predictions'\. HINT: pip install 'keras>=3\.12,<3\.16'"):
         mode._require_keras()
 
 
