@@ -13,6 +13,7 @@
 # make test-arm   test the C++ core for 64-bit ARM, under qemu; make test-gpu: tests that need a GPU (skipped without one)
 # make test-trackers   test MLflow, Weights & Biases, TensorBoard, Keras Tuner, Optuna and Orbax, in a separate environment
 # make test-keras   run Keras's own tests in each rank of a two-rank job
+# make test-next   try the nightly builds of TensorFlow and Keras, in a separate environment
 # make import-cost   measure `import hvkeras` and `hvkeras --help`
 #
 # Each file .venv/.has-* marks a finished step, so that make only repeats outdated ones.
@@ -20,7 +21,8 @@
 
 .PHONY: train test test-all test-rest test-newest test-oldest test-cold test-soak test-elastic \
   test-hosts test-stress test-times test-pythons test-python test-wheels test-arm test-gpu test-clusters test-trackers \
-  test-keras release-check release-version check lint docs chart picture wheel wheels native sanitize import-cost clean
+  test-keras test-next release-check release-version check lint docs chart picture wheel wheels native sanitize import-cost \
+  clean
 .DELETE_ON_ERROR:
 SHELL := bash
 # Otherwise each process of the tests would compile all modules again.
@@ -29,6 +31,7 @@ comma := ,
 
 VENV := .venv
 OLDEST := .venv-oldest
+NEXT := .venv-next
 CLUSTERS := .venv-clusters
 TRACKERS := .venv-trackers
 SOURCES := pyproject.toml CMakeLists.txt README.md LICENSE tools/build_wheel.py \
@@ -118,6 +121,14 @@ test-python: $(NEWEST) $(VENV)/.has-horovod
 # Tests with the mark `oldest` also run on the oldest TensorFlow, without Horovod and MPI.
 test-oldest: $(OLDEST)/.has-hvkeras
 	$(OLDEST)/$(PYTEST) -m "oldest and not oldest_nightly" -k "not horovod and not mpirun"
+
+# Nightly builds, without Horovod and MPI: the scripts of the README and of docs/data-parallel.md, batches of all ranks,
+# and the tests with the mark `oldest`. To try today's builds, remove the environment first: rm -r .venv-next
+test-next: $(NEXT)/.has-hvkeras
+	@$(call python,$(NEXT)) -m pip --disable-pip-version-check list | grep -iE '^(hvkeras|tf_nightly|(tf_)?keras-nightly) '
+	$(NEXT)/$(PYTEST) -k "README-1 or data-parallel-1" tests/examples
+	$(NEXT)/$(PYTEST) -m "$(QUICK)" -k native-2 tests/parallel/test_global_batch.py
+	$(NEXT)/$(PYTEST) -m "oldest and not oldest_nightly" -k "not horovod and not mpirun"
 
 # A sample of the tests with cold ranks (new Python processes), to verify that forking makes no difference.
 test-cold: $(NEWEST) $(VENV)/.has-horovod
@@ -260,9 +271,9 @@ sanitize: $(VENV)/.has-build-tools
 	  build/$$sanitizers/backends/native/core_test check $(SECONDS_EACH) || exit 1; done
 
 clean:
-	rm -rf build dist .venv-3.* $(VENV) $(OLDEST) $(CLUSTERS) $(TRACKERS)
+	rm -rf build dist .venv-3.* $(VENV) $(OLDEST) $(NEXT) $(CLUSTERS) $(TRACKERS)
 
-$(VENV)/.has-python $(OLDEST)/.has-python $(CLUSTERS)/.has-python $(TRACKERS)/.has-python: %/.has-python: | tools/make_venv.sh
+$(addsuffix /.has-python,$(VENV) $(OLDEST) $(NEXT) $(CLUSTERS) $(TRACKERS)): %/.has-python: | tools/make_venv.sh
 	@tools/make_venv.sh $*
 	@touch $@
 
@@ -339,6 +350,15 @@ $(OLDEST)/.has-tensorflow: $(OLDEST)/.has-python
 
 $(OLDEST)/.has-hvkeras: $(OLDEST)/.has-tensorflow $(VENV)/.has-wheel
 	@$(call install_hvkeras,$(OLDEST),[test])
+	@touch $@
+
+$(NEXT)/.has-tensorflow: $(NEXT)/.has-python
+	@echo "Installing the nightly builds of TensorFlow and Keras (a large download)"
+	@$(call pip,$(NEXT)) tf-nightly keras-nightly tf_keras-nightly
+	@touch $@
+
+$(NEXT)/.has-hvkeras: $(NEXT)/.has-tensorflow $(VENV)/.has-wheel
+	@$(call install_hvkeras,$(NEXT),[test])
 	@touch $@
 
 $(CLUSTERS)/.has-hvkeras: $(CLUSTERS)/.has-tensorflow $(VENV)/.has-wheel

@@ -382,19 +382,24 @@ def is_empty_dataset(data: Any) -> bool:
     return is_without_data(data) or not any(True for _ in data.take(1))
 
 
-@contextlib.contextmanager
-def adapting_by(space: Any, adapt: Callable[[Any, Any], None]) -> Iterator[list[Any]]:
-    """Context manager that replaces the `adapt` of a `FeatureSpace`'s layers, and returns these layers.
+def features_to_learn(space: Any, data: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield each layer of a `FeatureSpace` that learns, and the data of its feature.
+
+    The `adapt` of the `FeatureSpace` does the same, but Keras 3.16 no longer calls that of its layers.
 
     Args:
         space: The `FeatureSpace`.
-        adapt: Called with a layer and data instead of the layer's `adapt`.
+        data: A dataset, or a dict of arrays; None without data.
     """
-    layers = [space.preprocessors[name] for name in space._list_adaptable_preprocessors()]
-    with contextlib.ExitStack() as stack:
-        for layer in layers:
-            stack.enter_context(_replaced(layer, "adapt", lambda data, layer=layer: adapt(layer, data)))
-        yield layers
+    whole = tf.data.Dataset.from_tensor_slices(data) if isinstance(data, dict) else data
+    for name in space._list_adaptable_preprocessors():
+        part = whole
+        if whole is not None:
+            part = whole.map(lambda row, name=name: row[name])
+            rank = len(next(iter(part)).shape)
+            part = part.batch(32) if rank == 0 else part
+            part = part.map(lambda values: tf.expand_dims(values, -1)) if rank < 2 else part
+        yield space.preprocessors[name], part
 
 
 def finish_space(space: Any) -> None:

@@ -12,8 +12,6 @@ be removed with the versions of wrapt that TensorFlow accepts. They also do not 
 from __future__ import annotations
 
 import contextlib
-import functools
-import importlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import ModuleType
@@ -50,6 +48,7 @@ from hvkeras.compat.adapters import (
 )
 from hvkeras.compat.families import loaded_families
 from hvkeras.compat.fit_data import KerasData, TfKerasData
+from hvkeras.compat.targets import find, is_in, package_of
 from hvkeras.compat.variables import assign_locally
 
 # Groups. `shutdown()` uninstalls those of a job; the others stay installed.
@@ -68,7 +67,7 @@ class Patch:
 
     Attributes:
         group: The group that the row is installed with.
-        targets: Patched attributes, as `module:Class.attribute`; of `a|b`, the first that exists.
+        targets: Patched attributes, as `module:Class.attribute` (see `hvkeras.compat.targets`).
         versions: Packages and versions that have these attributes and need the patch.
         why: Reason why a public API does not suffice.
         until: Change to Keras or TensorFlow that would make the row removable.
@@ -289,23 +288,18 @@ class Installer:
         self._behaviours[group] = behaviour
         for row in self._table:
             for target in row.targets if row.group == group else ():
-                name, _, attribute = target.partition(":")
-                if name in modules if modules is not None else _is_loaded(name.partition(".")[0]):
-                    module = _imported(name) if modules is None else modules[name]
-                    self._install(row, target, module, attribute, behaviour)
+                if _is_loaded(package_of(target)) if modules is None else is_in(target, modules):
+                    self._install(row, target, modules, behaviour)
         return behaviour
 
-    def _install(self, row: Patch, target: str, module: Any, attribute: str, behaviour: Any) -> None:
+    def _install(self, row: Patch, target: str, modules: Mapping[str, Any] | None, behaviour: Any) -> None:
         if any(change.row is row and change.target == target for change in self._changes):
             return
-        *path, names = attribute.split(".")
-        owner = functools.reduce(lambda found, part: getattr(found, part, None), path, module)
-        name = next((one for one in names.split("|") if hasattr(owner, one)), "")
-        if owner is None or not (name or row.adds):
+        owner, name = find(target, modules)
+        if owner is None or not (hasattr(owner, name) or row.adds):
             if row.part:
-                self._hidden.setdefault((target.partition(":")[0].partition(".")[0], row.part), False)
+                self._hidden.setdefault((package_of(target), row.part), False)
             return
-        name = name or names
         change = _Change(row, target, owner, name, vars(owner).get(name, _ABSENT))
         setattr(owner, name, row.make(getattr(owner, name, None), behaviour, name))
         self._changes.append(change)
@@ -342,6 +336,12 @@ class Installer:
             yield
         finally:
             self.uninstall(group)
+
+    def hidden(self, group: str) -> list[str]:
+        """Return the parts of a group that need targets which the loaded packages lack."""
+        targets = [(row.part, target) for row in self._table for target in row.targets
+                   if row.group == group and row.part and not row.adds and _is_loaded(package_of(target))]
+        return list(dict.fromkeys(part for part, target in targets if not hasattr(*find(target))))
 
     def newly_hidden(self) -> list[str]:
         """Return a sentence for each package with missing targets, each target once per process."""
@@ -382,13 +382,6 @@ def _is_loaded(package: str) -> bool:
     return package == "tensorflow" or package in loaded_families()
 
 
-def _imported(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError:
-        return None
-
-
 def repair(module: ModuleType) -> None:
     """Repair a module of Keras 3 for use under strategies; called by wrapt after the import."""
     install(STRATEGIES, modules={module.__name__: module})
@@ -407,7 +400,8 @@ def as_table() -> str:
 
 
 _KERAS, _TF_KERAS = "Keras 3", "tf_keras"
-_BOTH, _NEWER, _TENSORFLOW = "Keras 3, tf_keras", "Keras 3 after 3.3", "TensorFlow"
+_BOTH, _TENSORFLOW = "Keras 3, tf_keras", "TensorFlow"
+_SINCE_3_7, _SINCE_3_12 = "Keras 3.7 and newer", "Keras 3.12 and newer"
 _TRAINER, _ITERATOR = "keras.src.backend.tensorflow.trainer", "keras.src.backend.tensorflow.trainer:TFEpochIterator"
 _HANDLER = "tf_keras.src.engine.data_adapter:DataHandler"
 _TF_KERAS_LOSS_SCALE = "tf_keras.src.mixed_precision.loss_scale_optimizer"
@@ -415,7 +409,10 @@ _TF_KERAS_NORMALIZATION = "tf_keras.src.layers.normalization.batch_normalization
 _DEVICES = "keras.src.backend.tensorflow.distribution_lib:"
 _DISTRIBUTION = "keras.src.distribution.distribution_lib:"
 _BASE_OPTIMIZER = "keras.src.optimizers.base_optimizer:BaseOptimizer"
-_TF_TRAINER = "keras.src.backend.tensorflow.trainer:TensorFlowTrainer"
+# The second names are those of Keras 3.16.
+_TF_TRAINER = "keras.src.backend.tensorflow.trainer:TensorFlowTrainer|Trainer"
+_TF_NN = "keras.src.backend.tensorflow.nn|keras.src.backend.tensorflow.ops.nn:"
+_TF_NUMPY = "keras.src.backend.tensorflow.numpy|keras.src.backend.tensorflow.ops.numpy:"
 _EXTENDED = "tensorflow.python.distribute.collective_all_reduce_strategy:CollectiveAllReduceExtended"
 _CONTEXT = "tensorflow.python.eager.context:Context"
 _DATASET = "tensorflow.python.data.ops.iterator_ops:OwnedIterator"
@@ -458,7 +455,7 @@ TABLE = (
     Patch(TRAINING, ("keras:Model.stop_training", "tf_keras:Model.stop_training"), _BOTH,
           "Keras reads it after each step; all ranks must get the same value, and a later callback may still change it",
           "a method of Keras that decides whether to stop", stop_training, adds=True, leaves=False),
-    Patch(TRAINING, (f"{_TF_TRAINER}._autoconvert_optionals",), _NEWER,
+    Patch(TRAINING, (f"{_TF_TRAINER}._autoconvert_optionals",), _SINCE_3_12,
           "counts batches on arrival, inside the compiled step: callbacks cannot detect that a step waits for its"
           " batch", "a callback of Keras for the arrival of a batch", calls(stepped, "step")),
     Patch(TRAINING, ("keras:Model.train_step", "tf_keras:Model.train_step"), _BOTH,
@@ -475,7 +472,7 @@ TABLE = (
           "losses that Keras reduces over processes", calls(masked, "weigh"), "masked losses"),
     Patch(TRAINING, ("tf_keras.src.utils.losses_utils:apply_valid_mask",), _TF_KERAS, "the same",
           "no support of tf_keras", calls(masked_by_tf_keras, "weigh"), "masked losses"),
-    Patch(TRAINING, ("keras.src.backend.tensorflow.nn:_compute_moments_sync",), _KERAS,
+    Patch(TRAINING, (f"{_TF_NN}_compute_moments_sync",), _KERAS,
           "a synchronized BatchNormalization, written for strategies, must use the moments of all ranks",
           "moments that Keras reduces over processes", calls(moments_of_operation, "moments"), "synchronized moments"),
     Patch(TRAINING, ("keras:layers.BatchNormalization._moments",), _KERAS, "the same, with masks",
@@ -509,13 +506,13 @@ TABLE = (
           "a public method of optimizers to exchange weights and averages", around("swap_averages")),
     Patch(OPTIMIZERS, ("keras:callbacks.SwapEMAWeights._finalize_ema_values",), "Keras 3 with SwapEMAWeights",
           "the same", "a public method of optimizers to exchange weights and averages", around("begin_averages")),
-    Patch(GLOBAL_BATCH, (f"{_TF_TRAINER}._make_function",), _NEWER,
+    Patch(GLOBAL_BATCH, (f"{_TF_TRAINER}._make_function",), _SINCE_3_7,
           "each rank computes its rows of a batch, and the state afterwards is that of one process",
           _OF_KERAS_PROCESSES, around("make_function"), "steps"),
-    Patch(GLOBAL_BATCH, ("keras:Model.make_predict_function",), _NEWER, "the same for predictions",
+    Patch(GLOBAL_BATCH, ("keras:Model.make_predict_function",), _KERAS, "the same for predictions",
           _OF_KERAS_PROCESSES, around("make_predict"), "predictions"),
-    Patch(GLOBAL_BATCH, (f"{_TF_TRAINER}._autoconvert_optionals",), _NEWER, "the same for predictions",
-          _OF_KERAS_PROCESSES, calls(stepped, "predict"), "predictions"),
+    Patch(GLOBAL_BATCH, (f"{_TF_TRAINER}._autoconvert_optionals",), _SINCE_3_12,
+          "the same for predictions", _OF_KERAS_PROCESSES, calls(stepped, "predict"), "predictions"),
     Patch(GLOBAL_BATCH, (f"{_ITERATOR}.__init__",), _KERAS,
           "pipelines compute this rank's rows only, once Keras has converted arrays to a dataset",
           "a public data adapter", data(KerasData), "the data of all ranks"),
@@ -542,7 +539,7 @@ TABLE = (
           _OF_KERAS_PROCESSES, around("operation_seed"), "random seeds"),
     Patch(GLOBAL_BATCH,
           (*_each("keras.src.backend.tensorflow.random:", "normal", "uniform", "randint", "truncated_normal"),
-           *_each("keras.src.backend.tensorflow.numpy:", "ones", "zeros", "full"),
+           *_each(_TF_NUMPY, "ones", "zeros", "full"),
            *_each("tensorflow:random", "normal", "uniform", "truncated_normal"), "tensorflow:ones", "tensorflow:zeros"),
           _BOTH_OF_THEM, "steps that make tensors for a constant batch size make them for the rank's rows",
           _OF_KERAS_PROCESSES, around("make"), "constant batch sizes"),
@@ -635,9 +632,9 @@ TABLE = (
     Patch(STRATEGIES, (f"{_TRAINER}:reduce_per_replica",), _KERAS,
           "scalars are averaged over workers as if they were rows", "keras-team/keras#20585",
           repaired(strategies.reduce_per_replica)),
-    Patch(STRATEGIES, (f"{_TF_TRAINER}._make_function",), _NEWER, "several steps cannot run in one execution",
+    Patch(STRATEGIES, (f"{_TF_TRAINER}._make_function",), _SINCE_3_7, "several steps cannot run in one execution",
           "keras-team/keras#20585", repaired(strategies.make_function)),
-    Patch(STRATEGIES, (f"{_TF_TRAINER}._maybe_symbolic_build",), _NEWER,
+    Patch(STRATEGIES, (f"{_TF_TRAINER}._maybe_symbolic_build",), "Keras 3.5 and newer",
           "the model is built on a part of a batch, and that batch is lost", "keras-team/keras#20585",
           repaired(strategies.symbolic_build)),
     Patch(STRATEGIES, ("keras.src.backend.tensorflow.optimizer:TFOptimizer._all_reduce_sum_gradients",), _KERAS,
@@ -649,7 +646,7 @@ TABLE = (
           repaired(strategies.apply_scaled_sums)),
     Patch(STRATEGIES, ("keras.src.random.seed_generator:SeedGenerator.next",), _KERAS,
           "all replicas draw the same numbers", "a Keras that draws per replica", repaired(strategies.next_seed)),
-    Patch(STEPS, (f"{_TF_TRAINER}._make_function",), _NEWER,
+    Patch(STEPS, (f"{_TF_TRAINER}._make_function",), _SINCE_3_7,
           "the control server must know which rank does not reach a step of a strategy: TensorFlow does not name it",
           "a hook of strategies around steps", calls(strategies.counted_function)),
     Patch(LOCAL, ("keras:Variable._direct_assign",), _KERAS,
@@ -668,7 +665,7 @@ TABLE = (
           _each(_CONTEXT, "configure_collective_ops", "configure_coordination_service", "enable_collective_ops"),
           _TENSORFLOW, "the same, for plain TensorFlow in hvkeras bench", "a strategy for a running server",
           always(nothing)),
-    Patch(KERAS_2, ("keras.src.backend.tensorflow.core:Variable.ref",), _KERAS, "scripts of Keras 2 use it", _NEVER,
+    Patch(KERAS_2, ("keras.src.backend.tensorflow:Variable.ref",), _KERAS, "scripts of Keras 2 use it", _NEVER,
           keras_2.of_variables, adds=True),
     Patch(KERAS_2,
           _each(_BASE_OPTIMIZER, "__init__", "lr", "weights", "_create_all_weights", "compute_gradients", "minimize",
@@ -677,7 +674,7 @@ TABLE = (
     Patch(KERAS_2,
           (f"{_BASE_OPTIMIZER}.variables", "keras.src.optimizers.loss_scale_optimizer:LossScaleOptimizer.variables"),
           _KERAS, "scripts of Keras 2 call it", _NEVER, keras_2.callable_variables, adds=True),
-    Patch(KERAS_2, ("keras.src.trainers.trainer:Trainer.compile",), _KERAS,
+    Patch(KERAS_2, ("keras.src.trainers.trainer:Trainer|BaseTrainer.compile",), _KERAS,
           "scripts of Keras 2 pass experimental_run_tf_function", _NEVER, keras_2.of_compile),
     Patch(KERAS_2, _each(_TF_TRAINER, "fit", "evaluate", "predict"), _KERAS,
           "scripts of Keras 2 pass options of queues", _NEVER, keras_2.of_fit),
@@ -695,4 +692,5 @@ TABLE = (
 
 _installer = Installer(TABLE)
 install, uninstall, uninstall_job = _installer.install, _installer.uninstall, _installer.uninstall_job
-installed, behaviour_of, newly_hidden = _installer.installed, _installer.behaviour, _installer.newly_hidden
+installed, behaviour_of = _installer.installed, _installer.behaviour
+hidden, newly_hidden = _installer.hidden, _installer.newly_hidden

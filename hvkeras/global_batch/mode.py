@@ -31,6 +31,7 @@ from hvkeras.job.session import current_session
 from hvkeras.training.fit_hooks import running_calls
 
 _FLAG = "--data-parallel"
+_TRIED = "keras>=3.12,<3.16"  # the releases that it was tried with
 
 
 def start(is_whole: Callable[[], bool] | None = None) -> None:
@@ -81,13 +82,13 @@ def _require_keras() -> None:
     if compat.foreign_backend():
         raise UnsupportedError(explain("Keras must run on TensorFlow", "set KERAS_BACKEND=tensorflow",
                                        backend=compat.foreign_backend()))
-    from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
-
-    if not hasattr(TensorFlowTrainer, "_make_function"):
+    lacks = patches.hidden(patches.GLOBAL_BATCH)
+    if lacks:
         import keras
 
-        raise UnsupportedError(explain(f"{_FLAG} needs Keras 3.4 or newer", "upgrade Keras, or write the lines of"
-                                       " hvkeras (README)", keras=keras.__version__))
+        raise UnsupportedError(explain(f"{_FLAG} needs internals of Keras that this version lacks",
+                                       f"pip install '{_TRIED}', or write the lines of hvkeras (README)",
+                                       keras=keras.__version__, lacks=", ".join(lacks)))
 
 
 def _install(steps: Steps) -> None:

@@ -30,7 +30,7 @@ _NAME = "horovod"
 _KERAS_2 = "hvkeras.horovod.keras_2"
 # Modules of Keras 3 and tf_keras that are patched with Keras 2 features on import. The list repeats the group
 # --as-horovod of `hvkeras.compat.patches`, which is not imported here, since it would import TensorFlow.
-_PATCHED_MODULES = ("keras.src.backend.tensorflow.core", "keras.src.optimizers.base_optimizer",
+_PATCHED_MODULES = ("keras.src.backend.tensorflow", "keras.src.optimizers.base_optimizer",
              "keras.src.optimizers.loss_scale_optimizer", "keras.src.trainers.trainer",
              "keras.src.backend.tensorflow.trainer", "keras.src.layers.normalization.batch_normalization",
              "keras.src.legacy.backend", "keras.optimizers.legacy", "tf_keras.api._v2.keras", "tensorflow.keras")

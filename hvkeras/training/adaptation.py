@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from hvkeras import compat
 from hvkeras.collectives.broadcasts import allgather_object
@@ -73,13 +74,13 @@ def _adapt_space(space: Any, data: Any, batch_size: int | None, steps: int | Non
     if batch_size is not None or steps is not None:
         raise UsageError(explain("A FeatureSpace must be adapted to a whole dataset", "dataset.take(steps)",
                                  batch_size=batch_size, steps=steps))
-    with learned.adapting_by(space, lambda layer, part: adapt(layer, part, process_set=process_set)) as layers:
-        if data is None or (hasattr(data, "cardinality") and learned.is_empty_dataset(data)):
-            for layer in layers:
-                layer.adapt(None)
-            learned.finish_space(space)
-        else:
-            space.adapt(data)
+    if not isinstance(data, (dict, tf.data.Dataset, type(None))):
+        raise UsageError(explain("A FeatureSpace must be adapted to a dataset or a dict of arrays",
+                                 "tf.data.Dataset.from_tensor_slices(arrays)", data=type(data).__name__))
+    mine = None if isinstance(data, tf.data.Dataset) and learned.is_empty_dataset(data) else data
+    for layer, part in learned.features_to_learn(space, mine):
+        adapt(layer, part, process_set=process_set)
+    learned.finish_space(space)
 
 
 def _require_learning(layer: Any, kind: str) -> None:

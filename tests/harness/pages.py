@@ -1,4 +1,6 @@
-"""Scripts in README and docs/: `<!-- file: NAME -->` gives the name of the script in the block below."""
+"""Code in README and docs/: `<!-- file: NAME -->` gives the name of the script in the block below, and
+`<!-- lines: NAME -->` that of lines which a test runs among its own.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = re.compile(r"<!-- file: (\S+) -->\n```python\n(.*?)```", re.DOTALL)
+LINES = re.compile(r"<!-- lines: (\S+) -->\n```python\n(.*?)```", re.DOTALL)
 # For tests that only `make test-trackers` runs, in an environment with these packages.
 WITH_TRACKERS = (pytest.mark.nightly, pytest.mark.skipif(
     any(find_spec(name) is None for name in ("keras_tuner", "mlflow", "optuna", "wandb")),
@@ -19,3 +22,8 @@ WITH_TRACKERS = (pytest.mark.nightly, pytest.mark.skipif(
 def scripts(page: Path) -> dict[str, str]:
     """Return the scripts on a page, by name."""
     return dict(FILE.findall(page.read_text()))
+
+
+def lines(page: Path) -> dict[str, str]:
+    """Return the named lines on a page, by name."""
+    return dict(LINES.findall(page.read_text()))

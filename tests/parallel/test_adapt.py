@@ -61,6 +61,7 @@ def test_feature_spaces_learn_from_all_ranks(outcome: Outcome) -> None:
      ("given", "UsageError: A layer to adapt must not have a given state"),
      ("given mean", "HINT: create it without mean"),
      ("no data", "UsageError: A layer needs data on at least one rank"),
+     ("space", "UsageError: A FeatureSpace must be adapted to a dataset or a dict of arrays. Received: data='ndarray'"),
      ("samples", "HINT: create it with axis=None"),
      ("shapes", "UsageError: All ranks must adapt a layer to data of one shape"),
      ("order", "UsageError: All ranks must adapt their layers in the same order")],

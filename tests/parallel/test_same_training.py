@@ -55,14 +55,29 @@ def test_fit_over_shards_gives_the_weights_of_one_process(
     assert_same(differences(launch_once, backend, keras, size, *MAIN_CASES), case)
 
 
+OF_EACH_ENGINE = {"native": ("sgd_momentum", "sparse_adam_clip"), "tfdist": ("sgd_momentum",),
+                  "horovod": ("sgd_momentum",)}
+
+
 @pytest.mark.check
-@pytest.mark.parametrize(("backend", "cases"), [
-    ("native", ("sgd_momentum", "sparse_adam_clip")), ("tfdist", ("sgd_momentum",)), ("horovod", ("sgd_momentum",))],
-    ids=ENGINES)
+@pytest.mark.parametrize(("backend", "cases"), OF_EACH_ENGINE.items(), ids=OF_EACH_ENGINE)
 def test_each_engine_trains(backend: str, cases: tuple[str, ...], launch_once: Callable[..., Outcome]) -> None:
     found = differences(launch_once, backend, "keras3", 2, *cases)
     for case in cases:
         assert_same(found, case)
+
+
+@pytest.mark.parametrize("backend", ["native", *(pytest.param(name, marks=pytest.mark.slow) for name in ENGINES
+                                                 if name != "native")])
+def test_steps_of_ones_own_give_the_weights_of_one_process(backend: str, launch_once: Callable[..., Outcome]) -> None:
+    outcome = launch_once(LAUNCHER[backend], WORKER, OF_EACH_ENGINE[backend], np=2, backend=backend,
+                          env={"TF_USE_LEGACY_KERAS": KERAS["keras3"]})
+    for found in outcome.results("own_steps"):
+        for name, difference in found.items():
+            if name in ("clipped before the optimizer", "negatives of a rank"):
+                assert difference > 100 * TOLERANCE, f"{name}: the page says that this is not one process's result"
+            else:
+                assert difference < TOLERANCE, name
 
 
 @pytest.mark.slow

@@ -119,8 +119,7 @@ def spaces() -> list[Any]:
 
     space, other, one = made(), made(), made()
     hvd.adapt(space, dataset({name: mine(column) for name, column in data.items()}))
-    whole = dataset(data)
-    hvd.adapt(other, whole.take(0) if hvd.rank() else whole)
+    hvd.adapt(other, dataset(data).take(0) if hvd.rank() else data)
     one.adapt(dataset(data, 37))
     row = {name: column[:1] for name, column in data.items()}
     difference = float(np.abs(np.asarray(space(row)) - np.asarray(one(row))).max())
@@ -148,6 +147,7 @@ def refused() -> dict[str, str]:
         "given": mistake(lambda: hvd.adapt(layers.StringLookup(vocabulary=["a"]), strings("a"))),
         "given mean": mistake(lambda: hvd.adapt(layers.Normalization(mean=1.0, variance=1.0), TABLE)),
         "no data": mistake(lambda: hvd.adapt(layers.StringLookup(), None)),
+        "space": mistake(lambda: hvd.adapt(keras.utils.FeatureSpace(features={"word": "string_categorical"}), TABLE)),
         "samples": mistake(lambda: hvd.adapt(layers.Normalization(), TABLE[:, 0])),
         "shapes": mistake(lambda: hvd.adapt(layers.Normalization(), TABLE[:, hvd.rank():])),
         "order": mistake(lambda: hvd.adapt(layers.StringLookup() if hvd.rank() else layers.IntegerLookup(),

@@ -14,6 +14,8 @@ import tensorflow as tf
 
 import hvkeras as hvd
 from harness.checks import check, run_checks
+from harness.pages import ROOT, lines
+from hvkeras.job.session import current_session
 
 STEPS, BATCH = 5, 16
 keras: Any = tf.keras
@@ -119,6 +121,99 @@ def differences() -> dict[str, Any]:
         weights = trained(name, wrap, hvd.rank(), hvd.size(), eager)
         moved = apart(truth[: len(start)], start)
         found[name] = [apart(weights, truth), moved, float(np.sum([np.sum(one) for one in weights]))]
+    return found
+
+
+LINES = lines(ROOT / "docs" / "losses.md")
+
+
+def run_lines(name: str, **names: Any) -> dict[str, Any]:
+    """Run lines of docs/losses.md; return the names after them."""
+    exec(LINES[name], {"hvd": hvd, "keras": keras, "tf": tf}, names)
+    return names
+
+
+class Clipping(keras.Model):  # type: ignore[misc]
+    """A model that clips gradients in its step (before the optimizer, or by the lines of the page), or does not."""
+
+    way = "in the optimizer"
+
+    def train_step(self, data: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = 100.0 * tf.reduce_mean((self(data[0], training=True) - data[1]) ** 2)
+        weights = self.trainable_variables
+        if self.way == "lines":
+            run_lines("clip-behind-a-tape", tape=tape, loss=loss, weights=weights, optimizer=self.optimizer)
+            return {"loss": loss}
+        gradients = tape.gradient(loss, weights)
+        if self.way == "before the optimizer":
+            gradients, _ = tf.clip_by_global_norm(gradients, 1.0)
+        self.optimizer.apply_gradients(zip(gradients, weights, strict=True))
+        return {"loss": loss}
+
+
+class Retrieval(keras.Model):  # type: ignore[misc]
+    """A model of two towers, whose loss compares each query with all candidates that it sees."""
+
+    gathers, reduction, factor = False, "sum", 1.0
+
+    def train_step(self, data: Any) -> Any:
+        with tf.GradientTape() as tape:
+            queries, candidates = tf.split(self(data[0], training=True), 2, axis=1)
+            if self.gathers:
+                made = run_lines("in-batch-negatives", queries=queries, candidates=candidates)
+                queries, candidates = made["queries"], made["candidates"]
+            scores = tf.matmul(queries, candidates, transpose_b=True)
+            compare = keras.losses.CategoricalCrossentropy(from_logits=True, reduction=self.reduction)
+            loss = self.factor * compare(tf.eye(len(scores)), scores)
+        weights = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        return {"loss": loss}
+
+
+def by_own_step(cls: Any, optimizer: Any, rank: int, size: int, attributes: dict[str, Any]) -> list[Any]:
+    """Return the weights after training on rows `rank`, `rank + size`, ... of each of three batches."""
+    x, y = (array[: 3 * BATCH] for array in data("sgd_momentum"))
+    keras.utils.set_random_seed(7)
+    rows = keras.Input((6,))
+    net = cls(rows, keras.layers.Dense(8)(keras.layers.Dense(8, activation="tanh")(rows)))
+    vars(net).update(attributes)
+    net.compile(optimizer, run_eagerly=True)
+    net.fit(x[rank::size], y[rank::size, :1], batch_size=BATCH // size, shuffle=False, verbose=0)
+    return list(net.get_weights())
+
+
+@check
+def own_steps() -> dict[str, float]:
+    """For ways to clip, and to compare the rows of a batch: the difference from one process."""
+    def sgd(**options: Any) -> Any:
+        return keras.optimizers.SGD(0.05, **options)
+
+    truths: dict[Any, list[Any]] = {}
+
+    def off(cls: Any, plain: Any, mine: Any, alone: dict[str, Any], **attributes: Any) -> float:
+        key = cls, type(plain), *alone.items()
+        if key not in truths:
+            with hvd.alone():
+                truths[key] = by_own_step(cls, plain, 0, 1, alone)
+        return apart(by_own_step(cls, mine, hvd.rank(), hvd.size(), {**alone, **attributes}), truths[key])
+
+    wrap, clips = hvd.DistributedOptimizer, {"way": "before the optimizer"}
+    found = {
+        "clipped before the optimizer": off(Clipping, sgd(), wrap(sgd()), clips),
+        "clipped by the optimizer": off(Clipping, keras.optimizers.Adam(global_clipnorm=1.0),
+                                        run_lines("clip-in-the-optimizer")["optimizer"], {}),
+        "clipped behind a tape": off(Clipping, sgd(), sgd(), clips, way="lines"),
+        "negatives of a rank": off(Retrieval, sgd(), wrap(sgd()), {"reduction": "sum"}, factor=hvd.size()),
+    }
+    for reduction in ("sum", "sum_over_batch_size"):
+        found[f"all negatives, {reduction}"] = off(Retrieval, sgd(), wrap(sgd()), {"reduction": reduction},
+                                                   gathers=True)
+    settings = vars(current_session().settings)
+    before, settings["gradients"] = settings["gradients"], "horovod"  # as HVKERAS_GRADIENTS=horovod
+    found["all negatives, as horovod"] = off(Retrieval, sgd(), wrap(sgd()), {"reduction": "sum"}, gathers=True,
+                                             factor=hvd.size())
+    settings["gradients"] = before
     return found
 
 

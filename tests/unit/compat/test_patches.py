@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import runpy
 from collections.abc import Callable
 from pathlib import Path
@@ -14,9 +13,11 @@ import pytest
 import tensorflow as tf
 
 from hvkeras import compat
-from hvkeras.compat import patches
+from hvkeras.compat import patches, targets
 from hvkeras.compat.adapters import always, around, repaired
 from hvkeras.compat.patches import Installer, Patch
+from hvkeras.errors import UnsupportedError
+from hvkeras.global_batch import mode
 from hvkeras.training import fit_hooks
 
 ROOT = Path(__file__).parents[3]
@@ -46,7 +47,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A module of others, which changes nothing for other tests."""
     monkeypatch.setattr(patches, "_is_loaded", lambda package: package == "library")
     module = SimpleNamespace(Theirs=type("Theirs", (Base,), dict(vars(Theirs))), function=lambda: "a function")
-    monkeypatch.setattr(patches, "_imported", lambda name: module)
+    monkeypatch.setattr(targets, "_imported", lambda name: module if name == "library" else None)
     return module
 
 
@@ -79,13 +80,19 @@ def test_a_group_is_installed_once_and_another_behaviour_replaces_the_first(libr
 
 
 def test_of_alternatives_the_first_is_changed_and_attributes_can_be_added(library: Any) -> None:
-    installer = Installer((row("one", "library:Theirs.newer|own", repaired(adds("ours"))),
-                           row("one", "library:Theirs.added", always(3), adds=True)))
+    own = "library.newer|library:Newer|Theirs.newer|own"
+    installer = Installer((row("one", own, repaired(adds("ours")), "own"), row("one", "library:Theirs.added", always(3),
+                                                                              adds=True)))
     installer.install("one")
     assert library.Theirs().own("word") == "ours of their word"
     assert library.Theirs.added == 3
     installer.uninstall("one")
     assert not hasattr(library.Theirs, "added")
+    assert library.Theirs().own("word") == "their word"
+    installer.install("one", modules={"library.newer": library})
+    assert library.Theirs().own("word") == "ours of their word"
+    installer.install("two", modules={"other": library})
+    assert installer.hidden("one") == installer.newly_hidden() == []
 
 
 def test_what_is_hidden_is_told_once(library: Any) -> None:
@@ -96,6 +103,15 @@ def test_what_is_hidden_is_told_once(library: Any) -> None:
         "this version of library hides internals that hvkeras needs; not supported: the logs, fit"]
     installer.install("one", SimpleNamespace(again=True))
     assert installer.newly_hidden() == []
+    assert installer.hidden("one") == ["the logs", "fit"]
+    assert installer.hidden("two") == []
+
+
+def test_a_keras_that_hides_the_steps_is_refused_by_data_parallel(monkeypatch: pytest.MonkeyPatch) -> None:
+    mode._require_keras()
+    monkeypatch.delattr(f"{keras.Model.__mro__[1].__module__}.{keras.Model.__mro__[1].__name__}")
+    with pytest.raises(UnsupportedError, match=r"lacks='steps, predictions'\. HINT: pip install 'keras>=3\.12,<3\.16'"):
+        mode._require_keras()
 
 
 def test_keras_and_tensorflow_are_as_before_once_a_job_is_over() -> None:
@@ -103,15 +119,8 @@ def test_keras_and_tensorflow_are_as_before_once_a_job_is_over() -> None:
         found = {}
         for each in patches.TABLE:
             for target in each.targets:
-                module, _, attribute = target.partition(":")
-                try:
-                    owner: Any = importlib.import_module(module)
-                except ModuleNotFoundError:
-                    continue
-                *path, names = attribute.split(".")
-                for part in path:
-                    owner = getattr(owner, part, None)
-                found |= {f"{target} {name}": vars(owner).get(name, "none") for name in names.split("|") if owner}
+                owner, name = targets.find(target)
+                found |= {f"{target} {name}": vars(owner).get(name, "none")} if owner else {}
         return found
 
     assert tf.keras.Model is keras.Model
