@@ -69,7 +69,7 @@ class GradientStep:
             return update.apply(_already_reduced(update, gradients))
         is_scaled = self.outer is not self.part.optimizer or self.part.options.scales_loss
         reducer = GradientReducer(self.part.exchange, self.part.local_keys(), is_scaled, update=update.text,
-                                  shares=update.shares)
+                                  shares=update.shares, optimizer=self.part.optimizer)
         if within is None:
             reduced = reducer.reduce(gradients, self.variables)
         else:

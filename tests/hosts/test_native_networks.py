@@ -189,6 +189,12 @@ def test_commits_and_backups_have_the_rounding_errors(network, tmp_path):
         assert job.finish() == 0, "".join(job.text(rank, "stderr") for rank in range(3))
 
 
+def test_rounding_errors_belong_to_one_model_and_end_with_its_optimizer(network, tmp_path):
+    with running(network, (1, 2), tmp_path, WORKERS / "int8_models.py") as job:
+        assert job.finish() == 0, "".join(job.text(rank, "stderr") for rank in range(3))
+        assert [job.text(rank) for rank in range(3)] == ["all\n"] * 3
+
+
 def test_8_bits_train_as_well_as_32(network, tmp_path):
     """With small models, the losses are within those of other seeds. Without feedback, weights go elsewhere."""
     with running(network, (1, 1), tmp_path, WORKERS / "quality.py") as job:
