@@ -19,6 +19,12 @@ def inner_optimizer(optimizer: Any) -> Any:
     return getattr(optimizer, "inner_optimizer", None)
 
 
+def loss_scale(optimizer: Any) -> Any:
+    """Return the current scale of a `LossScaleOptimizer`, as a tensor."""
+    scale = getattr(optimizer, "dynamic_scale", None)  # of Keras 3
+    return tf.convert_to_tensor(optimizer.loss_scale if scale is None else as_tf_variable(scale))
+
+
 def build_optimizer(optimizer: Any, variables: Sequence[Any]) -> None:
     """Create an optimizer's variables unless they exist."""
     with tf.init_scope():

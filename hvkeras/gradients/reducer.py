@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, Protocol
 
@@ -161,10 +161,38 @@ class GradientReducer:
         if self.differentiable and graphs.under_tape():
             _refuse_second_gradients()
 
-    def _is_compressed(self, sent: Sent) -> bool:
-        """Return whether the engine compresses a gradient between hosts."""
-        count = sent.tensor.shape.num_elements()
-        return (self.exchange.compression is Compression.int8 and sent.tensor.dtype == tf.float32
+    @graphs.without_autograph
+    def reduce_scaled(self, gradients: Sequence[Any], variables: Sequence[Any],
+                      loss_scale: Callable[[], Any]) -> list[Any]:
+        """Reduce the gradients of a scaled loss; those that are compressed without the scale, which may change.
+
+        If the gradients of any rank are not finite, all ranks will skip the step. Compressed gradients are then not a
+        number on all ranks, for which the engine keeps the rounding errors, which the next steps add.
+
+        Args:
+            loss_scale: Returns the scale.
+        """
+        indices = [index for index, (gradient, variable) in enumerate(zip(gradients, variables, strict=True))
+                   if gradient is not None and not isinstance(gradient, tf.IndexedSlices)
+                   and self._is_compressed(gradient) and not compat.is_overwritten(variable)
+                   and compat.variable_key(variable) not in self.local]
+        if not indices or current_session().topology.is_one_host or not self.exchange.process_set.included():
+            return self.reduce(gradients, variables)
+        floating = [gradient for gradient in gradients if gradient is not None and gradient.dtype.is_floating]
+        flag = grouped_allreduce([_nan_flag(floating)], op=Sum, process_set=self.exchange.process_set,
+                                 name=f"whether the gradients of {self.exchange.name} are finite")[0]
+        scale, sent = tf.cast(loss_scale(), tf.float32), list(gradients)
+        for index in indices:
+            sent[index] = gradients[index] / scale + flag
+        reduced = self.reduce(sent, variables)
+        for index in indices:
+            reduced[index] = reduced[index] * scale
+        return reduced
+
+    def _is_compressed(self, tensor: Any) -> bool:
+        """Return whether the engine compresses a dense gradient between hosts."""
+        count = tensor.shape.num_elements()
+        return (self.exchange.compression is Compression.int8 and tensor.dtype == tf.float32
                 and count is not None and count >= MIN_COMPRESSED)
 
     def _has_same_rows(self, gradient: Any) -> bool:
@@ -218,12 +246,12 @@ class GradientReducer:
         dense = [index for index in sent if index not in sparse]
         buckets = self._buckets(dense, sent, variables, self._bucket_size(ranks))
         plan = self._plan([sent.get(index) for index in range(len(gradients))], sparse, names, buckets, ranks,
-                          [variables[index] for index in dense if self._is_compressed(sent[index])])
+                          [variables[index] for index in dense if self._is_compressed(sent[index].tensor)])
 
         def reduction(number: int, bucket: Sequence[int]) -> Call:
             tensors, factors = [sent[index].tensor for index in bucket], sent[bucket[0]].factors
             key = f"{plan.key}.{number}"
-            if self._is_compressed(sent[bucket[0]]):
+            if self._is_compressed(sent[bucket[0]].tensor):
                 return self._compressed(Call("compressed_allreduce", tensors, key, ranks, *(factors or ())),
                                         [variables[index] for index in bucket])
             if shares is not None and exchange.op != Adasum and (bounds := shares.bounds_for(bucket, job.backend)):
@@ -319,7 +347,8 @@ class GradientReducer:
         """Return the indices of the dense gradients in each bucket."""
         groups, shares = self.exchange.groups, self.shares
         order = list(reversed(dense))  # the backward pass produces the last layer's gradients first
-        kinds = {index: f"{sent[index].tensor.dtype.name} {sent[index].factors} {self._is_compressed(sent[index])}"
+        compressed = [index for index in order if self._is_compressed(sent[index].tensor)]
+        kinds = {index: f"{sent[index].tensor.dtype.name} {sent[index].factors} {index in compressed}"
                  + ("" if shares is None else f" {shares.is_shared(index)}") for index in order}
         if isinstance(groups, int) and groups:
             length = -(-len(order) // groups)
