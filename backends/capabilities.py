@@ -191,7 +191,8 @@ class CompressesBetweenHosts(Backend):
         Args:
             key: The collective's key.
             ranks: The participating ranks.
-            errors: float32 of shape `[count]`.
+            errors: float32 of shape `[count]`; of shape `[0]` to free the memory of all errors, on every rank, from any
+                thread, and also while the collective runs or after its group was closed.
 
         Returns:
             Whether this rank keeps the errors of its host.

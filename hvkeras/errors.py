@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import sys
+import textwrap
 import traceback
 from importlib.util import find_spec
 from types import FrameType, TracebackType
 from typing import Any
+
+from hvkeras.frames import innermost_of_user
 
 # `hvkeras.settings` has a row for it; it is read here, as errors must print even if another setting is invalid.
 FULL_TRACEBACK = "HVKERAS_FULL_TRACEBACK"
@@ -21,7 +25,18 @@ _GENERATED_FILES = ("__autograph_generated_file", "<frozen ")
 _HINT = " HINT: "
 _ALIAS = os.path.join(os.path.dirname(__file__), "horovod", "site")  # --as-horovod adds it to PYTHONPATH
 _COMMANDS = ("hvkeras", "horovodrun")  # files that pip makes from the entry points
-_GRAPH_ERROR = "Graph execution error:"  # followed by the node's origin, and then the reason
+_FRAMEWORKS = frozenset({"keras", "tf_keras", "tensorflow"})
+# The first lines of messages: of AutoGraph (frames follow, and then the reason), of Keras (the reason, and then the
+# arguments) and of graphs (the node's origin, and then the reason).
+_AUTOGRAPH_ERROR = "in user code:"
+_KERAS_ERROR = "Exception encountered when calling "
+_GRAPH_ERROR = "Graph execution error:"
+_FRAME = re.compile(r'^\s*File "(.+)", line (\d+), in (.*?)(?:  \*{1,2})?$', re.MULTILINE)
+_AUTOGRAPH_FRAMES = re.compile(r'(?:\s*File ".+", line \d+, in .*\n(?:    .*\n)?)*')
+_KERAS_ARGUMENTS = re.compile(r"^(?:Arguments|Call arguments) received by ", re.MULTILINE)
+_GRAPH_ORIGIN = re.compile(r'\s*File "|    |<stack traces unavailable>|Node: |Detected at |\s*\d+ root error')
+_MODULE = re.compile(r"^(?:keras|tf_keras|tensorflow)\..*\.")  # before the name of an exception
+_MARKUP = re.compile(r"\x1b\[\d*m|\{\{function_node \S+\}\} ")  # colors, and names of functions of TensorFlow
 _OWN_NODE = "{{node Hvkeras"  # in TensorFlow's errors, of an operation of hvkeras
 INSTALL_TENSORFLOW = ("pip install 'tensorflow>=2.16,<2.22', or tensorflow-cpu, or tensorflow[and-cuda] for NVIDIA's"
                       " GPUs")
@@ -129,8 +144,9 @@ def format_error(error: BaseException, trace: TracebackType | None = None) -> st
     """Format an exception with its traceback, as Python does, but without frames that are not the user's.
 
     Omitted are the frames of hvkeras and, in tracebacks of its own errors, those of Keras and TensorFlow, and the
-    exceptions that the error was raised from. The hint is on a line of its own, the last one. If an exception that is
-    not of hvkeras was raised by hvkeras itself, all frames are kept, as for `HVKERAS_FULL_TRACEBACK=1`.
+    exceptions that the error was raised from. The hint is on a line of its own, the last one. The last line of an error
+    of Keras or TensorFlow is its `summary`. If an exception that is not of hvkeras was raised by hvkeras itself, all
+    frames are kept, as for `HVKERAS_FULL_TRACEBACK=1`.
 
     Args:
         error: The exception.
@@ -152,7 +168,17 @@ def format_error(error: BaseException, trace: TracebackType | None = None) -> st
         lines = [*lines[: 1 + len(formatted.stack)], f"{summary(error)}\n"]
     if not formatted.stack and lines[0].startswith("Traceback"):
         del lines[0]  # the heading of a traceback without frames
-    return with_hint_last("".join(lines)) + _hint_about(error)
+    return with_hint_last(_with_summary_last("".join(lines), error)) + _hint_about(error)
+
+
+def _with_summary_last(text: str, error: BaseException) -> str:
+    """Let the last line of a formatted exception be its summary, if that says more."""
+    told, lines = summary(error), text.rstrip().splitlines()
+    if _is_own(error) or told in {_MODULE.sub("", line) for line in lines}:
+        return text
+    if _MODULE.sub("", lines[-1].strip()) == _reason(error)[0]:
+        del lines[-1]
+    return "\n".join([*lines, told, ""])
 
 
 def _hint_about(error: BaseException) -> str:
@@ -171,15 +197,63 @@ def _hint_about(error: BaseException) -> str:
 
 
 def summary(error: BaseException) -> str:
-    """Return an exception as one line; for TensorFlow's errors in graphs, the line with the reason."""
-    text = re.sub(r"\{\{function_node \S+\}\} ", "",
-                  "".join(traceback.format_exception_only(type(error), error)).strip())
-    first, *rest = text.splitlines()
-    if not first.endswith(_GRAPH_ERROR):
-        return first
-    text = re.split(r"\n\s*\[\[\{\{|\s\[Op:", "\n".join(rest))[0].rstrip()
-    reason = re.sub(r"^\s*(\(0\) [A-Z_]+:\s+)?", "", text.rpartition("\n")[2])  # "(0)": the first of several errors
-    return first.removesuffix(_GRAPH_ERROR) + reason if reason else first
+    """Return an exception as one line: its reason and, if it came through Keras or TensorFlow, the user's line.
+
+    Their messages have many lines: AutoGraph, Keras and graphs put locations and arguments around the reason.
+    """
+    reason, stack = _reason(error)
+    if _is_own(error):
+        return reason
+    place = innermost_of_user(stack[::-1]) or _place(error.__traceback__, anywhere=bool(stack))
+    return f"{reason.removesuffix('.')}, at {place}" if place else reason
+
+
+def _reason(error: BaseException) -> tuple[str, list[tuple[str, int, str]]]:
+    """Return the reason of an exception in one line, and the stack in its message, the innermost frame last."""
+    parts = itertools.dropwhile(lambda part: part[0].isspace(), traceback.format_exception_only(type(error), error))
+    kind, colon, message = _MARKUP.sub("", "".join(parts)).strip().partition(": ")
+    stack: list[Any] = []
+    while True:
+        first, _, rest = message.lstrip().partition("\n")
+        if first.startswith(_AUTOGRAPH_ERROR):
+            rest = textwrap.dedent(rest)
+            frames = _AUTOGRAPH_FRAMES.match(rest)
+            kind, colon, message = rest[frames.end() if frames else 0 :].strip().partition(": ")
+            stack = _FRAME.findall(frames[0]) if frames else stack
+        elif first.startswith(_KERAS_ERROR):
+            message = _KERAS_ARGUMENTS.split(rest)[0]
+            message = message.partition("Error encountered:\n")[2] or message
+        elif first == _GRAPH_ERROR:
+            stack, message = _FRAME.findall(rest) or stack, _graph_reason(rest)
+        else:
+            break
+    stack = stack or _FRAME.findall(message)
+    reason = re.split(r"\s\[Op:", f"{_MODULE.sub('', kind)}{colon}{first}")[0]
+    return reason, [(file, int(line), function) for file, line, function in stack]
+
+
+def _graph_reason(text: str) -> str:
+    """Return the reason in the message of a graph's error, which follows the origin of its nodes."""
+    lines = re.split(r"\nTraceback \(most recent|\n\s*\[\[\{\{", text)[0].splitlines()
+    origin = max((number for number, line in enumerate(lines) if _GRAPH_ORIGIN.match(line)), default=-1)
+    reason = next((line for line in lines[origin + 1 :] if line.strip()), "")
+    return re.sub(r"^\s*(\(0\) [A-Z_]+:\s+)?", "", reason)  # "(0)": the first of several errors
+
+
+def _place(trace: TracebackType | None, anywhere: bool) -> str:
+    """Return the user's innermost line in the traceback of an exception that came through Keras or TensorFlow.
+
+    Args:
+        anywhere: Whether it may have come from anywhere.
+    """
+    stack = []
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        anywhere = anywhere or _module_of(trace.tb_frame) in _FRAMEWORKS
+        stack.append((code.co_filename, trace.tb_lineno, code.co_name))
+        trace = trace.tb_next
+    named = [frame for frame in stack[::-1] if not any(part in frame[0] for part in _OUR_FILES + _GENERATED_FILES)]
+    return innermost_of_user(named) if anywhere else ""
 
 
 def with_callers(error: BaseException) -> TracebackType | None:

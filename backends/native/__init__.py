@@ -175,6 +175,8 @@ class NativeBackend(CompiledByXla, CompressesBetweenHosts, RecordsTimes, Reduces
 
     def set_rounding_errors(self, key: str, ranks: Sequence[int], errors: NDArray[Any]) -> bool:
         number = self._number_here(ranks)
+        if number is None and not errors.size and self._groups is not None:  # collectives of other ranks have a record
+            self._loaded().write_errors(self._groups.number(ranks), key, errors)
         return number is not None and self._loaded().write_errors(number, key, errors)
 
     def _number_here(self, ranks: Sequence[int]) -> int | None:

@@ -93,7 +93,11 @@ class Engine:
         return errors if found else None
 
     def write_errors(self, number: int, key: str, errors: Array) -> bool:
-        """Replace this rank's rounding errors of a compressed allreduce; return False if its group is not open."""
+        """Replace this rank's rounding errors of a compressed allreduce, or free them if there are none.
+
+        Returns:
+            Whether its group is open.
+        """
         values = np.ascontiguousarray(errors, np.float32)
         return bool(self._functions.hvkeras_write_errors(number, key.encode(), values.ctypes.data, values.size))
 

@@ -240,19 +240,22 @@ EXPORTED bool hvkeras_read_errors(int64_t group, const char* key, float* errors,
   using namespace hvkeras;
   bool has_errors = false;
   guarded([&] {
-    const std::vector<float>& found = engine_of(group)->feedback(key_of(key)).errors;
-    has_errors = found.size() == static_cast<size_t>(count);
-    if (has_errors) std::copy(found.begin(), found.end(), errors);
+    const std::shared_ptr<ErrorFeedback> found = engine_of(group)->feedback(key_of(key));
+    has_errors = found->errors.size() == static_cast<size_t>(count);
+    if (has_errors) std::copy(found->errors.begin(), found->errors.end(), errors);
   });
   return has_errors;
 }
 
 // Replaces the rounding errors of a compressed allreduce. Returns whether the group exists. Not while the allreduce
-// runs.
+// runs, except without errors, which frees them.
 EXPORTED bool hvkeras_write_errors(int64_t group, const char* key, const float* errors, int64_t count) {
   using namespace hvkeras;
-  return guarded([&] { engine_of(group)->feedback(key_of(key)).errors.assign(errors, errors + count); }).code ==
-         static_cast<int32_t>(Code::kOk);
+  return guarded([&] {
+           const std::shared_ptr<Engine> engine = engine_of(group);
+           if (count == 0) return engine->forget_feedback(key_of(key));
+           engine->feedback(key_of(key))->errors.assign(errors, errors + count);
+         }).code == static_cast<int32_t>(Code::kOk);
 }
 
 EXPORTED const char* hvkeras_instructions() { return hvkeras::instruction_set(); }

@@ -20,6 +20,12 @@ def inner_optimizer(optimizer: Any) -> Any:
     return getattr(optimizer, "inner_optimizer", None)
 
 
+def loss_scale(optimizer: Any) -> Any:
+    """Return the current scale of a `LossScaleOptimizer`, as a tensor."""
+    scale = getattr(optimizer, "dynamic_scale", None)  # of Keras 3
+    return tf.convert_to_tensor(optimizer.loss_scale if scale is None else as_tf_variable(scale))
+
+
 def build_optimizer(optimizer: Any, variables: Sequence[Any]) -> None:
     """Create an optimizer's variables unless they exist."""
     with tf.init_scope():
@@ -194,9 +200,9 @@ def numbers_of(optimizer: Any) -> dict[str, float]:
     rate = learning_rate_source(optimizer)
     if is_schedule(rate):
         rate = rate(plain.iterations)
-    scale = None if plain is optimizer else getattr(optimizer, "dynamic_scale", getattr(optimizer, "loss_scale", None))
     found = {"the learning rate": rate, "the momentum": getattr(plain, "momentum", None),
-             "the weight decay": getattr(plain, "weight_decay", None), "the loss scale": scale,
+             "the weight decay": getattr(plain, "weight_decay", None),
+             "the loss scale": None if plain is optimizer else loss_scale(optimizer),
              "the number of iterations": getattr(plain, "iterations", None)}
     values = {name: as_tf_variable(value) for name, value in found.items()}
     return {name: float(value if isinstance(value, (int, float)) else np.asarray(value)) for name, value in

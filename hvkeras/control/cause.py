@@ -8,6 +8,7 @@ import re
 from typing import Any
 
 ENDED = "ended unexpectedly (killed, crashed, or out of memory)"  # the connection ended unexpectedly
+_PLACE = re.compile(r", at [^,]+:\d+ in \S+$")  # the user's line, at the end of an error (hvkeras.errors.summary)
 _MAX_ERROR = 10_000  # characters; the rest of an error is cut off
 _MAX_TRACEBACK = 60_000  # characters; the beginning of a longer traceback is cut off
 
@@ -84,7 +85,11 @@ class Cause:
         Args:
             brief: Omit what was received, and the hint.
         """
-        error = re.split(r" Received: | HINT: ", self.error)[0].removesuffix(".") if brief else self.error
+        error = self.error
+        if brief:
+            place = _PLACE.search(error)
+            error = re.split(r" Received: | HINT: ", error[: place.start() if place else None])[0].removesuffix(".")
+            error += place[0] if place else ""
         return f"{self.who} {error}".lstrip()
 
     def to_message(self) -> dict[str, Any]:

@@ -2,68 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import importlib.util
 import linecache
 import os
 import sys
 import threading
-from collections.abc import Iterable
-from pathlib import Path
 from types import FrameType
 
 from hvkeras.control import activity, stalls
+from hvkeras.frames import folders_of, frame_text, innermost, is_library, short_frame_text
 from hvkeras.host.console import say
 
-_STANDARD = str(Path(os.__file__).parent) + os.sep
-_INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))  # Debian's is the latter
-# the second may be installed separately from the first
-_PACKAGES = ("hvkeras", "hvkeras.backends", "tensorflow", "keras", "tf_keras")
-
-
-@functools.cache
-def folders_of(package: str) -> tuple[str, ...]:
-    """Return the folders of a package's files, each with a trailing separator; () if the package is not installed.
-
-    An editable install also searches the folder around the sources; that one belongs to the user and is omitted.
-
-    Args:
-        package: Its name; the package need not be imported.
-    """
-    spec = importlib.util.find_spec(package)
-    folders = (spec and spec.submodule_search_locations) or ()
-    return tuple(str(folder) + os.sep for folder in folders if (Path(folder) / "__init__.py").is_file())
-
-
-@functools.cache
-def is_library(path: str) -> bool:
-    """Return whether a file belongs to hvkeras, TensorFlow, Keras or Python.
-
-    Args:
-        path: The file, as in a frame.
-    """
-    standard = path.startswith(_STANDARD) and not any(name in path for name in _INSTALLED)
-    return standard or path.startswith("<frozen") or any(path.startswith(folders_of(name)) for name in _PACKAGES)
-
-
-def short(path: str) -> str:
-    """Return a path relative to the folder in which packages are installed, or to the current folder.
-
-    Args:
-        path: The file, as in a frame.
-    """
-    folders = list(_INSTALLED)
-    with contextlib.suppress(FileNotFoundError):  # the current folder may have been removed
-        folders.append(os.getcwd() + os.sep)
-    for folder in folders:
-        path = path.rpartition(folder)[2]
-    return path
-
-
-def frame_text(path: str, line: int | None, function: str) -> str:
-    """Format a line of code for messages: `train.py:31 in step`."""
-    return f"{short(path)}:{line} in {function or '<lambda>'}"  # AutoGraph turns lambdas into unnamed functions
+MAX_LINES = 12  # of a printed stack
+MAX_THREADS = 3  # data-producing threads to print
+# The files in which TensorFlow calls Python for data, and Keras fills its queues.
+_DATA_FILES = ("script_ops.py", "py_dataset_adapter.py", "data_utils.py")
 
 
 def call_site() -> str:
@@ -74,27 +26,9 @@ def call_site() -> str:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if not is_library(frame.f_code.co_filename):
-            return _short_path(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+            return short_frame_text(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
         frame = frame.f_back
     return ""
-
-
-def innermost(stack: Iterable[tuple[str, int, str]]) -> str:
-    """Return the innermost line of user code in a stack; "" if there is none.
-
-    Args:
-        stack: The file, line and function of each frame, the innermost first.
-    """
-    return next((_short_path(*frame) for frame in stack if not is_library(frame[0])), "")
-
-
-_short_path = functools.lru_cache(maxsize=1024)(frame_text)
-
-
-MAX_LINES = 12  # of a printed stack
-MAX_THREADS = 3  # data-producing threads to print
-# The files in which TensorFlow calls Python for data, and Keras fills its queues.
-_DATA_FILES = ("script_ops.py", "py_dataset_adapter.py", "data_utils.py")
 
 
 def here(steps: str) -> tuple[activity.Doing, str]:

@@ -14,9 +14,10 @@ from hvkeras import compat
 from hvkeras.collectives.operations import Sum
 from hvkeras.collectives.row_share import global_batch
 from hvkeras.compat import graphs, patches
-from hvkeras.control.location import call_site, innermost, is_library
+from hvkeras.control.location import call_site
 from hvkeras.diagnostics.recorder import recording
 from hvkeras.errors import UnsupportedError, explain
+from hvkeras.frames import innermost, is_library
 from hvkeras.global_batch import files, noise, seeds, step, whole_batch
 from hvkeras.global_batch.functions import StepFunction
 from hvkeras.global_batch.pipelines import iterated, rebuilt, without_prefetching

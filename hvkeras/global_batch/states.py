@@ -27,9 +27,14 @@ from hvkeras.training import metrics
 
 
 class Changes:
-    """Changes of variables in one step."""
+    """Changes of variables in one step, except those by the update of reduced gradients, which are not combined.
 
-    def __init__(self) -> None:
+    Args:
+        optimizer: The optimizer of the model; None if it has none.
+    """
+
+    def __init__(self, optimizer: Any) -> None:
+        self._optimizer = compat.inner_optimizer(optimizer) or optimizer
         self._before: dict[int, tuple[Any, Any]] = {}  # by the variable's id: variable, value before the step
         self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         self.complete: set[int] = set()  # ids of variables whose changes come from all rows on every rank
@@ -39,6 +44,8 @@ class Changes:
         """Note the value of a variable that is about to be assigned."""
         if variable.trainable or id(variable) in self._before:
             return
+        if self._optimizer is not None and compat.is_summed(self._optimizer):
+            return  # equal on all ranks, or this rank's part of a sharded update
         if self._graph is None:
             before = tf.identity(variable.value)
         else:

@@ -50,7 +50,7 @@ def cutting(step: Callable[[Any], Any], model: Any, trains: bool, reduces: bool,
         if own is None:
             return step(batch)
         rows = own.block.share(trains, reduces, cuts_constants)
-        outer, changes.current = changes.current, Changes()
+        outer, changes.current = changes.current, Changes(getattr(model, "optimizer", None))
         try:
             with global_batch().computing(rows), gathering_metrics(model, changes.current):
                 logs = step(own.rows)

@@ -21,6 +21,7 @@ from hvkeras import compat
 from hvkeras.compat import graphs
 from hvkeras.compat.compiling import CompiledFunction
 from hvkeras.diagnostics import recorder
+from hvkeras.errors import summary
 from hvkeras.gradients.options import Options, ReductionOptions
 from hvkeras.gradients.plain_update import DenseUpdate, PlainUpdate
 from hvkeras.host.console import prints_at, say
@@ -174,7 +175,7 @@ class UpdateCompiler:
         try:
             pieces = trace()
         except Exception as error:  # noqa: BLE001 - from a user's optimizer, whose plain update then raises it again
-            return [], _first_line(error), "WARNING"
+            return [], summary(error), "WARNING"
         traffic = sum(piece.traffic for piece in pieces)
         if wanted == "auto" and traffic < max(LEAST_TRAFFIC, LEAST_TRAFFIC_EACH * gradients):
             return [], f"its operations move only {traffic / 1024**2:.3g} MiB for {gradients} gradients", "DEBUG"
@@ -198,7 +199,7 @@ class UpdateCompiler:
                 for function in functions:
                     (function.compile if _has_memory_for(function) else function.try_to_compile)()
             except Exception as error:  # noqa: BLE001 - whatever XLA raises, the plain update works
-                failures.append(_first_line(error))
+                failures.append(summary(error))
 
         # In another thread: this one is tracing a function, in which compiling must not create variables.
         thread, began = threading.Thread(target=compile_all, name="hvkeras-compile", daemon=True), time.monotonic()
@@ -275,11 +276,6 @@ def _has_memory_for(function: CompiledFunction) -> bool:
 
 def _size(pieces: Sequence[CompiledPart]) -> int:
     return sum(piece.size for piece in pieces)
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0]}"
 
 
 def _specs_of_results(exchange: ReductionOptions, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:

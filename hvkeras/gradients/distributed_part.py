@@ -156,7 +156,8 @@ class DistributedPart(compat.OptimizerState):
         ahead = self.ahead.find(variables)
         if ahead is not None and ahead.computed and not computed:
             return list(pairs)
-        reducer, due = GradientReducer(self.exchange, self.local_keys(), self.options.scales_loss), None
+        reducer = GradientReducer(self.exchange, self.local_keys(), self.options.scales_loss, optimizer=self.optimizer)
+        due = None
         if self.options.passes == 1:
             reduced = reducer.reduce(gradients, variables)
         else:

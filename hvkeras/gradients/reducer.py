@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn, Protocol
 
 import tensorflow as tf
@@ -81,6 +81,7 @@ class GradientReducer:
             not fused into buckets.
         update: Description of the update, which must be equal on all ranks; "" for none.
         shares: This rank's parts of the gradients, if the update is sharded; only these are returned.
+        optimizer: The optimizer with which the rounding errors of compressed gradients end; None for a tape.
     """
 
     exchange: ReductionOptions
@@ -89,6 +90,7 @@ class GradientReducer:
     differentiable: bool = False
     update: str = ""
     shares: ShardAssignment | None = None
+    optimizer: Any = None
 
     @graphs.without_autograph
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
@@ -159,10 +161,38 @@ class GradientReducer:
         if self.differentiable and graphs.under_tape():
             _refuse_second_gradients()
 
-    def _is_compressed(self, sent: Sent) -> bool:
-        """Return whether the engine compresses a gradient between hosts."""
-        count = sent.tensor.shape.num_elements()
-        return (self.exchange.compression is Compression.int8 and sent.tensor.dtype == tf.float32
+    @graphs.without_autograph
+    def reduce_scaled(self, gradients: Sequence[Any], variables: Sequence[Any],
+                      loss_scale: Callable[[], Any]) -> list[Any]:
+        """Reduce the gradients of a scaled loss; those that are compressed without the scale, which may change.
+
+        If the gradients of any rank are not finite, all ranks will skip the step. Compressed gradients are then not a
+        number on all ranks, for which the engine keeps the rounding errors, which the next steps add.
+
+        Args:
+            loss_scale: Returns the scale.
+        """
+        indices = [index for index, (gradient, variable) in enumerate(zip(gradients, variables, strict=True))
+                   if gradient is not None and not isinstance(gradient, tf.IndexedSlices)
+                   and self._is_compressed(gradient) and not compat.is_overwritten(variable)
+                   and compat.variable_key(variable) not in self.local]
+        if not indices or current_session().topology.is_one_host or not self.exchange.process_set.included():
+            return self.reduce(gradients, variables)
+        floating = [gradient for gradient in gradients if gradient is not None and gradient.dtype.is_floating]
+        flag = grouped_allreduce([_nan_flag(floating)], op=Sum, process_set=self.exchange.process_set,
+                                 name=f"whether the gradients of {self.exchange.name} are finite")[0]
+        scale, sent = tf.cast(loss_scale(), tf.float32), list(gradients)
+        for index in indices:
+            sent[index] = gradients[index] / scale + flag
+        reduced = self.reduce(sent, variables)
+        for index in indices:
+            reduced[index] = reduced[index] * scale
+        return reduced
+
+    def _is_compressed(self, tensor: Any) -> bool:
+        """Return whether the engine compresses a dense gradient between hosts."""
+        count = tensor.shape.num_elements()
+        return (self.exchange.compression is Compression.int8 and tensor.dtype == tf.float32
                 and count is not None and count >= MIN_COMPRESSED)
 
     def _has_same_rows(self, gradient: Any) -> bool:
@@ -215,14 +245,15 @@ class GradientReducer:
             return results
         dense = [index for index in sent if index not in sparse]
         buckets = self._buckets(dense, sent, variables, self._bucket_size(ranks))
-        plan = self._plan([sent.get(index) for index in range(len(gradients))], sparse, names, buckets, ranks)
+        plan = self._plan([sent.get(index) for index in range(len(gradients))], sparse, names, buckets, ranks,
+                          [variables[index] for index in dense if self._is_compressed(sent[index].tensor)])
 
         def reduction(number: int, bucket: Sequence[int]) -> Call:
             tensors, factors = [sent[index].tensor for index in bucket], sent[bucket[0]].factors
             key = f"{plan.key}.{number}"
-            if self._is_compressed(sent[bucket[0]]):
-                return _compressed(Call("compressed_allreduce", tensors, key, ranks, *(factors or ())),
-                                   [variables[index] for index in bucket])
+            if self._is_compressed(sent[bucket[0]].tensor):
+                return self._compressed(Call("compressed_allreduce", tensors, key, ranks, *(factors or ())),
+                                        [variables[index] for index in bucket])
             if shares is not None and exchange.op != Adasum and (bounds := shares.bounds_for(bucket, job.backend)):
                 return Call("reduce_parts", tensors, key, ranks, bounds, *(factors or ()))
             return Call("allreduce", tensors, key, Reduction.SUM, ranks, *(factors or ()))
@@ -264,6 +295,13 @@ class GradientReducer:
             raise_if_refused(plan)
         return results
 
+    def _compressed(self, call: Call, variables: Sequence[Any]) -> Call:
+        """Register the variables of a compressed bucket, to which its rounding errors belong, and return the call."""
+        key, ranks, *_ = call.arguments
+        counts = [tensor.shape.num_elements() for tensor in call.tensors]
+        current_session().part(RoundingErrors).register(key, ranks, variables, counts, self.optimizer)
+        return call
+
     def _bucket_size(self, ranks: tuple[int, ...]) -> int:
         """Return the size limit of a bucket in bytes: the setting, or what suits the network."""
         session = current_session()
@@ -276,8 +314,12 @@ class GradientReducer:
         return bucket_size(session.settings) if suggested is None else suggested
 
     def _plan(self, sent: Sequence[Sent | None], sparse: Collection[int], names: Sequence[str],
-              buckets: Sequence[Sequence[int]], ranks: tuple[int, ...]) -> Plan:
-        """Return one plan for all gradients. Ranks that fuse them differently have different plans."""
+              buckets: Sequence[Sequence[int]], ranks: tuple[int, ...], compressed: Sequence[Any]) -> Plan:
+        """Return one plan for all gradients. Ranks that fuse them differently have different plans.
+
+        Args:
+            compressed: The variables whose gradients have rounding errors, which equal models must not share.
+        """
         dtypes: list[str] = []
         shapes: list[tuple[int | None, ...] | None] = []
         for index, gradient in enumerate(sent):
@@ -295,6 +337,9 @@ class GradientReducer:
         plan = Plan(GRADIENTS, tuple(names), tuple(dtypes), tuple(shapes), ranks,
                     f"the gradients of {self.exchange.name}", f"{name}#0",
                     self._scaling.text + (f", {self.update}" if self.update else ""), is_of_model=True)
+        if compressed and (number := current_session().part(RoundingErrors).number(plan.key, compressed)):
+            name = f"{name} of model {number}"
+            plan = replace(plan, identity=f"{name}#0")
         return number_in_graph(plan, name)
 
     def _buckets(self, dense: Sequence[int], sent: Mapping[int, Sent], variables: Sequence[Any],
@@ -302,7 +347,8 @@ class GradientReducer:
         """Return the indices of the dense gradients in each bucket."""
         groups, shares = self.exchange.groups, self.shares
         order = list(reversed(dense))  # the backward pass produces the last layer's gradients first
-        kinds = {index: f"{sent[index].tensor.dtype.name} {sent[index].factors} {self._is_compressed(sent[index])}"
+        compressed = [index for index in order if self._is_compressed(sent[index].tensor)]
+        kinds = {index: f"{sent[index].tensor.dtype.name} {sent[index].factors} {index in compressed}"
                  + ("" if shares is None else f" {shares.is_shared(index)}") for index in order}
         if isinstance(groups, int) and groups:
             length = -(-len(order) // groups)
@@ -316,15 +362,6 @@ class GradientReducer:
             order = [index for index in order if index not in chunk]
         sizes = {index: _bytes_of(sent[index].tensor) for index in order}
         return buckets + pack(order, kinds, sizes, limit, FIRST_BUCKET)
-
-
-def _compressed(call: Call, variables: Sequence[Any]) -> Call:
-    """Register the variables of a compressed bucket for the commits of its rounding errors, and return the call."""
-    key, ranks, *_ = call.arguments
-    current_session().part(RoundingErrors).register(
-        key, ranks, [compat.variable_key(variable) for variable in variables],
-        [tensor.shape.num_elements() for tensor in call.tensors])
-    return call
 
 
 def _start_of(backend: Backend, outputs: Sequence[Any]) -> list[Any]:

@@ -69,8 +69,11 @@ class GradientStep:
             return update.apply(_already_reduced(update, gradients))
         is_scaled = self.outer is not self.part.optimizer or self.part.options.scales_loss
         reducer = GradientReducer(self.part.exchange, self.part.local_keys(), is_scaled, update=update.text,
-                                  shares=update.shares)
-        if within is None:
+                                  shares=update.shares, optimizer=self.part.optimizer)
+        if within is None and is_scaled:
+            compat.build_optimizer(self.outer, self.variables)
+            reduced = reducer.reduce_scaled(gradients, self.variables, lambda: compat.loss_scale(self.outer))
+        elif within is None:
             reduced = reducer.reduce(gradients, self.variables)
         else:
             reduced = replicas.reduce_over_both(gradients, lambda summed: reducer.reduce(summed, self.variables))

@@ -26,8 +26,9 @@ from hvkeras.backends.capabilities import CompiledByXla
 from hvkeras.backends.interface import Backend, Reduction
 from hvkeras.compat import graphs
 from hvkeras.compat.tensorflow_errors import DuplicateNameError
-from hvkeras.control.location import call_site, innermost
+from hvkeras.control.location import call_site
 from hvkeras.errors import UsageError, explain
+from hvkeras.frames import innermost
 
 OUTSTANDING_WITHIN = 20.0  # maximum seconds until a rejected plan ends (hvkeras.control.join)
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from hvkeras import compat
 from hvkeras.compat import asynchronous
-from hvkeras.errors import MachineError, UsageError, explain
+from hvkeras.errors import MachineError, UsageError, explain, summary
 from hvkeras.host.files import replace_durably
 
 _ENDING = ".weights.h5"
@@ -83,9 +83,8 @@ class Checkpoints:
             for variable, value in zip(asynchronous.seed_states(model), seeds, strict=True):
                 compat.as_tf_variable(variable).assign(value)
         except (OSError, ValueError, KeyError) as error:
-            reason = str(error).splitlines()[0]
             raise UsageError(explain("A checkpoint must belong to the model that is trained"
-                                     f" ({reason})", "build the same"
+                                     f" ({summary(error)})", "build the same"
                                      " model, or pass another checkpoint_dir to start over", path=str(path))) from error
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ from hvkeras.compat import graphs
 from hvkeras.data.consistency import fingerprint
 from hvkeras.data.datasets import common_sources, keeps_elements_whole
 from hvkeras.data.sequences import Share
-from hvkeras.errors import UsageError, explain
+from hvkeras.errors import UsageError, explain, summary
 from hvkeras.gradients.optimizer import gather_optimizer
 from hvkeras.gradients.optimizer_classes import distributed_part, state_of
 from hvkeras.gradients.tape import local_sources
@@ -191,7 +190,7 @@ class FitRun:
         try:
             compat.build_for(model, data.element_spec)
         except Exception as error:  # noqa: BLE001  # a user's model may raise anything
-            return "" if compat.is_built(model) else _cause_of(error)
+            return "" if compat.is_built(model) else summary(error)
         return ""
 
     def begin(self) -> None:
@@ -391,20 +390,6 @@ def shares_update(model: Any) -> bool:
     """Return whether ranks shard the update of a model's optimizer, once it is built."""
     part = distributed_part(getattr(model, "optimizer", None))
     return part is not None and bool(part.options.shard_kind)
-
-
-def _cause_of(error: Exception) -> str:
-    """Return the cause of an error in one line.
-
-    Messages of Keras and AutoGraph begin with the location and contain color codes.
-    """
-    text = re.sub(r"\x1b\[\d*m", "", str(error))
-    causes = re.findall(r"^\s*(\w+(?:Error|Exception): (?!Exception encountered).+)$", text, re.MULTILINE)
-    lines = [line.strip() for line in text.splitlines() if line.strip()] or [""]
-    if not causes:
-        number = 1 if lines[0].startswith("Exception enc") and lines[1:] else 0
-        causes = [f"{type(error).__name__}: {lines[number]}"]
-    return str(causes[-1])
 
 
 def _fingerprint(data: Any) -> Any:

@@ -189,6 +189,20 @@ def test_commits_and_backups_have_the_rounding_errors(network, tmp_path):
         assert job.finish() == 0, "".join(job.text(rank, "stderr") for rank in range(3))
 
 
+def test_rounding_errors_belong_to_one_model_and_end_with_its_optimizer(network, tmp_path):
+    with running(network, (1, 2), tmp_path, WORKERS / "int8_models.py") as job:
+        assert job.finish() == 0, "".join(job.text(rank, "stderr") for rank in range(3))
+        assert [job.text(rank) for rank in range(3)] == ["all\n"] * 3
+
+
+def test_rounding_errors_outlive_steps_that_a_loss_scale_skips(network, tmp_path):
+    with running(network, (1, 2), tmp_path, WORKERS / "int8_scaled.py") as job:
+        assert job.finish() == 0, "".join(job.text(rank, "stderr") for rank in range(3))
+        steps = json.loads(job.text(0))
+    assert [step["scale"] for step in steps] == [1024, 1024, 1024, 1024, 512, 256, 256, 256, 256, 512, 256, 256]
+    assert all(step["missing"] < 1e-5 and step["errors"] > 0.01 for step in steps), steps
+
+
 def test_8_bits_train_as_well_as_32(network, tmp_path):
     """With small models, the losses are within those of other seeds. Without feedback, weights go elsewhere."""
     with running(network, (1, 1), tmp_path, WORKERS / "quality.py") as job:

@@ -57,6 +57,72 @@ finally:
     assert lines[-1] == "ValueError: the sky is falling"
 
 
+LONG_ERRORS = """
+import tensorflow as tf
+import keras
+import hvkeras as hvd
+
+hvd.init()
+
+
+class Layer(keras.layers.Layer):
+    def call(self, inputs):
+        if hvd.rank() == 1:
+            raise ValueError("five columns, please")  # line 12
+        return inputs
+
+
+class Model(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+
+    def call(self, inputs):
+        return self.dense(inputs)
+
+    def train_step(self, data):
+        if hvd.rank() == 1:
+            raise KeyError("no such entry")  # line 26
+        return super().train_step(data)
+
+
+@tf.function
+def loss(predicted, rows):
+    return tf.gather(predicted, rows)  # line 32
+
+
+@tf.function
+def step(layer):
+    return layer(tf.ones([2, 4]))  # line 37
+
+
+def fit():
+    model = Model()
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD()), "mse")
+    model.fit(tf.ones([4, 3]), tf.ones([4, 1]), verbose=0)
+
+
+{call}
+hvd.barrier()
+"""
+
+
+@pytest.mark.parametrize(("call", "reason"), [
+    ("step(Layer())", "ValueError: five columns, please, at train.py:12 in call"),
+    pytest.param("fit()", "KeyError: 'no such entry', at train.py:26 in train_step", marks=pytest.mark.slow),
+    pytest.param("loss(tf.zeros([2]), tf.constant(9 * hvd.rank()))", "InvalidArgumentError: indices = 9 is not"
+                 " in [0, 2), at train.py:32 in loss", marks=pytest.mark.slow),
+])
+def test_last_lines_have_the_reason_and_the_users_line_of_errors_of_many_lines(call: str, reason: str,
+                                                                               tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(LONG_ERRORS.replace("{call}", call))
+    done = run(["-np", "2", "--output-filename", "logs", *warm_ranks([sys.executable, "train.py"])], tmp_path)
+    assert done.returncode == 1
+    survivor, failed = ((tmp_path / "logs" / f"rank.{rank}" / "stderr").read_text().splitlines()[-1] for rank in (0, 1))
+    assert survivor.startswith("hvkeras: rank 0 on ") and survivor.endswith(f" failed with {reason}")
+    assert failed == done.stderr.splitlines()[-1] == reason
+
+
 def test_a_rank_that_is_killed_is_named_with_its_signal(tmp_path: Path) -> None:
     code = f"print('my last words', file=sys.stderr)\nos.kill(os.getpid(), 9) if rank == 1 else {FOR_EVER}"
     done = run(["-np", "2", *python(code)], tmp_path)

@@ -13,7 +13,7 @@ from harness import Outcome
 WORKER = Path(__file__).parent / "workers" / "global_batch.py"
 SLOW = ("masks", "reductions", "structures", "py_datasets_and_eager_steps", "zipped_batches", "constant_batch_sizes",
         "equal_rows_of_embeddings")
-SAME = ("arrays", "losses_and_metrics_of_users", "steps_of_users",
+SAME = ("arrays", "losses_and_metrics_of_users", "steps_of_users", "sharded_updates",
         *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW))
 MAPPED_BY_OWNERS = ("map", "map before shuffle", "zipped elements", "table", "cache", "unknown length")
 REFUSED = {

@@ -172,7 +172,7 @@ def _without_link(checkout: Path) -> Iterator[None]:
 # Says whether the native engine is there, and which of some files count as the user's code.
 PROGRAM = """from importlib.util import find_spec
 from hvkeras.backends.native import NativeBackend
-from hvkeras.control.location import is_library
+from hvkeras.frames import is_library
 print(NativeBackend.availability().ok, NativeBackend.availability().reason)
 names = ("hvkeras.cli.main", "hvkeras.backends.native", "tensorflow", "rich")
 print("own code:", [not is_library(find_spec(name).origin) for name in names])

@@ -83,9 +83,20 @@ class Engine::Turn {
   Engine* engine_ = nullptr;
 };
 
-ErrorFeedback& Engine::feedback(const Key& key) {
+std::shared_ptr<ErrorFeedback> Engine::feedback(const Key& key) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return feedback_[key];  // which insertions of other keys do not move
+  std::shared_ptr<ErrorFeedback>& found = feedback_[key];
+  if (!found) found = std::make_shared<ErrorFeedback>();
+  return found;
+}
+
+void Engine::forget_feedback(const Key& key) {
+  std::shared_ptr<ErrorFeedback> forgotten;  // freed without the lock
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = feedback_.find(key);
+  if (found == feedback_.end()) return;
+  forgotten = std::move(found->second);
+  feedback_.erase(found);
 }
 
 void Engine::close(const Status& failure) noexcept {

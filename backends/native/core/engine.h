@@ -63,7 +63,9 @@ class Engine {
   // Whether the group's ranks are on several hosts.
   bool spans_hosts() const { return hosts_ != nullptr; }
   // The rounding errors of a compressed allreduce; used by its runs, and between them by other threads.
-  ErrorFeedback& feedback(const Key& key);
+  std::shared_ptr<ErrorFeedback> feedback(const Key& key);
+  // Forgets them, also while the allreduce runs: they are freed once nothing uses them.
+  void forget_feedback(const Key& key);
 
   // Submits a request; `done` may be called before this returns. Does not throw.
   void submit(std::unique_ptr<Request> request);
@@ -114,7 +116,7 @@ class Engine {
   std::mutex mutex_;  // guards the following members
   std::condition_variable changed_;
   std::unordered_map<Key, RequestQueue, KeyHash> queues_;
-  std::unordered_map<Key, ErrorFeedback, KeyHash> feedback_;
+  std::unordered_map<Key, std::shared_ptr<ErrorFeedback>, KeyHash> feedback_;
   size_t request_count_ = 0;  // in queues_
   size_t long_count_ = 0;     // of these, those that only the worker thread runs
   bool has_unsent_ = false;   // whether the link may still have data that other hosts wait for

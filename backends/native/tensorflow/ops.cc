@@ -237,9 +237,9 @@ void allreduce_call(const Kernel& kernel, const std::shared_ptr<Call>& call) {
   if (kernel.compresses && engine->spans_hosts()) {
     if (type != Type::kFloat32 || all->reduction != Reduction::kSum)
       throw Failure(std::string("only sums of float32 are compressed. Received: ") + name_of(type));
-    ErrorFeedback& feedback = engine->feedback(key_of(call->key()));
-    return submit(kernel, call, "int8 " + details, [held = std::move(held), all, &feedback](Channel& channel) {
-      between_hosts::compressed_allreduce(channel, all->spans, all->factors, feedback);
+    const std::shared_ptr<ErrorFeedback> feedback = engine->feedback(key_of(call->key()));
+    return submit(kernel, call, "int8 " + details, [held = std::move(held), all, feedback](Channel& channel) {
+      between_hosts::compressed_allreduce(channel, all->spans, all->factors, *feedback);
     });
   }
   submit(kernel, call, details, [held = std::move(held), all](Channel& channel) { allreduce(channel, *all); }, all);

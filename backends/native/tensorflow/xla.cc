@@ -130,9 +130,9 @@ void allreduce_call(char** out, const void** in, const Description& description)
       Allreduce{Spans(std::move(spans), size_of(type)), type, description.reduction(), description.factors()});
   const std::shared_ptr<Engine> engine = engine_of(description.number("group"));
   if (description.number("compression") != 0 && engine->spans_hosts()) {
-    ErrorFeedback& feedback = engine->feedback(key_of(description.text("key")));
+    const std::shared_ptr<ErrorFeedback> feedback = engine->feedback(key_of(description.text("key")));
     return run(description, [&](Channel& channel) {
-      between_hosts::compressed_allreduce(channel, all->spans, all->factors, feedback);
+      between_hosts::compressed_allreduce(channel, all->spans, all->factors, *feedback);
     });
   }
   run(description, [&](Channel& channel) { allreduce(channel, *all); }, all);

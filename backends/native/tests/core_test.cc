@@ -307,9 +307,9 @@ void sum_in_8_bits(Engine& engine, std::vector<float>& shared) {
       spans.push_back({data, data, in[tensor].size()});
     }
     const Spans all(std::move(spans), sizeof(float));
-    ErrorFeedback& feedback = engine.feedback(key_of("in 8 bits"));
+    const std::shared_ptr<ErrorFeedback> feedback = engine.feedback(key_of("in 8 bits"));
     const Status status = call(engine, "in 8 bits", "", [&](Channel& channel) {
-      between_hosts::compressed_allreduce(channel, all, {2.0, 0.25}, feedback);
+      between_hosts::compressed_allreduce(channel, all, {2.0, 0.25}, *feedback);
     });
     require_ok(status, "in 8 bits");
     if (rank == 0) shared = in[5];
@@ -332,6 +332,22 @@ void sum_in_8_bits(Engine& engine, std::vector<float>& shared) {
   const float bound = 0.5f * static_cast<float>(ranks) / 127.0f * static_cast<float>(ranks + 1);
   require(error_of_one > 0.0f && error_of_one < bound, "8 bits are off by " + std::to_string(error_of_one));
   require(error_of_all < bound, "20 sums in 8 bits are off by " + std::to_string(error_of_all));
+  // Errors that are forgotten stay until the run that uses them has ended, and the next one begins without any.
+  std::weak_ptr<ErrorFeedback> forgotten = engine.feedback(key_of("in 8 bits"));
+  auto used = forgotten.lock();
+  require_ok(call(engine, "in 8 bits, forgotten", "",
+                  [&](Channel& channel) {
+                    engine.forget_feedback(key_of("in 8 bits"));
+                    std::vector<float> numbers(600, 1.0f);
+                    char* const data = reinterpret_cast<char*>(numbers.data());
+                    const Spans all({{data, data, numbers.size()}}, sizeof(float));
+                    between_hosts::compressed_allreduce(channel, all, {}, *used);
+                  }),
+             "in 8 bits, forgotten");
+  require(engine.feedback(key_of("in 8 bits"))->errors.empty(), "errors that are forgotten are new ones");
+  used.reset();
+  require(forgotten.expired(), "errors that are forgotten are freed");
+  engine.forget_feedback(key_of("in 8 bits"));
   const Status invalid = call(engine, "not a number", "", [&](Channel& channel) {
     std::vector<float> numbers(600, 1.0f);
     if (rank == 0) numbers[300] = std::numeric_limits<float>::infinity();

@@ -17,6 +17,8 @@ from keras import layers, ops
 import hvkeras as hvd
 from harness.checks import check, run_checks
 from hvkeras.global_batch.pipelines import packed, rebuilt
+from hvkeras.job.session import current_session
+from hvkeras.training.fit_run import shares_update
 
 keras.config.set_floatx("float64")  # before the first layer
 ROWS = 61  # by batches of 12: the last one has one row, fewer than ranks
@@ -326,6 +328,25 @@ def constant_batch_sizes() -> list[float]:
         model = OfSixteen()
         model.compile("adam")
         found += trained(model, dataset, validation_data=dataset)
+    return found
+
+
+@check
+def sharded_updates() -> list[float]:
+    """Optimizers that assign to variables of their own, with the setting HVKERAS_SHARD_UPDATE."""
+    session, found = current_session(), []
+    settings = session.settings
+    session.settings = settings.with_shared({**settings.shared(), "shard_update": True})
+    try:
+        for options in ({"use_ema": True}, {"use_ema": True, "ema_overwrite_frequency": 2},
+                        {"gradient_accumulation_steps": 2}, {"use_ema": True, "gradient_accumulation_steps": 3}):
+            model = dense()
+            model.compile(keras.optimizers.Adam(0.01, **options), crossentropy())
+            swap = [keras.callbacks.SwapEMAWeights(swap_on_epoch=True)] if [*options] == ["use_ema"] else []
+            found += trained(model, X, Y, batch_size=12, callbacks=swap)
+            assert session.topology.size == 1 or shares_update(model)
+    finally:
+        session.settings = settings
     return found
 
 
