@@ -149,6 +149,23 @@ def advance_iterations(optimizer: Any) -> None:
     step_counter_variable(optimizer).assign_add(1)
 
 
+def start_averages(optimizer: Any, variables: Sequence[Any], passes: int) -> None:
+    """Set the averages of an optimizer of Keras 3 to the weights if this is its first update after several passes.
+
+    Keras starts the averages at iteration 0, but passes that only accumulate are iterations, too.
+
+    Args:
+        variables: The variables, or this rank's parts of them, in the order of the averages.
+        passes: The number of passes per update.
+    """
+    if passes == 1 or not optimizer.use_ema:
+        return
+    is_first = tf.less(as_tf_variable(optimizer.iterations), passes)
+    for variable, average in zip(variables, optimizer._model_variables_moving_average, strict=False):
+        if average is not None:
+            average.assign(tf.where(is_first, as_tf_variable(variable), as_tf_variable(average)))
+
+
 def step_counter(optimizer: Any) -> int:
     """Return the number of training steps that an optimizer has counted, including passes that only accumulate.
 

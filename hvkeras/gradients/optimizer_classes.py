@@ -74,6 +74,12 @@ class DistributedKeras(Distributed):
             variables = update.dense.others(variables)
         super()._apply_weight_decay(variables)  # type: ignore[misc]  # the optimizer's
 
+    def _update_model_variables_moving_average(self, variables: Any) -> None:
+        """Update the averages of weights like Keras, which start from the weights after the first update."""
+        if part_of(self).sharding is None:
+            compat.start_averages(self, variables, part_of(self).options.passes)
+        super()._update_model_variables_moving_average(variables)  # type: ignore[misc]  # the optimizer's
+
     def _distributed_tf_update_step(self, distribution: Any, grads_and_vars: Any, learning_rate: Any) -> None:
         """Update variables like Keras, except those that compiled functions update."""
         pairs, update = list(grads_and_vars), part_of(self).current
@@ -203,6 +209,7 @@ class Sharded(Distributed):
     def _update_model_variables_moving_average(self, variables: Any) -> None:
         """Update the averages of all of this rank's parts, also of those without gradients in this step."""
         with _sharding_of(self).parts_with_averages(variables) as parts:
+            compat.start_averages(self, parts, part_of(self).options.passes)
             super()._update_model_variables_moving_average(parts)  # type: ignore[misc]  # the optimizer's
 
     def _overwrite_model_variables_with_average_value(self, variables: Any) -> None:

@@ -101,6 +101,8 @@ def test_passes_are_summed_before_one_update(outcome: Outcome) -> None:
     for found in outcome.results("accumulation"):
         assert found["summed"] == [0.0, 4.5, 4.5, 15.0, 4]
         assert found["averaged"] == found["in a graph"] == [0.0, 2.25, 2.25, 7.5, 4]
+        # The average starts from the weights after the first update: 0.75 * 8 + 0.25 * 6.
+        assert found["averages of weights"] in ([], [[8.0, 6.0, 7.5]] * 2)
 
 
 @pytest.mark.slow

@@ -170,7 +170,22 @@ def accumulated(average: bool, graph: bool) -> list[float]:
 def accumulation() -> dict[str, Any]:
     """A variable after each of four passes with an update every two passes; and the iterations."""
     return {"summed": accumulated(False, False), "averaged": accumulated(True, False),
-            "in a graph": accumulated(True, True)}
+            "in a graph": accumulated(True, True),
+            "averages of weights": [] if not KERAS_3 else [averages_of_weights(sharded) for sharded in (False, True)]}
+
+
+def averages_of_weights(sharded: bool) -> list[float]:
+    """A weight that starts at 10, and its average, which `use_ema` makes the weight, after each of two updates."""
+    target, found = variable(np.full(2, 10.0, "float32")), []
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0, use_ema=True, ema_momentum=0.75),
+                                         backward_passes_per_step=2, shard_update=sharded)
+    optimizer.build([target])
+    for number in range(4):
+        optimizer.apply_gradients([(tf.ones(2), target)])
+        if number % 2:
+            found.append(float(np.asarray(target)[0]))
+    optimizer.finalize_variable_values([target])
+    return [*found, float(np.asarray(target)[0])]
 
 
 def small_model(policy: Any = None, width: int = 3) -> Any:
