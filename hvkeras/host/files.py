@@ -158,21 +158,27 @@ def why_not_private(found: os.stat_result, forbidden: int = OTHERS_WRITE) -> str
     return f"its mode is {mode:04o}" if mode & forbidden else ""
 
 
+_ATTEMPTS = 100  # in two milliseconds, as another process may remove the folder at the same time
+
+
 def make_private(folder: Path) -> str:
     """Create a folder that no other user has access to, unless it exists.
 
     Returns:
         The reason why others can use or replace the existing one, or why there is none; "" if it is private.
     """
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        reason = why_not_private(folder.stat(), 0o077)
-        if folder.is_symlink() and (owner := folder.lstat().st_uid) != os.geteuid():
-            reason = f"it is a symbolic link of user {owner}, who may change where it leads"
-        if not reason and not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
-            reason = "you cannot write to it"
-    except OSError as error:
-        reason = f"it cannot be created or accessed ({error.strerror})"
+    for _ in range(_ATTEMPTS):
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            reason = why_not_private(folder.stat(), 0o077)
+            if folder.is_symlink() and (owner := folder.lstat().st_uid) != os.geteuid():
+                reason = f"it is a symbolic link of user {owner}, who may change where it leads"
+            if not reason and not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+                reason = "you cannot write to it"
+        except OSError as error:
+            reason = f"it cannot be created or accessed ({error.strerror})"
+        if not reason:
+            break
     return reason
 
 

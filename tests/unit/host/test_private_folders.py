@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import pytest
 
 from hvkeras.errors import MachineError
 from hvkeras.host import private_folders
+from hvkeras.host.files import make_private
 
 KEY, STRANGER = "0123456789abcdef", 12345
 
@@ -178,3 +181,20 @@ def test_nothing_is_accessible_to_other_users(tmp_path: Path, monkeypatch: pytes
     (tmp_path / place).chmod(0o700)
     found.leave()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_place_may_be_removed_by_another_job_at_any_time(tmp_path: Path) -> None:
+    place, ends = tmp_path / "place", threading.Event()
+
+    def remove() -> None:
+        while not ends.wait(0.0002):
+            with contextlib.suppress(OSError):
+                place.rmdir()
+
+    remover = threading.Thread(target=remove)
+    remover.start()
+    try:
+        assert {make_private(place) for _ in range(5000)} == {""}
+    finally:
+        ends.set()
+        remover.join()
