@@ -20,10 +20,10 @@ class AddedLogs:
     """Comparison of the numbers that callbacks add to the logs.
 
     Args:
-        told: The names that need not be compared any more; extended in place.
+        told: The names that need not be compared any more, and whether their numbers differ; extended in place.
     """
 
-    def __init__(self, process_set: ProcessSet, told: set[str]) -> None:
+    def __init__(self, process_set: ProcessSet, told: dict[str, bool]) -> None:
         self._process_set, self._told = process_set, told
         self._mine: dict[str, float] = {}
 
@@ -54,7 +54,7 @@ class AddedLogs:
             if differ:
                 lines.append(_line(name, by_rank))
             if differ or len(by_rank) < len(everyone):
-                self._told.add(name)
+                self._told[name] = differ
         return lines
 
 

@@ -28,14 +28,15 @@ class FitRecord:
         partial: The callbacks that only some ranks had and that may have changed the model, with these ranks.
         trained: Whether there was a `fit`.
         warned: Whether this rank has printed that the ranks hold different state.
-        logs: The names of logs that need not be compared any more, see `hvkeras.training.added_logs`.
+        logs: The logs that need not be compared any more, and whether they differ between ranks, see
+            `hvkeras.training.added_logs`.
     """
 
     local: Collection[Any] = frozenset()
     partial: Mapping[str, Sequence[int]] = field(default_factory=dict)
     trained: bool = False
     warned: bool = False
-    logs: set[str] = field(default_factory=set)
+    logs: dict[str, bool] = field(default_factory=dict)
 
     def cause(self, of_rates: bool = False) -> tuple[str, str]:
         """Return the callbacks that may be the cause of different weights or learning rates, and the hint; or "".
@@ -46,7 +47,9 @@ class FitRecord:
         found = [name for name in self.partial if name in known] or [
             name for name in self.partial if name not in others]
         if not found:
-            return "", ""
+            name = next((name for name, differs in self.logs.items() if differs), "")
+            return (f"a callback that decides by {name!r}, a number of its own on each rank" if name else "",
+                    "place hvd.callbacks.MetricAverageCallback() before it" if name else "")
         ranks = self.partial[found[0]]
         names = [name for name in found if self.partial[name] == ranks]
         what = "a callback" if len(names) == 1 else "callbacks"

@@ -86,7 +86,7 @@ class FitRun:
         self._divergence_check = DivergenceCheck(
             model, process_set, self._local, self._broadcasts(), self._averages_statistics,
             one_step=arguments["steps_per_epoch"] == arguments["epochs"] == 1) if settings.guard else None
-        told = set() if self._divergence_check is None else self._divergence_check.record.logs
+        told = {} if self._divergence_check is None else self._divergence_check.record.logs
         self._added_logs = AddedLogs(process_set, told)
 
     def data_ready(self, data: Any) -> None:

@@ -294,6 +294,7 @@ def test_callbacks_that_differ_between_ranks_are_named(outcome: Outcome) -> None
         assert "the likely cause is that the learning rate is 0.05 on rank 0 and 0.1 on rank " in found["rate"]
         assert ": ReduceLROnPlateau, a callback that only rank 0 has" in found["rate"]
         assert "HINT: pass ReduceLROnPlateau to fit on every rank" in found["rate"]
+        assert "a callback that decides by 'best_score', a number of its own on each rank" in found["own best"]
         assert found["own"] == [rank, rank + 1, rank + 2]
         assert found["averaged"] == [(size - 1) / 2 + epoch for epoch in range(3)]
     told = outcome.stderr(0)

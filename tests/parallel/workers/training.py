@@ -848,12 +848,21 @@ def partial_callbacks() -> dict[str, Any]:
         scores.append(OwnScore("on_rank_0", float))
     averaging = [OwnScore("averaged_score", lambda epoch: hvd.rank() + epoch), hvd.callbacks.MetricAverageCallback()]
 
+    def own_best() -> Any:
+        """Ranks restore the weights of different epochs."""
+        made = eagerly()
+        made.fit(*data, epochs=3, **options, callbacks=[
+            OwnScore("best_score", lambda epoch: epoch * (1.0 - 2.0 * hvd.rank())),
+            keras.callbacks.EarlyStopping("best_score", mode="max", patience=0, restore_best_weights=True)])
+        return made.evaluate(*data, verbose=0)
+
     def scored(*callbacks: Any) -> Any:
         return eagerly().fit(*data, epochs=3, callbacks=list(callbacks), **options).history
 
     return {"rate": mistake(lambda: eagerly().fit(*data, epochs=4, callbacks=[plateau] * (hvd.rank() == 0),
                                                   **options)),
-            "own": scored(*scores)["own_score"], "averaged": scored(*averaging)["averaged_score"]}
+            "own best": mistake(own_best), "own": scored(*scores)["own_score"],
+            "averaged": scored(*averaging)["averaged_score"]}
 
 
 @check

@@ -29,6 +29,14 @@ def test_callbacks_that_are_known_to_change_weights_come_first(
     assert FitRecord(partial=partial).cause(of_rates) == (cause, hint)
 
 
+def test_logs_that_differ_are_a_cause_if_all_ranks_have_the_same_callbacks() -> None:
+    logs = {"same": False, "own": True}
+    assert FitRecord(logs=logs).cause(True) == ("a callback that decides by 'own', a number of its own on each rank",
+                                                "place hvd.callbacks.MetricAverageCallback() before it")
+    assert FitRecord(partial={"Own": [0]}, logs=logs).cause()[0] == "Own, a callback that only rank 0 has"
+    assert FitRecord(logs={"same": False}).cause() == ("", "")
+
+
 def test_callbacks_that_only_print_or_write_are_no_cause() -> None:
     keras: Any = tf.keras
 
