@@ -433,9 +433,10 @@ def test_a_shared_fork_server_serves_several_jobs_and_ends_with_its_owner(tmp_pa
 
 
 def test_a_shared_fork_server_that_is_stopped_is_killed_and_ranks_are_new_processes(tmp_path: Path) -> None:
+    others = psutil.Process().children()
     with contextlib.closing(SharedForkServer([sys.executable], ["psutil"], os.environ, ())) as server:
         *prefix, address, _ = server.stand_in
-        (process,) = (child for child in psutil.Process().children() if "order" in " ".join(child.cmdline()))
+        (process,) = (child for child in psutil.Process().children() if child not in others)
         sleeps = "import time; print('up', flush=True); time.sleep(600)"
         endless = subprocess.Popen([*prefix, address, "60", sys.executable, "-c", sleeps], cwd=tmp_path,
                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
