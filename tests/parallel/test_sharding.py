@@ -86,7 +86,7 @@ def test_evaluation_of_datasets(kind: str, outcome: Outcome) -> None:
 @pytest.mark.slow
 def test_ranks_train_on_shuffled_batches_like_one_process(outcome: Outcome) -> None:
     for found in outcome.results("trained_on_shuffled_batches"):
-        assert found["found"] == pytest.approx(found["truth"], rel=1e-5)
+        assert found["found"] == pytest.approx(found["truth"], rel=1e-5, abs=1e-8)  # the last losses are tiny
 
 
 @pytest.mark.parametrize("kind", ["shuffled by fit", "shuffled by itself"])
