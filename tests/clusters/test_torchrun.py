@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -16,7 +15,7 @@ import pytest
 
 from harness import hosts as machines
 from harness.launchers import BIN, clean_environment
-from harness.processes import MARK, end_marked
+from harness.processes import MARK, below, end_marked
 
 TORCHRUN = BIN / "torchrun"
 pytestmark = pytest.mark.skipif(not TORCHRUN.exists(), reason="torch is not installed: make .venv-clusters/.has-torch")
@@ -72,10 +71,7 @@ def test_on_two_hosts_ranks_meet_beside_torchruns_store(start, backend):
 
 def ranks_of(process):
     """The processes that torchrun started."""
-    with contextlib.suppress(psutil.Error):
-        return [child for child in psutil.Process(process.pid).children(recursive=True)
-                if str(RESUMING) in " ".join(child.cmdline())]
-    return []
+    return below(process.pid, str(RESUMING))
 
 
 def wait_for_epochs(folder, process):

@@ -12,6 +12,7 @@ from typing import TypeVar
 import psutil
 
 from harness import warm
+from harness.processes import below, command_line
 
 Item = TypeVar("Item")
 
@@ -55,8 +56,8 @@ def children() -> set[psutil.Process]:
     found: set[psutil.Process] = set()
     for child in psutil.Process().children():
         if not warm.is_server(child):
-            found |= {child, *_children_of(child)}
-    return {one for one in found if one.is_running() and "resource_tracker" not in " ".join(_command_line(one))}
+            found |= {child, *below(child.pid)}
+    return {one for one in found if one.is_running() and "resource_tracker" not in command_line(one)}
 
 
 def files() -> set[str]:
@@ -93,17 +94,3 @@ def left_after_grace(now: Callable[[], set[Item]], before: set[Item]) -> set[Ite
     while (left := now() - before) and time.monotonic() < deadline:
         time.sleep(0.05)
     return left
-
-
-def _children_of(process: psutil.Process) -> list[psutil.Process]:
-    try:
-        return list(process.children(recursive=True))
-    except psutil.Error:
-        return []
-
-
-def _command_line(process: psutil.Process) -> list[str]:
-    try:
-        return list(process.cmdline())
-    except psutil.Error:
-        return []

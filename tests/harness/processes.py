@@ -40,6 +40,23 @@ def run_python(code: str, *arguments: str, cwd: Path, isolated: bool = False,
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=deadline)
 
 
+def command_line(process: psutil.Process) -> str:
+    """Return the command line of a process, or an empty text if it has ended."""
+    with contextlib.suppress(psutil.Error):
+        return " ".join(process.cmdline())
+    return ""
+
+
+def below(pid: int, text: str = "") -> list[psutil.Process]:
+    """Return the descendants of a process with a text in their command lines.
+
+    Processes that end while they are listed do not count.
+    """
+    with contextlib.suppress(psutil.Error):
+        return [each for each in psutil.Process(pid).children(recursive=True) if text in command_line(each)]
+    return []
+
+
 def marked(mark: str) -> Iterator[tuple[psutil.Process, dict[str, str]]]:
     """Yield every running process with this mark, and its environment."""
     for process in psutil.process_iter():
@@ -67,7 +84,7 @@ def end_marked(mark: str, grace: float = 0.0) -> list[str]:
     while left:
         for process in left:
             with contextlib.suppress(psutil.Error):
-                killed.append(f"pid {process.pid}: {' '.join(process.cmdline())}")
+                killed.append(f"pid {process.pid}: {command_line(process)}")
                 process.kill()
         psutil.wait_procs(left, timeout=5)
         left = [process for process, _ in marked(mark)]

@@ -11,20 +11,27 @@ import subprocess
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from harness import hosts as machines
 from harness import warm
 from harness.launchers import BIN
+from harness.processes import command_line
 from hosts.jobs import DEADLINE, ENDLESS, environment_for, running
 
 pytestmark = [pytest.mark.nightly, pytest.mark.skipif(bool(machines.missing()), reason=machines.missing())]
 RELAYS = {"HVKERAS_RELAY_FROM": "2"}
 
 
+def command_line_of(pid):
+    with contextlib.suppress(psutil.Error):
+        return command_line(psutil.Process(pid))
+    return ""
+
+
 def relays_on(job, host):
-    lines = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in job.pids_on(host)}
-    return [pid for pid, line in lines.items() if b"hvkeras.control.relay import main" in line]
+    return [pid for pid in job.pids_on(host) if "hvkeras.control.relay import main" in command_line_of(pid)]
 
 
 def assert_nothing_is_left(job, network):
@@ -32,7 +39,7 @@ def assert_nothing_is_left(job, network):
     deadline = time.monotonic() + 5.0
     while (left := [pid for host in network.hosts for pid in job.pids_on(host)]) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not left, [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in left]
+    assert not left, [command_line_of(pid) for pid in left]
 
 
 def last_lines(job, ranks):

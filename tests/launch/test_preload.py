@@ -19,6 +19,7 @@ from typing import Any
 import psutil
 import pytest
 
+from harness.processes import below
 from hvkeras.errors import MachineError
 from hvkeras.launcher.fork_server import split_command
 from hvkeras.launcher.host_agents import AGENT, BOOT
@@ -273,10 +274,8 @@ def test_ranks_end_with_their_launcher_and_outlive_their_fork_server(tmp_path: P
     code = "import os, time; print('pid', os.getpid(), flush=True); time.sleep(600)"
     started = Started(["-np", "2", "--preload", "psutil", sys.executable, "-c", code], tmp_path)
     started.wait_for("pid", 2)
-    ranks = [process for process in psutil.Process(started.process.pid).children(recursive=True)
-             if process.cmdline()[1:2] == ["-c"] and "pid" in process.cmdline()[2]]
-    (server,) = (process for process in psutil.Process(started.process.pid).children(recursive=True)
-                 if "order" in " ".join(process.cmdline()))
+    ranks = [rank for rank in below(started.process.pid, "print('pid'") if rank.cmdline()[1:2] == ["-c"]]
+    (server,) = below(started.process.pid, "order")
     assert len({rank.ppid() for rank in ranks}) == 1, "the agent"
     server.kill()
     time.sleep(1.0)
@@ -291,10 +290,7 @@ def test_ranks_end_with_their_launcher_and_outlive_their_fork_server(tmp_path: P
 def test_an_interrupt_during_the_imports_ends_the_job(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(600)\n")
     started = Started(["-np", "2", "--preload", "slow", sys.executable, "-c", "print('runs')"], tmp_path)
-    server = None
-    while server is None:
-        server = next((process for process in psutil.Process(started.process.pid).children(recursive=True)
-                       if "order" in " ".join(process.cmdline())), None)
+    while not below(started.process.pid, "order"):
         time.sleep(0.05)
     started.process.send_signal(signal.SIGTERM)
     done = started.finish()
@@ -356,8 +352,7 @@ class AgentOfTest:
         return dict(event)
 
     def servers(self) -> list[psutil.Process]:
-        return [process for process in psutil.Process(self._process.pid).children(recursive=True)
-                if "order" in " ".join(process.cmdline())]
+        return below(self._process.pid, "order")
 
     def end(self) -> int:
         assert self._process.stdin is not None and self._process.stdout is not None

@@ -111,10 +111,10 @@ def test_what_hvkeras_run_gets_by_mistake_is_reported(tmp_path: Path) -> None:
 
 def test_ranks_get_their_place_and_a_secret_that_is_on_no_command_line(tmp_path: Path) -> None:
     code = """
-import glob
+import psutil
 own = {name: value for name, value in os.environ.items() if name.startswith("HVKERAS_")}
-lines = b" ".join(open(path, "rb").read() for path in glob.glob("/proc/[0-9]*/cmdline") if os.path.exists(path))
-shown = own["HVKERAS_SECRET"].encode() in lines
+lines = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
+shown = not any(sys.executable in line for line in lines) or any(own["HVKERAS_SECRET"] in line for line in lines)
 print("size", own["HVKERAS_RUN_SIZE"], "local", own["HVKERAS_RUN_LOCAL_RANK"], own["HVKERAS_RUN_LOCAL_SIZE"],
       "at", own["HVKERAS_RUN_CONTROL"].split(":")[0], "secret", len(own["HVKERAS_SECRET"]), "shown", shown,
       "unbuffered", os.environ["PYTHONUNBUFFERED"], "quiet", os.environ["TF_CPP_MIN_LOG_LEVEL"])
