@@ -120,10 +120,11 @@ def _scheduler_variables(launcher: str, np: int) -> list[dict[str, str]]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return distinct free ports outside of the range of ephemeral ports."""
+    """Return distinct free ports below the ephemeral ones, of which each worker of pytest has its own."""
     end = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    candidates = list(range(FIRST_PORT, end))
-    random.SystemRandom().shuffle(candidates)  # other workers search at the same time
+    worker, workers = os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:], os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")
+    candidates = list(range(FIRST_PORT + int(worker), end, int(workers)))
+    random.SystemRandom().shuffle(candidates)  # other programs search at the same time
     found: list[int] = []
     for port in candidates:
         with contextlib.suppress(OSError), socket.socket() as one:

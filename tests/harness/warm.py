@@ -89,7 +89,8 @@ def python(environment: Mapping[str, str]) -> list[str]:
                 with open(folder.parent / _LIFE, "rb") as life:
                     process = shared_fork_server.start(folder / parity, [sys.executable], modules,
                                                        {**common, **variables}, life.fileno())
-                (folder / f"{parity}.pid").write_text(str(process.pid))
+                (folder / f"{parity}.new").write_text(str(process.pid))  # others read it at any time
+                (folder / f"{parity}.new").rename(folder / f"{parity}.pid")
                 process.returncode = 0  # prevents Popen's ResourceWarning about a running child
     _wait(folder)
     return [*shared_fork_server.stand_in([folder / parity for parity in _PARITIES], _READY_SECONDS),

@@ -21,6 +21,7 @@ from harness.processes import command_line
 from hosts.jobs import DEADLINE, ENDLESS, environment_for, running
 
 pytestmark = [pytest.mark.nightly, pytest.mark.skipif(bool(machines.missing()), reason=machines.missing())]
+BUSY = {"HVKERAS_LIVENESS_TIMEOUT": "10"}  # 64 ranks share two cores
 RELAYS = {"HVKERAS_RELAY_FROM": "2"}
 
 
@@ -104,7 +105,7 @@ def tf_config_jobs(network, folder):
     """Return the commands and environments of 64 workers."""
     cluster = {"worker": [f"{host.address}:{2222 + slot}" for host in network.hosts for slot in range(8)]}
     environments = [environment_for(network, folder, {
-        "HVKERAS_SECRET": "not a secret outside of this test",
+        **BUSY, "HVKERAS_SECRET": "not a secret outside of this test",
         "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "worker", "index": index}})})
         for index in range(64)]
     return [host.command(*warm.python(environments[0]), str(ENDLESS)) for host in network.hosts for _ in range(8)
@@ -113,7 +114,7 @@ def tf_config_jobs(network, folder):
 
 def mpirun_job(network, folder):
     """Return the command and environment of an mpirun with 64 ranks."""
-    environment = environment_for(network, folder)
+    environment = environment_for(network, folder, BUSY)
     inside = f"{machines.NETWORK}.0/24"
     command = network.hosts[0].command(
         str(BIN / "mpirun"), "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "--mca", "plm_rsh_agent",

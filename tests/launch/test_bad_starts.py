@@ -28,10 +28,10 @@ def tf_config(*addresses, index=0):
 
 
 def test_a_missing_worker_is_reported_while_waiting_and_named_in_the_error(tmp_path):
-    outcome = failing(tmp_path, np=3, start_order=(0, 1), env={"HVKERAS_START_TIMEOUT": "4"})
+    outcome = failing(tmp_path, np=3, start_order=(0, 1), env={"HVKERAS_START_TIMEOUT": "5"})
     for rank in (0, 1):
-        assert re.search(r"waiting for worker 2 \(localhost:\d+\), \d+ s of 4 s", outcome.stderr(rank))
-        assert re.search(r"PeerError: All 3 ranks must arrive within 4 s, but worker 2 \(localhost:\d+\) did"
+        assert re.search(r"waiting for worker 2 \(localhost:\d+\), \d+ s of 5 s", outcome.stderr(rank))
+        assert re.search(r"PeerError: All 3 ranks must arrive within 5 s, but worker 2 \(localhost:\d+\) did"
                          r" not\.\nHINT|in the same way|ends because", outcome.stderr(rank))
 
 

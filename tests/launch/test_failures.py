@@ -124,7 +124,7 @@ def test_ranks_that_all_stand_still_say_where_and_end_the_job(launcher, backend,
 @pytest.mark.parametrize("legacy", ["0", pytest.param("1", marks=pytest.mark.nightly)])
 def test_a_rank_that_waits_in_a_call_for_all_learns_how_one_makes_it_alone(legacy, launch):
     outcome = launch("tf_config", WORKER.with_name("late_for_all.py"), np=2, backend="native", deadline=120,
-                     env={"HVKERAS_STALL_WARNING": "0.5", "TF_USE_LEGACY_KERAS": legacy})
+                     env={"HVKERAS_STALL_WARNING": "1", "TF_USE_LEGACY_KERAS": legacy})
     calls = re.findall(r'rank 0 has waited \d+ s in [a-z]+ "([a-z ]+) \(length\)" \(\S*late_for_all.py:\d+ in (\w+)\)'
                        r" for rank 1, which has not entered it; the job ends after \d+ s\. HINT:"
                        r" (.*)\n", outcome.stderr(0))

@@ -44,7 +44,7 @@ def test_every_launcher_serves_every_backend(launch, launcher, backend, np, cold
 @pytest.mark.slow
 def test_ranks_may_start_in_any_order_and_say_whom_they_wait_for(tmp_path):
     with start_job("tf_config", WORKER, np=3, folder=tmp_path, backend="tfdist", start_order=(2, 1, 0),
-                   start_delay=2.0) as job:
+                   start_delay=4.0) as job:
         outcome = job.wait()
     assert [facts(outcome, rank)["sum"] for rank in range(3)] == [6.0] * 3
     assert re.search(r"waiting for worker 0 \(localhost:\d+\).*, \d+ s of 60 s", outcome.stderr(2))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from pathlib import Path
 
 import pytest
@@ -64,10 +63,12 @@ def start(job, index, folder, **extra):
 
 def test_pods_of_an_indexed_job_meet_once_the_name_of_the_first_resolves(job, tmp_path):
     late = start(job, 1, tmp_path)
-    time.sleep(3.5)  # until it has reported the ranks that it waits for
+    waiting = ""
+    while "its name does not resolve yet" not in waiting and (line := late.stdout.readline()):
+        waiting += line
     first = start(job, 0, tmp_path)
     job.resolve()
-    outputs = [pod.communicate(timeout=90)[0] for pod in (first, late)]
+    outputs = [first.communicate(timeout=90)[0], waiting + late.stdout.read()]
     for rank, output in enumerate(outputs):
         found = facts(output)
         assert (found["rank"], found["local"], found["cross"], found["sum"]) == (rank, [0, 1], [rank, 2], 3.0)

@@ -35,7 +35,8 @@ def train(state: Any) -> None:
         if hvd.size() == SIZES[state.stage]:
             state.stage += 1
             if hvd.rank() == 0 and state.stage < len(SIZES):
-                Path("hosts").write_text(f"localhost:{SIZES[state.stage]}\n")
+                Path("hosts.new").write_text(f"localhost:{SIZES[state.stage]}\n")
+                Path("hosts.new").rename("hosts")  # it may be read at any time
         state.commit()
 
 

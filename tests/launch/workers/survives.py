@@ -66,7 +66,8 @@ class Events(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no 
         if what == "raise":
             raise ArithmeticError("stumbles")
         if slots:
-            Path("hosts").write_text(f"localhost:{slots}\n")
+            Path("hosts.new").write_text(f"localhost:{slots}\n")
+            Path("hosts.new").rename("hosts")  # it may be read at any time
         if what in ("hosts", "shrink"):
             time.sleep(2.5 if what == "shrink" else 0)
         else:

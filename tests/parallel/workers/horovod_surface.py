@@ -511,8 +511,11 @@ def timeline() -> Any:
     model.fit(samples, samples[:, :1], batch_size=4, verbose=0)
     hvd.allgather(tf.ones([2, 3]), name="mine")
     hvd.alltoall(tf.range(hvd.size()), name="mine")
-    time.sleep(3)  # the file is valid while the timeline is running
-    amid = json.loads((folder / f"timeline.{hvd.rank()}.json").read_text())["traceEvents"]
+    amid: list[Any] = []
+    ends = time.monotonic() + 60
+    while sum(event["ph"] == "X" and "mine" in str(event["args"]) for event in amid) < 2 and time.monotonic() < ends:
+        time.sleep(0.5)
+        amid = json.loads((folder / f"timeline.{hvd.rank()}.json").read_text())["traceEvents"]  # valid at any time
     hvd.stop_timeline()
     model.fit(samples, samples[:, :1], batch_size=4, verbose=0)
     after = json.loads((folder / f"timeline.{hvd.rank()}.json").read_text())["traceEvents"]

@@ -141,7 +141,8 @@ def test_later_steps_do_not_change_a_commit(compiled: bool) -> None:
             np.testing.assert_array_equal(before, variable.numpy())
 
 
-def test_commits_are_written_in_a_thread_the_newest_first(job: Path) -> None:
+def test_commits_are_written_in_a_thread_the_newest_first(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hvkeras.elastic.commits.SHARE", 1e-6)  # what waits does so for minutes
     commits = CommitFile(job, 0)
     for number in range(50):
         commits.write_soon({"number": number}, {"data": (0, number)})
