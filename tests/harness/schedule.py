@@ -30,7 +30,8 @@ _NEED_HOROVOD = ("horovod", "gloo", "test_the_chief_is_rank_0", "test_failures_a
 # Unit tests that take too long for `make check`, because they start processes or train several times.
 _LONG = ("test_native_core", "test_harness", "test_build_horovod", "real_launchers", "test_checkpoints",
          "test_optimizer", "test_compiled_update", "test_recorder", "test_tensorboard", "test_callbacks",
-         "test_elastic", "test_comparison_report", "test_packaging", "test_report", "the_launcher_starts_one")
+         "test_elastic", "test_comparison_report", "test_brute_force", "test_mutants", "test_packaging",
+         "test_report", "test_steps", "the_launcher_starts_one")
 # Parameters that tests pass to `launch_once`. Other parameters select assertions on the same outcome.
 _JOB_PARAMETERS = ("outcome", "whole", "run", "launcher", "backend", "engine", "np", "keras", "script")
 

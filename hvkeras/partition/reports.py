@@ -1,0 +1,111 @@
+"""Reports: what became of a function that several ranks carry out together."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from hvkeras.partition import tensorflow_graphs
+from hvkeras.partition.analysis import Plan
+from hvkeras.partition.decisions import Decision, elements
+from hvkeras.partition.emission import Exchange
+from hvkeras.partition.layouts import Divided, Layout, Partial, innermost, is_resolved
+from hvkeras.partition.programs import Node
+from hvkeras.partition.sizes import value_of
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """An operation for which parts of a tensor were made whole.
+
+    Args:
+        type: Type of the operation.
+        name: Its name.
+        line: The user's line that made it, such as "train.py:12 in loss"; empty if it is not known.
+        operands: What is known of the operands that were gathered: layout and shape.
+        elements: About how many elements its results have, of sources with some hundred rows: what all ranks compute.
+    """
+
+    type: str
+    name: str
+    line: str
+    operands: tuple[str, ...]
+    elements: float
+
+
+@dataclass(frozen=True)
+class Report:
+    """What became of the operations of a function, and what its ranks exchange.
+
+    Args:
+        divided: How many operations of each type compute with a part on each rank.
+        by_all: How many operations of each type all ranks carry out, on whole tensors.
+        gathered: Operations for which parts were made whole.
+        rounds: What is exchanged in each round; a round in a loop is one.
+        digest: A text that ranks have in common if they carry out the function in the same way.
+    """
+
+    divided: Mapping[str, int]
+    by_all: Mapping[str, int]
+    gathered: tuple[Gathered, ...]
+    rounds: tuple[tuple[Exchange, ...], ...]
+    digest: str
+
+    def nbytes(self, rows: Mapping[str, int]) -> int:
+        """Return how many bytes are exchanged; tensors of unknown shapes do not count.
+
+        Args:
+            rows: How many rows each source has.
+        """
+        return sum(value_of(size, rows) for round_ in self.rounds for exchange in round_ for size in exchange.nbytes
+                   if size is not None)
+
+    def __str__(self) -> str:
+        text = (f"{sum(self.divided.values())} operations divided, {sum(self.by_all.values())} computed by all ranks, "
+                f"{len(self.gathered)} of them with gathered rows; {len(self.rounds)} rounds")
+        lines = [f"  {each.type} {each.name}{each.line and f', {each.line}'}: {', '.join(each.operands)}"
+                 for each in sorted(self.gathered, key=lambda each: -each.elements)]
+        return "\n".join([text, *lines])
+
+
+def report(plan: Plan, rounds: Sequence[Sequence[Exchange]]) -> Report:
+    """Return the report of a plan.
+
+    Args:
+        plan: The plan.
+        rounds: What was exchanged.
+    """
+    divided, by_all, gathered = Counter[str](), Counter[str](), list[Gathered]()
+    for owner, node, decision in _decisions(plan):
+        moved = [number for number, layout in zip(node.inputs, decision.operands, strict=True) if _is_divided(
+            owner.values[number].layout) and is_resolved(owner.values[number].layout, layout)]
+        layouts = [*decision.operands, *(owner.values[number].layout for number in node.outputs)]
+        is_divided = any(_is_divided(layout) or isinstance(layout, Partial) for layout in layouts)
+        (divided if is_divided else by_all)[node.type] += 1
+        if moved:
+            gathered.append(Gathered(
+                node.type, node.operation.name, tensorflow_graphs.user_line(node.operation),
+                tuple(f"{owner.values[number].shape} {owner.values[number].layout}" for number in moved),
+                sum(elements(owner.values[number].shape) for number in node.outputs)))
+    return Report(divided, by_all, tuple(gathered), tuple(map(tuple, rounds)), _digest(plan))
+
+
+def _decisions(plan: Plan) -> Iterator[tuple[Plan, Node, Decision]]:
+    for node, decision in zip(plan.program.nodes, plan.decisions, strict=True):
+        yield plan, node, decision
+        for inner in decision.plans:
+            yield from _decisions(inner)
+
+
+def _is_divided(layout: Layout) -> bool:
+    return isinstance(innermost(layout), Divided)
+
+
+def _digest(plan: Plan) -> str:
+    digest = hashlib.sha256()
+    for owner, node, decision in _decisions(plan):
+        results = [(owner.values[number].layout, owner.values[number].shape) for number in node.outputs]
+        digest.update(repr((node.type, decision.operands, results)).encode())
+    return digest.hexdigest()
