@@ -32,11 +32,11 @@ def arrays(folder: Path) -> dict[str, Any]:
     return _arrays_in((folder / RESULT).read_bytes())
 
 
-def differences(found: Arrays, expected: Arrays, tolerance: float) -> list[str]:
+def differences(found: Arrays, expected: Arrays, tolerance: float, floor: float = FLOOR) -> list[str]:
     """Return a line for each array that differs; an empty list if the results are the same.
 
     Arrays are the same if the root mean square of their differences is at most `tolerance` times that of the expected
-    values, or times `FLOOR` if that is larger.
+    values, or times `floor` if that is larger.
     """
     lines = [f"{name}: only in {'the expected' if name in expected else 'the found'} results"
              for name in sorted(found.keys() ^ expected.keys())]
@@ -52,7 +52,7 @@ def differences(found: Arrays, expected: Arrays, tolerance: float) -> list[str]:
             lines.append(f"{name}: not finite, or not expected to be")
         else:
             apart, scale = root_mean_square({name: one}, {name: other}), root_mean_square({name: other})
-            if apart > tolerance * max(scale, FLOOR):
+            if apart > tolerance * max(scale, floor):
                 lines.append(f"{name}: apart by {apart:.3g}, values have the scale {scale:.3g}")
     return lines
 

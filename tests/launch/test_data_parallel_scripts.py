@@ -1,17 +1,11 @@
 """`hvkeras run --data-parallel`: scripts for one process train on several ranks with the result of one process.
 
-The scripts (`workers/data_parallel`) are written after published examples, and know nothing of hvkeras. Each one runs
-in one process and on ranks, in folders of its own, and writes its weights, history and predictions to `result.npz`.
-They read these environment variables:
-
-    NOISE=off      no dropout, no augmentation, no random latent vectors: ranks draw other numbers than one process
-    FLOAT64=1      weights and data in float64, where rounding differs by less than 1e-8
-    PERTURB=1e-7   the initial weights change by this share: how far apart rounding in float32 takes one process
+The scripts (`data_parallel_scripts`) know nothing of hvkeras. Each one runs in one process and on ranks, in folders of
+its own. Without `NOISE=off`, ranks draw other numbers than one process.
 """
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -23,16 +17,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-import hvkeras
 from harness import Outcome, results
-from harness.launchers import TESTS
+from launch.data_parallel_scripts import DEADLINE, SCRIPTS, SEED, SEED_VARIABLE, SEEDED, environment
 from launch.hvkeras_run import run
-
-SCRIPTS = Path(__file__).parent / "workers" / "data_parallel"
-SEEDED = TESTS / "harness" / "seeded.py"
-SEED = 17
-SEED_VARIABLE = "PYTHONHASHSEED"  # if it is a number, it is the common seed of the ranks
-DEADLINE = 240.0  # seconds for a run, of which most take ten
 
 
 @dataclass(frozen=True)
@@ -89,15 +76,6 @@ QUICK = ("mnist_convnet",)
 MOST_SEEDS = 10
 EXACT = {"NOISE": "off", "FLOAT64": "1"}
 ROUNDED = {"NOISE": "off"}
-
-
-def environment(settings: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of a run in which the hvkeras of this test, and matplotlib, can be imported."""
-    paths = [str(TESTS)]
-    if "site-packages" not in (root := Path(hvkeras.__file__).parents[1]).parts:
-        paths.insert(0, str(root))
-    return {"PYTHONPATH": os.pathsep.join(paths), "TF_CPP_MIN_LOG_LEVEL": "3", "MPLBACKEND": "Agg",
-            SEED_VARIABLE: str(SEED), **settings}
 
 
 @pytest.fixture(scope="session")

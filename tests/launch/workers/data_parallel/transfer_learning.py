@@ -78,8 +78,8 @@ def pretrained_backbone():
 
 base_model = pretrained_backbone()
 base_model.trainable = False
-data_augmentation = keras.Sequential([layers.RandomFlip("horizontal"), layers.RandomRotation(0.2)] if NOISE else
-                                     [layers.Identity()])
+rotation = layers.Identity() if os.environ.get("FLOAT64") else layers.RandomRotation(0.2)  # Keras's is of float32
+data_augmentation = keras.Sequential([layers.RandomFlip("horizontal"), rotation] if NOISE else [layers.Identity()])
 
 inputs = keras.Input(shape=(*image_size, 3))
 x = data_augmentation(inputs)
