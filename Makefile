@@ -139,7 +139,7 @@ test-clusters: $(CLUSTERS)/.has-ray $(CLUSTERS)/.has-slurm $(CLUSTERS)/.has-spar
 	$(CLUSTERS)/bin/pytest tests/clusters
 
 # Tests that take minutes, with the mark `nightly`.
-test-soak: $(NEWEST) $(VENV)/.has-horovod $(VENV)/.has-browser $(OLDEST)/.has-hvkeras
+test-soak: $(NEWEST) $(VENV)/.has-horovod $(VENV)/.has-browser $(VENV)/.has-keras-suite $(OLDEST)/.has-hvkeras
 	$(VENV)/$(PYTEST) -m nightly --ignore tests/hosts
 	$(OLDEST)/$(PYTEST) -m "oldest and oldest_nightly" -k "not horovod and not mpirun"
 
