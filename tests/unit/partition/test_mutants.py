@@ -10,7 +10,7 @@ from unit.partition.cases import CASES
 from unit.partition.mutants import DECISIONS, PATTERNS, TOGETHER, Mutant
 from unit.partition.simulation import COMBINED, Traced, traced
 
-MOST_CASES, MOST_LAYOUTS, OF_SAMPLE = 12, 12, 5
+MOST_CASES, MOST_LAYOUTS, OF_SAMPLE = 12, 12, 10
 
 EQUIVALENT = {  # mutants that do nothing wrong: the way, the types, and why
     "copied rows count": ("All Any Max Min UnsortedSegmentMax UnsortedSegmentMin", "a copy changes no maximum"),
