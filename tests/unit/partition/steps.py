@@ -306,10 +306,10 @@ STEPS = {
     "contrastive": Step(contrastive, _vectors(10, 12), rounds=4, nbytes=0),
     "lambda": Step(_fit(across_rows, "mse", lambda: "sgd"), _vectors(10), rounds=9, nbytes=0),
     "own loop": Step(own_loop, _vectors(10, 1, 4), rounds=9),  # two branches and a loop
-    "circle": Step(_fit(embedding, keras.losses.Circle), lambda random, rows: (
+    "circle": Step(_fit(embedding, lambda: keras.losses.Circle(gamma=80.0)), lambda random, rows: (
         random.standard_normal((rows, 10)), random.integers(0, 6, rows), random.random(rows)), rounds=4, nbytes=0),
-    "dice": Step(_fit(segmentation, keras.losses.Dice), _masks),
+    "dice": Step(_fit(segmentation, lambda: keras.losses.Dice(axis=None)), _masks),
     "dice of rows": Step(_fit(segmentation, lambda: keras.losses.Dice(axis=(1, 2, 3))), _masks),
-    "tversky": Step(_fit(segmentation, keras.losses.Tversky), _masks),
+    "tversky": Step(_fit(segmentation, lambda: keras.losses.Tversky(alpha=0.5)), _masks),
     "gan": Step(gan, lambda random, rows: (random.random((rows, 12, 12, 1)),), rounds=3),
 }
