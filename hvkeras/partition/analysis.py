@@ -123,11 +123,6 @@ class Analysis:
                         [program.users[number] for number in node.inputs], self.plan, self._name(node))
             calls.append(call)
             decision = self._decided(call)
-            levels = [value.level + is_resolved(value.layout, layout)
-                      for value, layout in zip(call.operands, decision.operands, strict=True)]
-            level = decision.communicates + max(
-                [0, *(level for operand, level in enumerate(levels) if decision.takes(operand))])
-            decision = replace(decision, results=tuple(replace(value, level=level) for value in decision.results))
             decisions.append(decision)
             for number, value in zip(node.outputs, decision.results, strict=True):
                 values[number] = value
@@ -150,13 +145,15 @@ class Analysis:
         decision = decide(call, self._rules.get(call.type, self._otherwise))
         results, first = [], call.operands[0] if call.operands else Value()
         sizes_of = first.layout if call.type == "Shape" else first.sizes_of
+        level = _level(call, decision)
         for output, value, known in zip(operation.outputs, decision.results, integers, strict=True):
             shape = value.shape if isinstance(value.layout, ListOf) else known.shape if known is not None else _merged(
                 value.shape, _static(output))
-            results.append(replace(value, shape=shape, integers=known or value.integers, sizes_of=sizes_of))
+            results.append(replace(
+                value, shape=shape, integers=known or value.integers, sizes_of=sizes_of, level=level))
         if results and all(known is not None and known.is_known for known in integers):
             layouts = tuple(value.layout for value in call.operands)
-            return Decision(layouts, tuple(replace(value, layout=Replicated()) for value in results),
+            return Decision(layouts, tuple(replace(value, layout=Replicated(), level=0) for value in results),
                             create=_create_integers, takes_operands=False)
         return replace(decision, results=tuple(results))
 
@@ -187,6 +184,14 @@ class Analysis:
         if new is None or not isinstance(new.results[0].layout, Divided):
             return None
         return replace(new, results=(replace(decision.results[0], layout=new.results[0].layout),))
+
+
+def _level(call: Call, decision: Decision) -> int:
+    """Return how many collectives precede the results of an operation, one after another."""
+    return decision.communicates + max([0, *(
+        value.level + is_resolved(value.layout, layout)
+        for operand, (value, layout) in enumerate(zip(call.operands, decision.operands, strict=True))
+        if decision.takes(operand))])
 
 
 def _common_part(node: Node, values: Sequence[Value], uses: Sequence[Sequence[Layout]]) -> Divided | None:

@@ -135,11 +135,14 @@ class Run:
         plan, nodes = self.plan, self.plan.program.nodes
         live = plan.live
         levels, requests = self._schedule(live)
-        for level in range(len(requests)):
-            for place, node in enumerate(nodes):
-                if levels[place] == level and live[place]:
-                    self._create(node, plan.decisions[place])
-            self._resolve(requests[level])
+        of_level: list[list[int]] = [[] for _ in requests]
+        for place, level in enumerate(levels):
+            if live[place]:
+                of_level[level].append(place)
+        for places, resolved in zip(of_level, requests, strict=True):
+            for place in places:
+                self._create(nodes[place], plan.decisions[place])
+            self._resolve(resolved)
         return [self._in_layout(number, layout)
                 for number, layout in zip(plan.program.outputs, plan.outputs, strict=True)]
 
@@ -194,7 +197,8 @@ class Run:
                 made, operations = self._made(node, decision, given, units)
             created.append(operations)
             for number, tensor in enumerate(made):
-                tensor.set_shape(static_shape(decision.results[number]))
+                if not tensor.shape.is_fully_defined():
+                    tensor.set_shape(static_shape(decision.results[number]))
                 results[number].append(tensor)
         self._created[node] = created
         for number, result in zip(node.outputs, results, strict=True):
