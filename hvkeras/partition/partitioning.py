@@ -24,13 +24,19 @@ _UNEQUAL = ("All inputs of a source must have as many rows. Received: source={},
 
 @contextlib.contextmanager
 def _without_collection() -> Iterator[None]:
-    """Make objects that stay without looking again and again for some that may go: a third of the time."""
+    """Make objects that stay without looking again and again for some that may go: a third of the time.
+
+    They become old at once, or else all of them would be looked at as soon as the next one is made.
+    """
     was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         if was_enabled:
+            if not gc.get_freeze_count():  # what somebody has frozen stays so
+                gc.freeze()
+                gc.unfreeze()
             gc.enable()
 
 
