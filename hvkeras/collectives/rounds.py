@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from hvkeras.backends.capabilities import objection_to_xla
 from hvkeras.backends.interface import Reduction
 from hvkeras.collectives.dispatch import allgather_raw, allreduce_raw, broadcast_raw
 from hvkeras.job.session import current_session
@@ -26,6 +27,11 @@ class Rounds:
         self._ranks = tuple(range(current_session().topology.size))
         self._function, self._collectives = next(_functions), itertools.count()
 
+    @property
+    def are_compiled(self) -> bool:
+        """Whether XLA can compile sums, and what rank 0 sends."""
+        return not objection_to_xla(current_session().backend)
+
     def reduce(self, reduction: str, tensors: Sequence[list[tf.Tensor]]) -> list[list[tf.Tensor]]:
         """Return the sums, maxima or minima over all ranks, in a collective for each dtype."""
         sent = [_as_real(tensor) for tensor, in tensors]
@@ -35,9 +41,7 @@ class Rounds:
 
     def gather(self, tensors: Sequence[list[tf.Tensor]]) -> list[list[tf.Tensor]]:
         """Return the concatenations over all ranks."""
-        return [[self._strings(tensor) if tensor.dtype == tf.string else
-                 _as_complex(allgather_raw(_as_real(tensor), self._ranks, self._name()), tensor.dtype)]
-                for tensor, in tensors]
+        return [[gathered(tensor, self._ranks, self._name())] for tensor, in tensors]
 
     def of_first(self, tensors: Sequence[list[tf.Tensor]]) -> list[list[tf.Tensor]]:
         """Return the tensors of rank 0."""
@@ -46,14 +50,17 @@ class Rounds:
     def _name(self) -> str:
         return f"partitioned.{self._function}.{next(self._collectives)}"
 
-    def _strings(self, strings: tf.Tensor) -> tf.Tensor:
-        """Return the strings of all ranks: their bytes and lengths are gathered."""
-        content = tf.io.decode_raw(tf.strings.reduce_join(tf.reshape(strings, [-1])), tf.uint8)
-        content = allgather_raw(tf.cast(content, tf.int32), self._ranks, self._name())
-        lengths = allgather_raw(tf.strings.length(strings), self._ranks, self._name())
-        joined = tf.strings.reduce_join(tf.gather(tf.constant([bytes([byte]) for byte in range(256)]), content))
-        flat = tf.reshape(lengths, [-1])
-        return tf.reshape(tf.strings.substr(joined, tf.cumsum(flat, exclusive=True), flat), tf.shape(lengths))
+
+def gathered(tensor: tf.Tensor, ranks: Sequence[int], name: str) -> tf.Tensor:
+    """Return the concatenation of the tensors of ranks, which may be strings: their bytes and lengths are gathered."""
+    if tensor.dtype != tf.string:
+        return _as_complex(allgather_raw(_as_real(tensor), ranks, name), tensor.dtype)
+    content = tf.io.decode_raw(tf.strings.reduce_join(tf.reshape(tensor, [-1])), tf.uint8)
+    content = allgather_raw(tf.cast(content, tf.int32), ranks, f"{name}.bytes")
+    lengths = allgather_raw(tf.strings.length(tensor), ranks, f"{name}.lengths")
+    joined = tf.strings.reduce_join(tf.gather(tf.constant([bytes([byte]) for byte in range(256)]), content))
+    flat = tf.reshape(lengths, [-1])
+    return tf.reshape(tf.strings.substr(joined, tf.cumsum(flat, exclusive=True), flat), tf.shape(lengths))
 
 
 def _as_real(tensor: tf.Tensor) -> tf.Tensor:

@@ -177,7 +177,10 @@ class Analysis:
     def _divided_as(self, call: Call, decision: Decision, part: Divided) -> Decision | None:
         rule = self._rules.get(call.type)
         again = Call(call.operation, call.operands, call.uses, self.plan, call.name)
+        again.wanted = part
         found = None if rule is None else rule(again)
+        if isinstance(found, Decision) and found.results[0].layout == part:
+            return replace(found, results=(replace(decision.results[0], layout=part),))
         if not isinstance(found, Pattern) or len(found.results) != 1:
             return None
         new = divided(again, found, found.results[0][part.axis], part)

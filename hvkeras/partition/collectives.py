@@ -19,6 +19,10 @@ class Collectives(Protocol):
     which they were created, and on no rank those behind an assertion that fails.
     """
 
+    @property
+    def are_compiled(self) -> bool:
+        """Whether XLA can compile sums, and what rank 0 sends."""
+
     def reduce(self, reduction: str, tensors: Sequence[Lanes]) -> list[Lanes]:
         """Return the sums, maxima or minima over all ranks of each tensor, in one round.
 
@@ -44,7 +48,14 @@ class Collectives(Protocol):
 
 
 class Simulated:
-    """Collectives of ranks whose functions are all in one graph."""
+    """Collectives of ranks whose functions are all in one graph.
+
+    Args:
+        are_compiled: Whether XLA compiles them with the function that it compiles.
+    """
+
+    def __init__(self, are_compiled: bool = False) -> None:
+        self.are_compiled: bool = are_compiled
 
     def reduce(self, reduction: str, tensors: Sequence[Lanes]) -> list[Lanes]:
         """See `Collectives.reduce`."""

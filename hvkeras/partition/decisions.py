@@ -98,6 +98,9 @@ class Call:
         plan: A function that analyses a function which the operation calls: of its graph, what is known of its inputs,
             and the layouts that its results must have (None: as they become).
         name: A name that no other operation has, in none of the functions that are partitioned together.
+
+    Attributes:
+        wanted: What all that take the only result take of it, if that is known.
     """
 
     def __init__(self, operation: Any, operands: Sequence[Value], uses: Sequence[int],
@@ -106,6 +109,7 @@ class Call:
         self.operands: tuple[Value, ...] = tuple(operands)
         self.uses: tuple[int, ...] = tuple(uses)
         self.vectors: dict[int, Vector] = {}
+        self.wanted: Divided | None = None
         self.plan: Callable[[Any, Sequence[Value], Sequence[Layout] | None], Any] = plan
 
     @property

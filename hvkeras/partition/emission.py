@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -45,6 +45,7 @@ class Emission:
         self._collectives = collectives
         self.rounds: list[list[Exchange]] = []
         self._functions: dict[Any, Any] = {}
+        self.compiles_collectives: bool = collectives.are_compiled
         self.is_compiled: bool = False
         self.compiles_each: bool = False
 
@@ -115,7 +116,8 @@ class Run:
     """Creates the operations of one plan.
 
     A tensor is of level 0 if no collective precedes it; what a collective returns is one level higher than the tensors
-    of its round. All collectives that tensors of a level need are one round.
+    of its round. All collectives that tensors of a level need are one round. Those on whose results no other one
+    depends, such as losses and metrics, wait for a last round, which does not hold up the backward pass.
 
     Args:
         emission: The emission.
@@ -129,6 +131,7 @@ class Run:
         self._converted: dict[_Needed, Lanes] = {}
         self._created: dict[Node, list[list[Any]]] = {}  # operations of each rank
         self._levels: list[int] = [0] * len(plan.values)
+        self._late: set[int] = set()
 
     def run(self) -> list[Lanes]:
         """Create the operations; return the results."""
@@ -142,7 +145,8 @@ class Run:
         for places, resolved in zip(of_level, requests, strict=True):
             for place in places:
                 self._create(nodes[place], plan.decisions[place])
-            self._resolve(resolved)
+            with tf.control_dependencies(self._before_last() if self._late.intersection(resolved) else []):
+                self._resolve(resolved)
         return [self._in_layout(number, layout)
                 for number, layout in zip(plan.program.outputs, plan.outputs, strict=True)]
 
@@ -157,16 +161,72 @@ class Run:
             self._resolve([number])
         return self._in_layout(number, whole(layout))
 
+    def _before_last(self) -> list[Any]:
+        """Return the sums that other collectives take, behind which the last round is."""
+        return [lane.op for node, decision, live in self._steps() if live and decision.communicates
+                for number, layout in zip(node.inputs, decision.operands, strict=True) if isinstance(layout, Partial)
+                for lane in self._tensors[number]]
+
+    def _steps(self) -> Iterator[tuple[Node, Decision, bool]]:
+        return zip(self.plan.program.nodes, self.plan.decisions, self.plan.live, strict=True)
+
     def _schedule(self, live: Sequence[bool]) -> tuple[list[int], list[list[int]]]:
         """Return the level of each node, and the tensors that are resolved behind each level."""
+        self._late = set()
+        levels, _ = self._levels_of(live, 0)
+        late, behind = self._late_tensors()
+        last = max([0, *(level for (node, _, is_live), level in zip(self._steps(), levels, strict=True)
+                         if is_live and node not in behind)])
+        self._late = late
+        return self._levels_of(live, last)
+
+    def _late_tensors(self) -> tuple[set[int], set[Node]]:
+        """Return tensors on whose resolution no other collective depends, and the nodes that depend on it."""
+        resolved: dict[int, list[Node]] = {}
+        needs: dict[int, set[Node]] = {}
+        for node, decision, live in self._steps():
+            for operand, (number, layout) in enumerate(zip(node.inputs, decision.operands, strict=True)):
+                if live and decision.takes(operand):
+                    needs.setdefault(number, set()).add(node)
+                    if is_resolved(self.plan.values[number].layout, layout):
+                        resolved.setdefault(number, []).append(node)
+        outputs = {number for number, layout in zip(self.plan.program.outputs, self.plan.outputs, strict=True)
+                   if is_resolved(self.plan.values[number].layout, layout)}
+        urgent: set[Node] = set()
+        for node, decision, live in reversed(list(self._steps())):
+            communicates = decision.communicates or any(plan.communicates for plan in decision.plans) or any(
+                number in resolved or number in outputs for number in node.outputs)
+            if live and (communicates or node in urgent or any(
+                    not urgent.isdisjoint(needs.get(number, ())) for number in node.outputs)):
+                urgent.add(node)
+                urgent.update(self.plan.after[node])
+        late = {number for number in {*resolved, *outputs} if urgent.isdisjoint(resolved.get(number, ()))}
+        behind: set[Node] = set()
+        numbers: set[int] = set()
+        for node, decision, live in self._steps():
+            takes = [number for operand, number in enumerate(node.inputs) if decision.takes(operand)]
+            if live and (any(number in numbers or (number in late and node in resolved.get(number, ()))
+                             for number in takes) or not behind.isdisjoint(self.plan.after[node])):
+                behind.add(node)
+                numbers.update(node.outputs)
+        return late, behind
+
+    def _levels_of(self, live: Sequence[bool], last: int) -> tuple[list[int], list[list[int]]]:
+        """Return levels as `_schedule` does.
+
+        Args:
+            live: Whether each node contributes to a result or an effect.
+            last: The level behind which late tensors are resolved.
+        """
         plan, requests, levels = self.plan, {}, []  # type: ignore[var-annotated]
         at: dict[Node, int] = {}
 
         def needed(number: int, layout: Layout) -> int:
             if not is_resolved(plan.values[number].layout, layout):
                 return self._levels[number]
-            requests.setdefault(self._levels[number], {})[number] = None
-            return self._levels[number] + 1
+            level = last if number in self._late else self._levels[number]
+            requests.setdefault(level, {})[number] = None
+            return level + 1
 
         for place, (node, decision) in enumerate(zip(plan.program.nodes, plan.decisions, strict=True)):
             level = 0
@@ -178,9 +238,9 @@ class Run:
             levels.append(level)
             for number in node.outputs:
                 self._levels[number] = level
-        last = max([0, *levels, *(needed(number, layout) for number, layout in zip(plan.program.outputs, plan.outputs,
-                                                                                  strict=True))])
-        return levels, [list(requests.get(level, ())) for level in range(last + 1)]
+        outputs = zip(plan.program.outputs, plan.outputs, strict=True)
+        highest = max([0, *levels, *(needed(number, layout) for number, layout in outputs)])
+        return levels, [list(requests.get(level, ())) for level in range(highest + 1)]
 
     def _create(self, node: Node, decision: Decision) -> None:
         operands = [self._in_layout(number, layout) if decision.takes(place) else []
@@ -287,9 +347,10 @@ class Run:
         kinds: dict[str, list[int]] = {}
         for number in numbers:
             layout = _stacked(self.plan.values[number]).layout
-            kinds.setdefault(layout.reduction if isinstance(layout, Partial) else "gather", []).append(number)
+            kinds.setdefault(layout.reduction if isinstance(layout, Partial) else self._gathering(
+                self._tensors[number][0].dtype), []).append(number)
         for place, (kind, of_kind) in enumerate(kinds.items()):
-            sent = [[_to_send(units, tensor, self.plan.values[number]) for units, tensor in zip(
+            sent = [[_to_send(units, tensor, self.plan.values[number], kind) for units, tensor in zip(
                 self.emission.units, self._tensors[number], strict=True)] for number in of_kind]
             nbytes = [_nbytes_of(self.plan.values[number], lanes[0].dtype)
                       for number, lanes in zip(of_kind, sent, strict=True)]
@@ -299,6 +360,11 @@ class Run:
                 self._converted[number, whole(value.layout)] = [
                     _received(units, tensor, value, original.dtype) for units, tensor in zip(
                         self.emission.units, lanes, strict=True)]
+
+    def _gathering(self, dtype: tf.DType) -> str:
+        """Return the kind of collective that gathers: XLA, which must know sizes, sums up parts that are padded."""
+        is_whole = self.emission.is_compiled and not self.emission.compiles_each
+        return "sum" if is_whole and dtype not in (tf.string, tf.variant) else "gather"
 
 
 def _nbytes(tensor: tf.Tensor) -> int | None:
@@ -311,13 +377,13 @@ def _nbytes_of(value: Value, dtype: tf.DType) -> Size | None:
     return product(known) * dtype.size if shape is not None and len(known) == len(shape) else None
 
 
-def _to_send(units: Units, tensor: tf.Tensor, value: Value) -> tf.Tensor:
+def _to_send(units: Units, tensor: tf.Tensor, value: Value, kind: str) -> tf.Tensor:
     if isinstance(value.layout, ListOf):
         tensor, value = _stack(units, tensor, value), _stacked(value)
     if tensor.dtype.is_bool:
         tensor = tf.cast(tensor, tf.int32)
     if isinstance(value.layout, Divided):
-        return units.to_gather(tensor, value)
+        return (units.padded if kind == "sum" else units.to_gather)(tensor, value)
     assert isinstance(value.layout, Partial)
     return units.masked(tensor, value.layout.division) if value.layout.reduction == "sum" else tensor
 
@@ -346,8 +412,12 @@ def _stack(units: Units, tensor: tf.Tensor, value: Value) -> tf.Tensor:
     """Return the elements of a list behind one another."""
     elements = value.layout.elements if isinstance(value.layout, ListOf) else None
     own = own_shape(replace(value, layout=elements or REPLICATED))
-    return tensorflow_graphs.stacked(tensor, tf.constant(-1) if own is None else units.vector(own),
-                                      value.element_type)
+    element_type = value.element_type
+    if element_type is None:
+        known = tensorflow_graphs.handle(tensor)
+        assert known is not None, "TensorFlow knows the elements of a list"
+        element_type = known[0]
+    return tensorflow_graphs.stacked(tensor, tf.constant(-1) if own is None else units.vector(own), element_type)
 
 
 class Creation:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from hvkeras.partition.analysis import Analysis, Plan
@@ -70,6 +71,7 @@ class Partitioned:
                 Divided(division, 0), (division.total, *tensor.shape[1:].as_list())))
         analysis = Analysis(rules, effects_on_first if effects == "first" else None)
         self._rounds: list[list[Exchange]] = []
+        self._report: Report | None = None
         with _without_collection():
             self.plan: Plan = analysis.plan(graph, values, [REPLICATED] * len(graph.outputs))
 
@@ -138,4 +140,6 @@ class Partitioned:
     @property
     def report(self) -> Report:
         """What became of the function; with what its ranks exchange, once it has been created."""
-        return report(self.plan, self._rounds)
+        if self._report is None:
+            self._report = report(self.plan, ())
+        return replace(self._report, rounds=tuple(map(tuple, self._rounds)))

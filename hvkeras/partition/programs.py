@@ -79,6 +79,7 @@ def read(graph: Any) -> Program:
     numbers = dict(zip((tensor.name for tensor in graph.inputs), program.inputs, strict=True))
     program.outputs, _ = reader.add(graph, numbers, ())
     _combine_moments(program)
+    _update_first(program)
     program.users = [0] * len(program.tensors)
     for taken in (*(node.inputs for node in program.nodes), program.outputs):
         for number in taken:
@@ -211,6 +212,27 @@ def _combine_moments(program: Program) -> None:
             continue
         mean.operation, mean.outputs = Moments(mean.operation, node.operation), mean.outputs + node.outputs
         program.nodes.remove(node)
+
+
+def _update_first(program: Program) -> None:
+    """Let updates that do not depend on a batch precede it: when there is none left, the function fails there.
+
+    How far a function has come when it fails is chance, such as whether a generator of seeds has been advanced; all
+    ranks, and one process in practice, have come as far as they can.
+    """
+    batches = [node for node in program.nodes if node.type in ("IteratorGetNext", "IteratorGetNextSync")]
+    if not batches:
+        return
+    later, numbers = set(batches), {number for node in batches for number in node.outputs}
+    for node in program.nodes:
+        if node in later or not (numbers.isdisjoint(node.inputs) and later.isdisjoint(node.after)):
+            later.add(node)
+            numbers.update(node.outputs)
+    first = [node for node in program.nodes if node not in later]
+    updates = tuple(node for node in first if node.operation.op_def.is_stateful and node.type != "ReadVariableOp")
+    program.nodes = [*first, *(node for node in program.nodes if node in later)]
+    for node in batches:
+        node.after = tuple(dict.fromkeys([*node.after, *updates]))
 
 
 def _is_mean(node: Node) -> bool:

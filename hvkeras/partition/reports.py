@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,9 +12,9 @@ from hvkeras.partition import tensorflow_graphs
 from hvkeras.partition.analysis import Plan
 from hvkeras.partition.decisions import Decision, elements
 from hvkeras.partition.emission import Exchange
-from hvkeras.partition.layouts import Divided, Layout, Partial, innermost, is_resolved
+from hvkeras.partition.layouts import Divided, Layout, ListOf, Partial, innermost, is_resolved
 from hvkeras.partition.programs import Node
-from hvkeras.partition.sizes import value_of
+from hvkeras.partition.sizes import Polynomial, value_of
 
 
 @dataclass(frozen=True)
@@ -25,14 +26,14 @@ class Gathered:
         name: Its name.
         line: The user's line that made it, such as "train.py:12 in loss"; empty if it is not known.
         operands: What is known of the operands that were gathered: layout and shape.
-        elements: About how many elements its results have, of sources with some hundred rows: what all ranks compute.
+        work: About how many elements it computes, of sources with some hundred rows: what all ranks compute.
     """
 
     type: str
     name: str
     line: str
     operands: tuple[str, ...]
-    elements: float
+    work: float
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,10 @@ class Report:
         gathered: Operations for which parts were made whole.
         rounds: What is exchanged in each round; a round in a loop is one.
         digest: A text that ranks have in common if they carry out the function in the same way.
+        work: About how many elements are computed, of sources with some hundred rows.
+        work_by_all: How many of these all ranks compute.
+        is_compiled: Whether XLA compiles a part of the function.
+        costly: What all ranks compute, most work first: a type and the user's line, its work, and why.
     """
 
     divided: Mapping[str, int]
@@ -52,6 +57,16 @@ class Report:
     gathered: tuple[Gathered, ...]
     rounds: tuple[tuple[Exchange, ...], ...]
     digest: str
+    work: float
+    work_by_all: float
+    is_compiled: bool
+    costly: tuple[tuple[str, float, str], ...]
+
+    @property
+    def symbols(self) -> set[str]:
+        """Sources of rows on which it depends how many bytes are exchanged."""
+        sizes = [size for round_ in self.rounds for exchange in round_ for size in exchange.nbytes]
+        return set[str]().union(*(size.symbols for size in sizes if isinstance(size, Polynomial)))
 
     def nbytes(self, rows: Mapping[str, int]) -> int:
         """Return how many bytes are exchanged; tensors of unknown shapes do not count.
@@ -66,7 +81,7 @@ class Report:
         text = (f"{sum(self.divided.values())} operations divided, {sum(self.by_all.values())} computed by all ranks, "
                 f"{len(self.gathered)} of them with gathered rows; {len(self.rounds)} rounds")
         lines = [f"  {each.type} {each.name}{each.line and f', {each.line}'}: {', '.join(each.operands)}"
-                 for each in sorted(self.gathered, key=lambda each: -each.elements)]
+                 for each in sorted(self.gathered, key=lambda each: -each.work)]
         return "\n".join([text, *lines])
 
 
@@ -78,18 +93,52 @@ def report(plan: Plan, rounds: Sequence[Sequence[Exchange]]) -> Report:
         rounds: What was exchanged.
     """
     divided, by_all, gathered = Counter[str](), Counter[str](), list[Gathered]()
+    work, costly = [0.0, 0.0], dict[tuple[str, str], float]()
     for owner, node, decision in _decisions(plan):
         moved = [number for number, layout in zip(node.inputs, decision.operands, strict=True) if _is_divided(
             owner.values[number].layout) and is_resolved(owner.values[number].layout, layout)]
         layouts = [*decision.operands, *(owner.values[number].layout for number in node.outputs)]
         is_divided = any(_is_divided(layout) or isinstance(layout, Partial) for layout in layouts)
         (divided if is_divided else by_all)[node.type] += 1
+        own_work = 0.0 if decision.plans else _work(owner, node)
+        work[is_divided] += own_work
+        if not is_divided and own_work:
+            why = "its rows were gathered" if moved else "it has no rows of a batch"
+            place = f"{node.type}{(line := tensorflow_graphs.user_line(node.operation)) and f', {line}'}", why
+            costly[place] = costly.get(place, 0.0) + own_work
         if moved:
             gathered.append(Gathered(
                 node.type, node.operation.name, tensorflow_graphs.user_line(node.operation),
                 tuple(f"{owner.values[number].shape} {owner.values[number].layout}" for number in moved),
-                sum(elements(owner.values[number].shape) for number in node.outputs)))
-    return Report(divided, by_all, tuple(gathered), tuple(map(tuple, rounds)), _digest(plan))
+                own_work))
+    most = sorted(costly.items(), key=lambda each: -each[1])
+    return Report(divided, by_all, tuple(gathered), tuple(map(tuple, rounds)), _digest(plan), sum(work), work[0],
+                  any(_is_compiled(node) for _, node, _ in _decisions(plan)),
+                  tuple((name, amount, why) for (name, why), amount in most))
+
+
+def _is_compiled(node: Node) -> bool:
+    return node.type in ("PartitionedCall", "StatefulPartitionedCall") and tensorflow_graphs.is_compiled(node.operation)
+
+
+_CONTRACTIONS = ("BatchMatMul", "Conv", "DepthwiseConv", "Einsum", "MatMul", "SparseTensorDenseMatMul")
+
+
+def _work(owner: Plan, node: Node) -> float:
+    """Estimate how many elements an operation computes; for products of matrices, how many it multiplies.
+
+    Of operands [a, b] and [b, c], and a result [a, c], the product of the numbers of elements is (a b c) squared.
+    """
+    values = [owner.values[number] for number in (*node.inputs, *node.outputs)]
+    sizes = [elements(value.shape) for value in values
+             if value.shape is not None and not isinstance(value.layout, ListOf)]
+    if node.type.lstrip("_").startswith(_CONTRACTIONS):
+        return math.sqrt(math.prod(sorted(sizes)[-3:]))
+    return max(sizes, default=0.0) if node.type not in _FREE else 0.0
+
+
+_FREE = ("Const", "Identity", "IdentityN", "NoOp", "Placeholder", "ReadVariableOp", "Reshape", "Shape", "StopGradient",
+         "VarHandleOp", "ExpandDims", "Squeeze")
 
 
 def _decisions(plan: Plan) -> Iterator[tuple[Plan, Node, Decision]]:

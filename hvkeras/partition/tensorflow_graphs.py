@@ -15,7 +15,8 @@ from tensorflow.python.framework import func_graph, function_def_to_graph
 from tensorflow.python.ops import handle_data_util
 
 FuncGraph = func_graph.FuncGraph
-_PACKAGES = tuple(set(sysconfig.get_paths().values()))  # folders of installed packages, and of Python's own
+# Folders of installed packages, of Python's own, and of this one, wherever it is.
+_PACKAGES = (*set(sysconfig.get_paths().values()), os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
 def function_named(graph: Any, name: str) -> Any:
@@ -81,6 +82,29 @@ def copied(operation: Any, inputs: Sequence[tf.Tensor], replaced: dict[str, Any]
         if output.dtype == tf.resource:  # TensorFlow derives the shape of a list's elements, here of a rank's parts
             copy_handle(original, output)
     return made
+
+
+def called_again(operation: Any, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Return the results of the function that an operation calls, called in the current graph.
+
+    Args:
+        operation: The operation, which calls a function that XLA must compile.
+        inputs: Its inputs in the current graph.
+    """
+    graph, name = tf.compat.v1.get_default_graph(), operation.node_def.attr["f"].func.name
+    owner = operation.graph
+    while graph._get_function(name) is None:
+        if (found := owner._get_function(name)) is not None:
+            graph._add_function_recursive(found)
+        owner = owner.outer_graph
+    return list(copied(operation, inputs, {"_XlaMustCompile": operation.node_def.attr["_XlaMustCompile"]}).outputs)
+
+
+def reads_batches(graph: Any) -> bool:
+    """Return whether a function reads batches itself, or calls a function that does."""
+    definition = graph.as_graph_def()
+    nodes = [*definition.node, *(node for function in definition.library.function for node in function.node_def)]
+    return any(node.op.startswith("IteratorGetNext") or node.op == "OptionalGetValue" for node in nodes)
 
 
 def locate(made: Any, original: Any) -> None:

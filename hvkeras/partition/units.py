@@ -182,16 +182,30 @@ class Units:
                                                  *shape[axis:])))
         return part
 
+    def padded(self, tensor: tf.Tensor, value: Value) -> tf.Tensor:
+        """Return this rank's part of a divided tensor, units first, with zeros for the units of other ranks."""
+        layout: Any = value.layout
+        part = self.masked(self._units_first(tensor, value), layout.division)
+        first, own, total = (units * self.number(layout.each, tf.int64) for units in (
+            self.first(layout.division), self.own(layout.division), self.number(layout.division.total, tf.int64)))
+        others = tf.zeros([part.shape.rank - 1, 2], tf.int64)
+        return tf.pad(part, tf.concat([[[first, total - first - own]], others], 0))
+
     def to_gather(self, tensor: tf.Tensor, value: Value) -> tf.Tensor:
         """Return this rank's part of a divided tensor, units first, without those that do not count."""
+        layout: Any = value.layout
+        tensor = self._units_first(tensor, value)
+        if self._has_units(layout.division):
+            return tensor
+        return tensor[:self.counted(layout.division) * self.number(layout.each, tf.int64)]
+
+    def _units_first(self, tensor: tf.Tensor, value: Value) -> tf.Tensor:
         layout: Any = value.layout
         tensor, axis = self._blocks(tensor, value.shape, layout, Own(layout.division, layout.each))
         if axis:
             rank = tensor.shape.rank
             tensor = tf.transpose(tensor, [axis, *(other for other in range(rank) if other != axis)])
-        if self._has_units(layout.division):
-            return tensor
-        return tensor[:self.counted(layout.division) * self.number(layout.each, tf.int64)]
+        return tensor
 
     def gathered(self, tensor: tf.Tensor, value: Value) -> tf.Tensor:
         """Return a whole tensor of what was gathered."""

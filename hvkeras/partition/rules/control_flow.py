@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from hvkeras.partition import tensorflow_graphs
-from hvkeras.partition.decisions import Call, Decision, Value, static_shape
+from hvkeras.partition.decisions import Call, Decision, Value, computed_by_all, static_shape
 from hvkeras.partition.integers import Integers
 from hvkeras.partition.layouts import REPLICATED, Divided, Partial, innermost, joined, whole
 from hvkeras.partition.rule_table import rule
@@ -99,16 +99,24 @@ def _lanes(tensors: Any, lanes: int, number: int) -> list[list[tf.Tensor]]:
 
 @rule("PartitionedCall", "StatefulPartitionedCall")
 def compiled_call(call: Call) -> Decision:
-    """A function that XLA compiles stays one, unless the ranks communicate in it: then parts of it are compiled."""
+    """A function that XLA compiles stays one, unless the ranks communicate in it in a way that XLA cannot compile.
+
+    Then parts of it are compiled.
+    """
     arguments = _arguments(call, 0)
+    if all(value.layout == REPLICATED for value in arguments) and not tensorflow_graphs.reads_batches(
+            function_of(call, call.operation.node_def.attr["f"].func.name)):
+        return replace(computed_by_all(call), create=lambda operation, given, _: tensorflow_graphs.called_again(
+            operation, given))
     plan = call.plan(function_of(call, call.operation.node_def.attr["f"].func.name), arguments, None)
 
     def create_together(emission: Any, operation: Any, operands: Sequence[list[tf.Tensor]]) -> list[list[tf.Tensor]]:
         def run() -> list[tf.Tensor]:
-            results = emission.compiled(each=plan.communicates).run(plan, operands)
+            results = emission.compiled(each=in_parts).run(plan, operands)
             return [tensor for lanes in results for tensor in lanes]
 
-        made = run() if plan.communicates else tf.function(run, autograph=False, jit_compile=True)()
+        in_parts = plan.communicates and not emission.compiles_collectives
+        made = run() if in_parts else tf.function(run, autograph=False, jit_compile=True)()
         return _lanes(made, len(emission.units), len(operation.outputs))
 
     return Decision(tuple(value.layout for value in arguments), tuple(_outside(plan.results, arguments)),

@@ -130,6 +130,15 @@ def from_tensor(call: Call) -> Decision | None:
     return Decision((needed, REPLICATED), (result,), create=create)
 
 
+@rule("TensorListResize")
+def resize(call: Call) -> Decision | None:
+    """Elements that are new are zeros when they are taken out."""
+    values = call.operands[0]
+    if not isinstance(values.layout, ListOf):
+        return None
+    return Decision((values.layout, REPLICATED), (replace(values, integers=None),))
+
+
 @rule("TensorListLength")
 def length(call: Call) -> Decision:
     """All ranks' lists are equally long."""

@@ -59,6 +59,8 @@ def others(call: Call) -> Decision:
 def divided_at_once(call: Call, whole: Shape) -> Decision:
     """Return the decision that all ranks compute the whole of one result, of whose rows each keeps its own."""
     layout = division_of(whole[0], call.operands[0].sizes_of) if whole else None
+    if layout is None and call.wanted is not None and call.wanted.axis == 0 and call.wanted.size == whole[0]:
+        layout = call.wanted
     if layout is None:
         return computed_by_all(call, [whole])
     result = Value(layout, whole)

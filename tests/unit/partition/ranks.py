@@ -140,6 +140,8 @@ class Queued:
         queues: The queue from each rank to each rank.
     """
 
+    are_compiled = False
+
     def __init__(self, rank: int, queues: Sequence[Sequence[Any]]) -> None:
         self._rank, self._queues = rank, queues
 

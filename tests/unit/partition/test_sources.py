@@ -187,3 +187,50 @@ def test_inputs_of_a_source_must_have_as_many_rows():
 def test_inputs_without_rows_are_refused(specs: Any):
     with pytest.raises(ValueError, match=r"must have as many rows.*Received: source=rows, shapes=.*HINT: "):
         Ranks(lambda rows, weights: tf.reduce_sum(rows) + tf.reduce_sum(weights), specs, rows=(0, 1))
+
+
+def test_what_does_not_depend_on_a_batch_has_happened_when_there_is_none():
+    seeds = tf.Variable(0, dtype=tf.int64)
+
+    def function(iterator: Any) -> Any:
+        rows, weights = next(iterator)
+        seeds.assign_add(1)
+        return tf.reduce_sum(rows * weights[:, None])
+
+    ranks = of_batches(function, pairs(7), PAIR)
+    ranks.check()
+    with pytest.raises(tf.errors.OutOfRangeError):
+        ranks.run()
+    for number in ranks.variables[0][1:]:
+        assert int(number) == 2
+
+
+def test_constant_shapes_are_drawn_by_rows():
+    def dropped(rows: Any) -> Any:
+        return tf.nn.experimental.stateless_dropout(rows, 0.5, seed=[1, 2])
+
+    ranks = Ranks(dropped, [tf.TensorSpec([8, 6], tf.float32)])
+    ranks.check(np.ones([8, 6], np.float32))
+    assert ranks.partitioned.report.divided["StatelessRandomUniformV2"] == 1
+
+
+def test_a_loss_does_not_hold_up_what_other_collectives_wait_for():
+    def step(rows: Any) -> Any:
+        loss = tf.reduce_mean(rows**2)
+        centered = rows - tf.reduce_mean(rows, 0)
+        return loss, tf.reduce_sum(centered**2, 0)
+
+    ranks = Ranks(step, [tf.TensorSpec([None, 3], tf.float64)])
+    ranks.check(np.arange(21.0).reshape(7, 3))
+    assert len(ranks.partitioned.report.rounds) == 2
+
+
+def test_the_report_tells_what_all_ranks_compute():
+    def step(rows: Any) -> Any:
+        return tf.linalg.matmul(rows, rows, transpose_a=True), tf.sort(rows, axis=0)
+
+    report = Ranks(step, [tf.TensorSpec([None, 64], tf.float64)]).partitioned.report
+    [place] = [each for each in report.costly if each[0].startswith("TopK")]
+    assert f"{__file__.rpartition('/')[2]}:" in place[0]
+    assert place[2] == "its rows were gathered"
+    assert 0 < report.work_by_all < report.work / 3

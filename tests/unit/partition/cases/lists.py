@@ -67,6 +67,13 @@ CASES = {
     "from rows": Case(
         lambda a: _stack(R.TensorListFromTensor(tensor=a, element_shape=[3]), [3]), [real(B, 3)], gathers=True
     ),
+    "resize": Case(
+        lambda a: [
+            _get(_set(R.TensorListResize(input_handle=_set(_reserved(1), 0, a), size=2), 1, a * 2), 1),
+            _get(R.TensorListResize(input_handle=_set(_reserved(1), 0, a), size=2), 1, [tf.shape(a)[0], 3]),
+        ],
+        [real(B, 3)],
+    ),
     "length": Case(lambda a: R.TensorListLength(input_handle=_push(_empty(), a)), [real(B, 3)]),
     "shape of elements": Case(
         lambda a: R.TensorListElementShape(
