@@ -96,9 +96,16 @@ def set_distribution(value: Any) -> None:
     if value is None or _rank_and_size()[1] == 1:
         return
     _require_all_devices(value)
+    if not getattr(value, "auto_shard_dataset", True):
+        raise UnsupportedError(explain(
+            "On TensorFlow, DataParallel divides the batches of one process", "leave out auto_shard_dataset=False, and"
+            " give each process the whole data; or, where each process has its own part of them, leave out"
+            " set_distribution, and write: import hvkeras as hvd; hvd.init(); optimizer ="
+            " hvd.DistributedOptimizer(optimizer); and BroadcastGlobalVariablesCallback(0) in fit's callbacks",
+            auto_shard_dataset=False))
     from hvkeras.global_batch import mode  # noqa: PLC0415 - imports TensorFlow
 
-    mode.start(lambda: bool(getattr(value, "auto_shard_dataset", True)))
+    mode.start()
 
 
 def _rank_and_size() -> tuple[int, int]:

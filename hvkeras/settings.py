@@ -264,8 +264,8 @@ TABLE: tuple[Setting, ...] = (
     Setting("data_parallel_process", int, None, "Process ID of the rank under `--data-parallel`, set by the rank"
             " itself, so that its child processes do not train.", internal=True),
     Setting("data_parallel_folders", str, "", "Private folders of the rank under `--data-parallel`.", internal=True),
-    Setting("sync_batch_norm", _switch, True, "Whether BatchNormalization uses the mean and variance over the batches"
-            " of all ranks under `--data-parallel`, as in one process."),
+    Setting("sync_batch_norm", _switch, True, "No effect: under `--data-parallel`, BatchNormalization always uses the"
+            " mean and variance of the whole batch, as in one process."),
     Setting("network_interfaces", _names, (), "Network interfaces that hvkeras listens on and announces, separated by"
             " commas."),
     Setting("network_costs", _network_costs, None, "Latency and bandwidth between hosts, such as 25us,10Gbit, from"

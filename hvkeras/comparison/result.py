@@ -159,7 +159,7 @@ def _unusable(name: str, processes: int, record: Record | None, data_parallel: b
 
 def needs_for_record(data_parallel: bool) -> str:
     """Return what must hold for rank 0 to leave a record."""
-    needed = "the Python process of the command must import Keras" if data_parallel else (
+    needed = "the Python process of the command must import TensorFlow" if data_parallel else (
         "the script must call hvd.init()")
     return f"{needed}, and --out must be a folder that all hosts share"
 

@@ -51,6 +51,7 @@ from hvkeras.compat.models import (
 from hvkeras.compat.optimizers import (
     CLIPS_BY_NORM,
     advance_iterations,
+    applies_as_keras,
     as_learning_rate,
     attribute,
     build_optimizer,
@@ -129,6 +130,7 @@ __all__ = [
     "adopt_class",
     "advance_iterations",
     "aggregation_of",
+    "applies_as_keras",
     "as_array",
     "as_learning_rate",
     "as_tf_variable",

@@ -87,6 +87,16 @@ class KerasData:
         if iterator.steps_per_epoch:  # Keras prepares the next pass at the end of the last one
             iterator._current_iterator = None
 
+    @property
+    def is_distributed(self) -> bool:
+        """True if a strategy splits the batches over replicas."""
+        return self._is_distributed
+
+    @property
+    def dataset(self) -> Any:
+        """The dataset that is iterated."""
+        return self._iterator._distributed_dataset
+
     def replace(self, dataset: Callable[[Any], Any]) -> None:
         """Replace the data by others with as many batches.
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar, cast
 
 import tensorflow as tf
+from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.autograph.impl import api as autograph
@@ -27,18 +29,6 @@ def without_autograph(function: Function) -> Function:
     The function must not have control flow that depends on tensors. Conversion would add seconds to the first step.
     """
     return cast(Function, tf.autograph.experimental.do_not_convert(function))
-
-
-def inlined(function: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call the Python function of a `tf.function`, converted by AutoGraph, in the graph under construction or eagerly.
-
-    Args:
-        function: The `tf.function`.
-    """
-    python_function = function.python_function
-    if not tf.executing_eagerly() and function._autograph:
-        python_function = converted(python_function)
-    return python_function(*args, **kwargs)
 
 
 def converted(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -77,31 +67,26 @@ def operations_of(wrapper: Any) -> list[list[Any]]:
     return [list(definition.node), *(list(function.node_def) for function in definition.library.function)]
 
 
-def is_compiled(function: Any) -> bool:
-    """Return whether XLA compiles a `tf.function`."""
-    return bool(function._jit_compile)
-
-
 def compiled_by_xla() -> bool:
     """Return whether XLA will compile the graph under construction."""
     return not tf.executing_eagerly() and bool(control_flow_util.GraphOrParentsInXlaContext(ops.get_default_graph()))
 
 
+@contextlib.contextmanager
+def outside_of_xla() -> Iterator[None]:
+    """Enter a scope whose functions are not compiled, even while one that XLA compiles is being called eagerly."""
+    graph = ops.get_default_graph()
+    before = graph._get_control_flow_context()
+    graph._set_control_flow_context(None)
+    try:
+        yield
+    finally:
+        graph._set_control_flow_context(before)
+
+
 def from_function_graphs() -> bool:
     """Return whether the graph under construction belongs to a `tf.function` instead of a TensorFlow 1 session."""
     return bool(tf.compat.v1.executing_eagerly_outside_functions())
-
-
-def eager_seeds() -> Any:
-    """Return the state of the generator from which eager operations without a seed take theirs; None if unseeded."""
-    generator = getattr(eager_context.context(), "_rng", None)
-    return None if generator is None else generator.getstate()
-
-
-def set_eager_seeds(state: Any) -> None:
-    """Set the state of the generator of seeds, as of `eager_seeds`."""
-    if state is not None:
-        eager_context.context()._rng.setstate(state)
 
 
 def eagerly() -> Any:
@@ -239,6 +224,29 @@ def source_of(tensor: Any) -> Any:
     return tensor
 
 
+def marked_identity(tensors: Sequence[Any], mark: str, number: int) -> list[Any]:
+    """Return tensors of the graph under construction through an operation with a mark.
+
+    Args:
+        mark: Name of an attribute, which begins with an underscore.
+        number: Its value.
+    """
+    results = tf.raw_ops.IdentityN(input=list(tensors))
+    results[0].op._set_attr(mark, attr_value_pb2.AttrValue(i=number))
+    return list(results)
+
+
+def handle_for(dataset: Any) -> Any:
+    """Return a handle for an iterator over a dataset, which is not initialized."""
+    return tf.raw_ops.AnonymousIteratorV3(output_types=structure.get_flat_tensor_types(dataset.element_spec),
+                                          output_shapes=structure.get_flat_tensor_shapes(dataset.element_spec))
+
+
+def handle_of_iterator(iterator: Any) -> Any:
+    """Return the handle by which functions refer to an iterator of `tf.data`."""
+    return iterator._iterator_resource
+
+
 # oneDNN merges these with the BiasAddGrad of the same input, without regard to control dependencies.
 _MERGED_WITH_BIAS = ("Conv2DBackpropFilter", "Conv3DBackpropFilterV2", "DepthwiseConv2dNativeBackpropFilter")
 
@@ -298,65 +306,25 @@ def under_tape() -> bool:
     return not pywrap_tfe.TFE_Py_TapeSetIsEmpty()
 
 
-def handle_in_graph(variable: Any) -> Any:
-    """Return the tensor by which the graph under construction refers to a variable of TensorFlow."""
-    return ops.get_default_graph().capture(variable.handle)
+def is_part_of_gradient(function: Any) -> bool:
+    """Return whether TensorFlow has made a function for a gradient, which an eager tape computes by a second one."""
+    return bool(tf.compat.as_str(function.name).startswith(("__forward_", "__backward_")))
 
 
-def variables_read_by(tensor: Any) -> set[int]:
-    """Return the variables that a symbolic tensor is computed from.
-
-    Returns:
-        The ids of their handles, as of `handle_in_graph`; empty if the tensor depends on anything else but constants.
-    """
-    found: set[int] = set()
-    seen: set[int] = set()
-    pending = [tensor]
-    while pending:
-        operation = pending.pop().op
-        if operation._id in seen:
-            continue
-        seen.add(operation._id)
-        if operation.type == "ReadVariableOp":
-            found.add(id(operation.inputs[0]))
-        elif operation.type != "Const" and (not operation.inputs or any(
-                one.dtype == tf.resource for one in operation.inputs)):
-            return set()
-        else:
-            pending.extend(operation.inputs)
-    return found
+def captures_of(function: Any) -> int:
+    """Return how many of the last arguments of a function of TensorFlow are captured by it."""
+    return len(function.function_type.captures or {})
 
 
-_OF_WEIGHTS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
-_OF_SHAPES = ("Shape", "ShapeN", "Size", "Rank")
+def compiles(function: Any) -> bool:
+    """Return whether XLA compiles a function of TensorFlow."""
+    return bool(function.cached_definition.attr["_XlaMustCompile"].b)
 
 
-def depends_on_data(tensor: Any) -> bool:
-    """Return whether a tensor may differ between ranks with equal weights; True in eager mode, where it is unknown.
-
-    It does if the graph under construction computes it from inputs of a function, from iterators, random numbers or
-    other state. Shapes of inputs do not count, and constants are taken as equal.
-    """
-    if not tf.is_symbolic_tensor(tensor):
-        return True
-    seen: set[int] = set()
-    pending = [tensor]
-    while pending:
-        operation = pending.pop().op
-        if id(operation) in seen or operation.type in ("Const", *_OF_WEIGHTS, *_OF_SHAPES):
-            continue
-        seen.add(id(operation))
-        inputs = [one for one in operation.inputs if one.dtype != tf.resource]
-        if operation.type.startswith("Placeholder"):
-            outer = next((external for external, internal in getattr(operation.graph, "captures", ())
-                          if internal is operation.outputs[0]), None)
-            if outer is None:
-                return True
-            inputs = [outer] if tf.is_symbolic_tensor(outer) else []
-        elif operation._is_stateful or not inputs:
-            return True
-        pending.extend(inputs)
-    return False
+def called_by(function: Any) -> Callable[..., Any]:
+    """Return what runs a concrete function on flat tensors: a function of these."""
+    atomic = function._inference_function
+    return lambda call, tensors: call(atomic, *tensors, *function.captured_inputs)
 
 
 def function_graph() -> Any:

@@ -20,6 +20,11 @@ def inner_optimizer(optimizer: Any) -> Any:
     return getattr(optimizer, "inner_optimizer", None)
 
 
+def applies_as_keras(optimizer: Any) -> bool:
+    """Return whether the user has not overridden how an optimizer applies gradients."""
+    return is_of_keras(next(base for base in type(optimizer).__mro__ if "apply" in vars(base)))
+
+
 def loss_scale(optimizer: Any) -> Any:
     """Return the current scale of a `LossScaleOptimizer`, as a tensor."""
     scale = getattr(optimizer, "dynamic_scale", None)  # of Keras 3

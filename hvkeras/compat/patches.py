@@ -151,45 +151,25 @@ class OptimizerBehaviour:
 
 @dataclass(frozen=True)
 class GlobalBatchBehaviour:
-    """Behavior of models whose batches are those of all ranks. All functions wrap the attribute that they replace.
+    """Behavior of functions whose batches are those of all ranks. All wrap the attribute that they replace.
 
     Attributes:
-        make_function: Makes the training or test function of a model from its step.
-        make_predict: Makes the prediction function of a model.
+        call: Calls a function of TensorFlow.
         data: Called with a `KerasData` whenever data are prepared for iteration.
         iterate: Initializes an iterator over a dataset.
-        apply: Applies gradients.
-        call_function: Calls a `tf.function`.
-        predict: Called with a model and its prediction step of one batch; returns the step to use instead.
-        gradient: Computes the gradients of a tape.
-        assign: Assigns to a variable of Keras.
-        next_seed: Draws the seed of a random operation of Keras.
-        operation_seed: Returns the seeds of a random operation of TensorFlow.
-        make: Makes a tensor of a shape, which is its first argument.
-        update_mean: Adds values to a `Mean` or `Sum`.
-        update_function: Adds the values of a metric function.
-        update_metrics: Adds a batch to the metrics of an output.
-        call_loss: Computes a loss.
-        call_losses: Computes the losses of a model.
+        next: Returns the next batch of an iterator.
+        next_as_optional: Returns it as an optional value.
+        apply: Applies gradients with an optimizer of Keras 3.
+        apply_pairs: Applies gradients with an optimizer of tf_keras.
     """
 
-    make_function: Callable[..., Any]
-    make_predict: Callable[..., Any]
+    call: Callable[..., Any]
     data: Callable[[Any], None]
     iterate: Callable[..., Any]
+    next: Callable[..., Any]
+    next_as_optional: Callable[..., Any]
     apply: Callable[..., Any]
-    call_function: Callable[..., Any]
-    predict: Callable[[Any, Callable[[Any], Any]], Callable[[Any], Any]]
-    gradient: Callable[..., Any]
-    assign: Callable[..., Any]
-    next_seed: Callable[..., Any]
-    operation_seed: Callable[..., Any]
-    make: Callable[..., Any]
-    update_mean: Callable[..., Any]
-    update_function: Callable[..., Any]
-    update_metrics: Callable[..., Any]
-    call_loss: Callable[..., Any]
-    call_losses: Callable[..., Any]
+    apply_pairs: Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -412,13 +392,11 @@ _BASE_OPTIMIZER = "keras.src.optimizers.base_optimizer:BaseOptimizer"
 # The second names are those of Keras 3.16.
 _TF_TRAINER = "keras.src.backend.tensorflow.trainer:TensorFlowTrainer|Trainer"
 _TF_NN = "keras.src.backend.tensorflow.nn|keras.src.backend.tensorflow.ops.nn:"
-_TF_NUMPY = "keras.src.backend.tensorflow.numpy|keras.src.backend.tensorflow.ops.numpy:"
 _EXTENDED = "tensorflow.python.distribute.collective_all_reduce_strategy:CollectiveAllReduceExtended"
 _CONTEXT = "tensorflow.python.eager.context:Context"
 _DATASET = "tensorflow.python.data.ops.iterator_ops:OwnedIterator"
 _FUNCTIONS = "tensorflow.python.eager.polymorphic_function"
 
-_BOTH_OF_THEM = "Keras 3, TensorFlow"
 _OF_KERAS_PROCESSES = "a Keras that trains on several processes with TensorFlow"
 _OWN_OPTIMIZERS = "a Keras that reduces first under strategies"
 _ONE_WRITER = "a Keras that writes on one process with every backend"
@@ -506,54 +484,33 @@ TABLE = (
           "a public method of optimizers to exchange weights and averages", around("swap_averages")),
     Patch(OPTIMIZERS, ("keras:callbacks.SwapEMAWeights._finalize_ema_values",), "Keras 3 with SwapEMAWeights",
           "the same", "a public method of optimizers to exchange weights and averages", around("begin_averages")),
-    Patch(GLOBAL_BATCH, (f"{_TF_TRAINER}._make_function",), _SINCE_3_7,
-          "each rank computes its rows of a batch, and the state afterwards is that of one process",
-          _OF_KERAS_PROCESSES, around("make_function"), "steps"),
-    Patch(GLOBAL_BATCH, ("keras:Model.make_predict_function",), _KERAS, "the same for predictions",
-          _OF_KERAS_PROCESSES, around("make_predict"), "predictions"),
-    Patch(GLOBAL_BATCH, (f"{_TF_TRAINER}._autoconvert_optionals",), _SINCE_3_12,
-          "the same for predictions", _OF_KERAS_PROCESSES, calls(stepped, "predict"), "predictions"),
+    Patch(GLOBAL_BATCH, (f"{_FUNCTIONS}.atomic_function:AtomicFunction.call_flat",), _TENSORFLOW,
+          "several ranks carry out a function together, with the result of one process", _OF_KERAS_PROCESSES,
+          around("call"), "functions"),
     Patch(GLOBAL_BATCH, (f"{_ITERATOR}.__init__",), _KERAS,
           "pipelines compute this rank's rows only, once Keras has converted arrays to a dataset",
-          "a public data adapter", data(KerasData), "the data of all ranks"),
+          "a public data adapter", data(KerasData)),
     Patch(GLOBAL_BATCH, (f"{_DATASET}.__init__",), _TENSORFLOW,
-          "a stage that shuffles differently each time may be replaced only before it is iterated",
+          "such a pipeline is iterated when the original is, since each iteration shuffles differently",
           "a tf.data that maps after shuffling", around("iterate")),
-    Patch(GLOBAL_BATCH, ("tensorflow:GradientTape.gradient",), _TENSORFLOW,
-          "gradients are weighted by the rank's share of the rows, and in training steps of users reduced",
-          _OF_KERAS_PROCESSES, around("gradient"), "gradients"),
-    Patch(GLOBAL_BATCH, ("keras.src.backend.tensorflow.optimizer:TFOptimizer.apply",), _KERAS,
-          "names the line of a loop that is not distributed", _OF_KERAS_PROCESSES, around("apply"), "custom loops"),
+    Patch(GLOBAL_BATCH, (f"{_DATASET}._next_internal",), _TENSORFLOW,
+          "code outside of functions gets whole batches from such a pipeline", "a tf.data that maps after shuffling",
+          around("next")),
+    Patch(GLOBAL_BATCH, (f"{_DATASET}.get_next_as_optional",), _TENSORFLOW, "the same",
+          "a tf.data that maps after shuffling", around("next_as_optional")),
+    Patch(GLOBAL_BATCH,
+          ("keras.src.backend.tensorflow.optimizer:TFOptimizer.apply", "keras:optimizers.LossScaleOptimizer.apply"),
+          _KERAS, "marks gradients, which ranks sum up in buckets while the backward pass goes on", _OF_KERAS_PROCESSES,
+          around("apply")),
+    Patch(GLOBAL_BATCH,
+          (*_each(f"{_TF_KERAS_LOSS_SCALE}:", "LossScaleOptimizer.apply_gradients",
+                  "LossScaleOptimizerV3.apply_gradients"),
+           "tf_keras.src.optimizers.optimizer:Optimizer.apply_gradients",
+           "tf_keras.src.optimizers.legacy.optimizer_v2:OptimizerV2.apply_gradients"), _TF_KERAS, "the same",
+          "no support of tf_keras", around("apply_pairs")),
     Patch(ONE_RANK, ("keras.src.backend.tensorflow.optimizer:TFOptimizer.apply",), _KERAS,
           "records the steps of optimizers that are not distributed", "a public hook around apply", around("apply"),
           "the steps of one rank"),
-    Patch(GLOBAL_BATCH, (f"{_FUNCTIONS}.polymorphic_function:Function.__call__",), _TENSORFLOW,
-          "functions of users in a step become parts of it, since they may contain its gradients and losses",
-          _OF_KERAS_PROCESSES, around("call_function"), "functions in steps"),
-    Patch(GLOBAL_BATCH, ("keras:Variable._direct_assign",), _KERAS,
-          "notes which variables a step changes, and their values before it", _OF_KERAS_PROCESSES, around("assign"),
-          "changes of variables"),
-    Patch(GLOBAL_BATCH, ("keras.src.random.seed_generator:SeedGenerator.next",), _KERAS,
-          "ranks draw different numbers for different rows", _OF_KERAS_PROCESSES, around("next_seed"), "random seeds"),
-    Patch(GLOBAL_BATCH, ("tensorflow.python.framework.random_seed:get_seed",), _TENSORFLOW, "the same for TensorFlow's",
-          _OF_KERAS_PROCESSES, around("operation_seed"), "random seeds"),
-    Patch(GLOBAL_BATCH,
-          (*_each("keras.src.backend.tensorflow.random:", "normal", "uniform", "randint", "truncated_normal"),
-           *_each(_TF_NUMPY, "ones", "zeros", "full"),
-           *_each("tensorflow:random", "normal", "uniform", "truncated_normal"), "tensorflow:ones", "tensorflow:zeros"),
-          _BOTH_OF_THEM, "steps that make tensors for a constant batch size make them for the rank's rows",
-          _OF_KERAS_PROCESSES, around("make"), "constant batch sizes"),
-    Patch(GLOBAL_BATCH, ("keras:metrics.Mean.update_state", "keras:metrics.Sum.update_state"), _KERAS,
-          "a scalar of a step counts by the rank's share of the rows", _OF_KERAS_PROCESSES, around("update_mean"),
-          "scalar metrics"),
-    Patch(GLOBAL_BATCH, ("keras:metrics.MeanMetricWrapper.update_state",), _KERAS,
-          "functions that return one number for a batch get all of its rows", _OF_KERAS_PROCESSES,
-          around("update_function"), "metric functions"),
-    Patch(GLOBAL_BATCH, ("keras.src.trainers.compile_utils:MetricsList.update_state",), _KERAS,
-          "metrics whose states cannot be merged get all rows", _OF_KERAS_PROCESSES, around("update_metrics"),
-          "metrics of users"),
-    Patch(GLOBAL_BATCH, ("keras:losses.Loss.__call__",), _KERAS, "losses that are one number for a batch get all rows",
-          _OF_KERAS_PROCESSES, around("call_loss"), "losses of whole batches"),
     Patch(DISTRIBUTION, _each(_DEVICES, "initialize", "num_processes", "process_id", "get_device_count"), _KERAS,
           "Keras has none of them for TensorFlow", _OF_KERAS_PROCESSES, implemented, adds=True),
     Patch(DISTRIBUTION, (f"{_DEVICES}list_devices",), _KERAS, "lists the devices of all ranks", _OF_KERAS_PROCESSES,
@@ -564,9 +521,6 @@ TABLE = (
     Patch(DISTRIBUTION, (f"{_DISTRIBUTION}Distribution._is_multi_process",), _KERAS,
           "steps cut the batches, so Keras must not deal out datasets, or refuse other data", _OF_KERAS_PROCESSES,
           never, adds=True),
-    Patch(GLOBAL_BATCH, ("keras.src.trainers.compile_utils:CompileLoss.call",), _KERAS,
-          "losses of users that are not computed as Keras does get all rows", _OF_KERAS_PROCESSES,
-          around("call_losses"), "losses of users"),
     Patch(RECORDING, ("keras:Model.__call__", "tf_keras:Model.__call__"), _BOTH,
           "counts the samples that models are called on, in custom loops as well",
           "a public hook around calls of layers", around("model_call"), "the samples of steps"),

@@ -9,8 +9,8 @@ import numpy as np
 import tensorflow as tf
 
 from hvkeras import compat
+from hvkeras.collectives.global_batch import require_own_batches
 from hvkeras.collectives.operations import members
-from hvkeras.collectives.row_share import require_own_batches
 from hvkeras.data.accounts import keeps_accounts
 from hvkeras.data.datasets import shard_dataset
 from hvkeras.data.partition import Coverage, Partition, shard_arrays

@@ -298,8 +298,13 @@ class _RandomDataset(tf.data.Dataset):  # type: ignore[misc]
         return tf.TensorSpec([], tf.int64)
 
 
+def shuffled_again(stage: Any, source: Any, seeds: Seeds) -> Any:
+    """Return a stage that shuffles as another one does, of another source, with given seeds."""
+    return _ShuffleDataset(stage, source, seeds)
+
+
 _SEEDED: dict[str, Callable[[Any, Sequence[Any], Seeds], Any]] = {
-    "Shuffle": lambda stage, sources, seeds: _ShuffleDataset(stage, sources[0], seeds),
+    "Shuffle": lambda stage, sources, seeds: shuffled_again(stage, sources[0], seeds),
     "Random": lambda stage, _, seeds: _RandomDataset(stage, seeds),
 }
 

@@ -22,6 +22,7 @@ THRESHOLDS: Mapping[str, float] = {
     "compression": 1 / 3,  # of a step in communication, to suggest 8 bits between hosts
     "update": 0.10,  # of a step, if each rank updates all weights
     "pauses": 0.30,  # of all time, in validation, checkpoints and other long work between steps
+    "whole": 1 / 3,  # of the estimated work of a divided function, computed by all ranks
     "load": 0.15,  # of the ranks' cores, used by other processes
 }
 _REASON = 0.25  # minimum fraction of a rank's delay to mention a cause
@@ -46,8 +47,8 @@ class Finding:
     """Bottleneck of a job.
 
     Attributes:
-        what: `slow rank`, `input`, `wait`, `communication`, `update` or `pauses`, as in `THRESHOLDS`.
-        share: Fraction of a step or, for pauses, of all time.
+        what: `slow rank`, `input`, `wait`, `communication`, `update`, `whole` or `pauses`, as in `THRESHOLDS`.
+        share: Fraction of a step; for pauses, of all time; for `whole`, of the estimated work.
         text: Description of the problem.
         remedy: Suggested fix.
     """
@@ -92,7 +93,7 @@ def findings(summary: Summary) -> list[Finding]:
     if not has_enough_steps(splits):
         return []
     found = [_slow_rank(summary), _input(splits), _wait(summary), _communication(summary), _update(summary),
-             _pauses(summary)]
+             _whole(summary), _pauses(summary)]
     return sorted((finding for finding in found if finding is not None), key=lambda finding: -finding.share)
 
 
@@ -220,6 +221,15 @@ def _update(summary: Summary) -> Finding | None:
                    f"With DistributedOptimizer(shard_update=True), each rank updates 1/{summary.size} of them, and"
                    f" stores 1/{summary.size} of the optimizer's state; hvkeras compare --shard-update on,off measures"
                    " the gain.")
+
+
+def _whole(summary: Summary) -> Finding | None:
+    function = max(summary.functions, key=lambda each: each["share"], default=None)
+    if function is None or function["share"] < THRESHOLDS["whole"]:
+        return None
+    places = "; ".join(f"{place} ({why})" for place, _, why in function["places"][:3])
+    return Finding("whole", function["share"], f"All ranks compute {function['share']:.0%} of the work of"
+                   f" {function['name']}, by estimate: {places}.", "docs/data-parallel.md says what is divided.")
 
 
 def _pauses(summary: Summary) -> Finding | None:

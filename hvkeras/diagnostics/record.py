@@ -53,6 +53,10 @@ class Record:
         core_limit: How many of them it may use at a time, which is less with a container's quota.
         busy: CPU seconds that all processes have used on these cores since `began`.
         used: CPU seconds of this rank's process and its children since `began`.
+        functions: With --data-parallel, what became of each divided function: its `name`, the `share` of its estimated
+            work that all ranks compute, the largest parts of that in `places` (operation and line, share, and why),
+            how many operations are `divided` and computed `by_all`, the `rounds` of communication, and their `bytes` of
+            known size in a step of 256 rows.
         compiling: Seconds in which XLA compiled the optimizer's update, before the first step.
         began: Start time of the recording.
         written: Time of writing.
@@ -87,6 +91,7 @@ class Record:
     core_limit: float = 0.0
     busy: float = 0.0
     used: float = 0.0
+    functions: list[dict[str, Any]] = field(default_factory=list)
     compiling: float = 0.0
     began: float = 0.0
     written: float = 0.0

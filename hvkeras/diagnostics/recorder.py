@@ -78,6 +78,7 @@ class Recorder:
         self._clock_measured = -CLOCKS_EVERY
         self.trace: StepsTrace | None = None
         self.timeline: Timeline | None = None
+        self.has_whole_batches: bool = False  # whether models are called on the batches of all ranks
         self.is_on: Callable[[], bool] = lambda: False  # whether this recorder is the active one
         self._variables: dict[Any, Any] = {}
         self._kinds: dict[Any, int] = {}
@@ -118,6 +119,10 @@ class Recorder:
         done = [getattr(gradient, "values", gradient) for gradient in gradients if gradient is not None]
         self._steps.ready(done, kind)
 
+    def end_step(self) -> None:
+        """End a step; see `Recording.end_step`."""
+        self._models_in_step().clear()
+
     def around_call(self, original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
         """Call a model, and count its samples if this is the outermost call under a gradient tape."""
         depth = getattr(self._depth, "value", 0)
@@ -137,6 +142,9 @@ class Recorder:
         rows = _rows_of(inputs) if not models else None
         models.add(id(model))
         if rows is not None and not graphs.compiled_by_xla() and graphs.from_function_graphs():
+            if self.has_whole_batches and not tf.executing_eagerly():  # a function, of which this rank has its rows
+                rank, size = self._record.rank, self._record.size
+                rows = rows // size + tf.cast(rows % size > rank, tf.int64)
             tensors = [tensor for tensor in tf.nest.flatten(inputs, expand_composites=True) if tf.is_tensor(tensor)]
             self._steps.batch_arrived(rows, tensors)
 
@@ -174,6 +182,10 @@ class Recorder:
         """Record a stall warning; see `Recording.record_stall`."""
         if len(self._record.stalls) < STALLS:
             self._record.stalls.append(text)
+
+    def record_function(self, facts: dict[str, Any]) -> None:
+        """Record what became of a function; see `Recording.record_function`."""
+        self._record.functions = [*self._record.functions, facts]  # replaced, not modified
 
     def record_compilation(self, seconds: float) -> None:
         """Record a compilation of the update; see `Recording.record_compilation`."""
@@ -429,6 +441,16 @@ class Recording:
         if self._active is not None:
             self._active.step(gradients, variables, local)
 
+    def end_step(self) -> None:
+        """End a step in the function under construction, of which a later one records its runs."""
+        if self._active is not None:
+            self._active.end_step()
+
+    def divide_rows(self) -> None:
+        """Count this rank's rows only where functions call models on the batches of all ranks."""
+        if self._active is not None:
+            self._active.has_whole_batches = True
+
     def record_logs(self, kind: str, logs: Mapping[str, Any]) -> None:
         """Record the Keras logs at the end of an epoch or an evaluation.
 
@@ -452,6 +474,15 @@ class Recording:
         """Record a stall warning, on the rank that receives it first."""
         if self._active is not None:
             self._active.record_stall(text)
+
+    def record_function(self, facts: dict[str, Any]) -> None:
+        """Record what became of a function that the ranks carry out together.
+
+        Args:
+            facts: As in `Record.functions`.
+        """
+        if self._active is not None:
+            self._active.record_function(facts)
 
     def record_compilation(self, seconds: float) -> None:
         """Record the seconds in which XLA compiled the optimizer's update."""

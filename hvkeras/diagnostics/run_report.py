@@ -28,6 +28,7 @@ from hvkeras.host.files import write_durably
 PAGE, DATA = "report.html", "report.json"
 SCHEMA = 1  # version of the format of report.json; see docs/report.md
 SHOWN = 20  # maximum number of collectives, and of stalls, that the page shows
+_SHOWN_SHARE = 0.01  # of the work of a function
 BARS = 32  # maximum number of ranks that the chart shows
 _PARTS = ("input", "compute", "update", "wait", "communication")
 _SPLIT_NOTE = (
@@ -113,8 +114,8 @@ def _evenness(summary: Summary) -> str:
 
 
 def _sections(summary: Summary, found: list[Finding]) -> list[Section]:
-    made = [_split_section(summary), _advice_section(found[1:]), _ranks_section(summary), _collectives_section(summary),
-            _changes_section(summary)]
+    made = [_split_section(summary), _advice_section(found[1:]), _ranks_section(summary), _functions_section(summary),
+            _collectives_section(summary), _changes_section(summary)]
     if summary.stalls:
         lines = "".join(f"<li>{escape(text)}</li>\n" for text in summary.stalls[:SHOWN])
         left = len(summary.stalls) - SHOWN
@@ -230,6 +231,21 @@ def _collectives_section(summary: Summary) -> Section | None:
                    + (f" {left} more are in {DATA}." if left > 0 else ""))
 
 
+def _functions_section(summary: Summary) -> Section | None:
+    """Return what became of functions that the ranks carry out together."""
+    if not summary.functions:
+        return None
+    rows = [[each["name"], f"{1 - each['share']:.0%}", "; ".join(
+        f"{place}, {share:.0%} ({why})" for place, share, why in each["places"][:3] if share >= _SHOWN_SHARE),
+        each["rounds"], _size(each["bytes"])] for each in summary.functions[:SHOWN]]
+    left = len(summary.functions) - SHOWN
+    return Section("Divided functions", table_html(["function", "divided", "computed by all ranks", "rounds", "size"],
+                                                   rows),
+                   "Divided: share of the estimated work of which each rank computes its part. Size: what all rounds of"
+                   " communication carry with 256 rows, as far as it is known."
+                   + (f" {left} more are in {DATA}." if left > 0 else ""))
+
+
 def _size(count: int | None) -> str:
     if count is None:
         return "?"
@@ -259,7 +275,7 @@ def _data(summary: Summary, found: list[Finding], sentences: list[str]) -> dict[
             "because": slowest.parts},
         "advice": [dataclasses.asdict(each) for each in found],
         "collectives": [{**dataclasses.asdict(each), "bytes_per_second": each.rate} for each in summary.collectives],
-        "pause_share": _number(summary.pause_share), "stalls": summary.stalls,
+        "functions": summary.functions, "pause_share": _number(summary.pause_share), "stalls": summary.stalls,
         "changes": summary.outcome.changes if summary.outcome is not None else [],
     }
 

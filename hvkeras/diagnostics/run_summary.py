@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -113,6 +114,11 @@ class Summary:
     def shares_update(self) -> bool:
         """Return whether the optimizer's update is sharded."""
         return any(each.operation == GATHER for each in self.collectives)
+
+    @property
+    def functions(self) -> list[dict[str, Any]]:
+        """What became of functions that the ranks carry out together; see `Record.functions`."""
+        return next((record.functions for record in self.present), [])
 
     @property
     def steps(self) -> int:

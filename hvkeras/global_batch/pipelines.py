@@ -4,9 +4,8 @@ A pipeline such as `paths.shuffle(1000).map(load).batch(32).prefetch(1)` is rebu
 elements, but maps only those that it computes: `paths.shuffle(1000).batch(32).map(cut).unbatch().map(load).batch(16)
 .prefetch(1)`. A map before a shuffle is moved behind it, which changes nothing if its result depends on its element
 only. All of this is done only where it is provably the same: for known stages, functions without state, and elements
-of equal shapes. Other pipelines stay as they are, and the step cuts their batches.
-
-The batches of a rebuilt pipeline are packed with their numbers of rows, see `Packed`.
+of equal shapes. A map that draws random numbers in parallel is the exception: they are as random as in one process,
+which does not draw the same ones twice, either. Of other pipelines, ranks compute whole batches.
 """
 
 from __future__ import annotations
@@ -20,69 +19,66 @@ import tensorflow as tf
 
 from hvkeras.compat import graphs
 from hvkeras.data import pipeline
-from hvkeras.data.shuffles import AGAIN
-from hvkeras.global_batch.marks import Mark, mark_of
-from hvkeras.global_batch.noise import drawing_as, drawing_for_rank
-from hvkeras.global_batch.rows import Block, bounds, cut, cut_zipped
+from hvkeras.data.shuffles import AGAIN, shuffled_again
+from hvkeras.global_batch.marks import mark_of
 from hvkeras.job.session import current_session, this_process
-
-_PACKED = "hvkeras_rows"
+from hvkeras.partition.layouts import Division
+from hvkeras.partition.sizes import rows
+from hvkeras.partition.units import Units
 
 
 @dataclass(frozen=True)
-class Packed:
-    """Rows of a batch that a pipeline has cut, and what is known of the whole batch.
+class Cut:
+    """Rows of a batch that a rank computes, as in `hvkeras.partition.units`.
 
     Attributes:
-        rows: This rank's rows, in the structure of the batch.
-        block: Which rows these are.
-        mark: Mark of all elements up to this batch; None if ranks get different parts of it.
+        first: The first row.
+        rows: The number of rows, at least one if there are any.
+        counted: The number of rows that count: those that no other rank computes.
+        total: The number of rows of the batch, an int64 scalar.
     """
 
+    first: Any
     rows: Any
-    block: Block
-    mark: Mark | None
+    counted: Any
+    total: Any
+
+    def of(self, batch: Any) -> Any:
+        """Return the rows, in the structure of the batch."""
+        return tf.nest.map_structure(lambda leaf: leaf[self.first : self.first + self.rows], batch)
 
 
-def packed(batch: Any) -> Packed | None:
-    """Return the rows of a batch of a rebuilt pipeline; None for other batches."""
-    if not isinstance(batch, dict) or _PACKED not in batch:
-        return None
+def cut_of(total: Any) -> Cut:
+    """Return the rows of this rank, of a number of rows."""
     topology = current_session().topology
-    if "of" in batch:
-        block = bounds(int(batch["of"].shape[0]), topology.rank, topology.size)
-    else:
-        block = Block(0, *tf.unstack(batch["numbers"]))
-    return Packed(batch[_PACKED], block, Mark(*tf.unstack(batch["mark"])))
+    total = tf.cast(total, tf.int64)
+    units = Units(topology.rank, topology.size)
+    units.set_total("rows", total)
+    division = Division("rows", rows("rows"))
+    return Cut(units.first(division), units.own(division), units.counted(division), total)
 
 
-def rows_in_spec(spec: Any) -> int | None:
-    """Return the number of rows of all batches of a dataset, given their type specification; None if it varies."""
-    if isinstance(spec, dict) and _PACKED in spec:
-        return int(spec["of"].shape[0]) if "of" in spec else None
-    shapes = [one.shape for one in tf.nest.flatten(spec) if getattr(getattr(one, "shape", None), "rank", None)]
-    found: int | None = shapes[0][0] if shapes else None
-    return found
-
-
-def _pack(rows: Any, block: Block, mark: Mark) -> dict[str, Any]:
-    if isinstance(block.total, int):  # a constant number of rows is a part of the type
-        numbers = {"of": tf.zeros([block.total, 0], tf.int8)}
-    else:
-        numbers = {"numbers": tf.stack([tf.cast(one, tf.int64) for one in (block.rows, block.counted, block.total)])}
-    return {_PACKED: rows, "mark": tf.stack([mark.value, mark.scale]), **numbers}
+def _own_rows(total: int) -> int:
+    """Return how many rows this rank computes, of a constant number."""
+    topology = current_session().topology
+    return max(total // topology.size + (topology.rank < total % topology.size), min(total, 1))
 
 
 def rebuilt(dataset: Any, of_arrays: bool) -> Any:
-    """Return a dataset of packed batches; None if it is not provably the same.
+    """Return a dataset of this rank's rows; None if it is not provably the same.
 
     Args:
         dataset: A dataset of batches.
         of_arrays: Whether Keras has made it from arrays.
+
+    Returns:
+        A dataset whose elements are the rows in the structure of the batch, the number of all rows, and the mark of the
+        batch (see `mark_of`).
     """
+    if not all(type(spec) is tf.TensorSpec and spec.shape.rank for spec in tf.nest.flatten(dataset.element_spec)):
+        return None
     with graphs.unconverted():
-        found = _rebuilt(dataset, of_arrays)
-        return _cut_zipped(dataset) if found is None and pipeline.zipped_batches(dataset) else found
+        return _rebuilt(dataset, of_arrays)
 
 
 def _rebuilt(dataset: Any, of_arrays: bool) -> Any:
@@ -98,47 +94,61 @@ def _rebuilt(dataset: Any, of_arrays: bool) -> Any:
     return None if inner is None or again is None else again(dataset, inner)
 
 
-class Iterated:
-    """Shuffling stages of pipelines: which were iterated, and what replaces the others.
+class Replacements:
+    """Shuffling stages of pipelines, and what replaces them.
 
-    A stage shuffles differently each time that it is iterated. So a stage is replaced only before that, and always by
-    the same stage.
+    A stage shuffles differently each time that it is iterated. So a stage is replaced only before that, always by the
+    same one, and that one is iterated as often.
     """
 
     def __init__(self) -> None:
         self._iterated: weakref.WeakSet[Any] = weakref.WeakSet()
         self._replaced: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        self._is_noting = False
 
-    def iterate(self, original: Callable[..., Any], iterator: Any, dataset: Any = None, *args: Any,
-                **kwargs: Any) -> None:
-        """Note that a dataset is iterated."""
-        if dataset is not None:
-            for stage in pipeline.stages(dataset):
-                if pipeline.stage_name(stage) == "Shuffle":
-                    self._iterated.add(stage)
-        original(iterator, dataset, *args, **kwargs)
+    def note_iterated(self, dataset: Any, is_replaced: bool) -> None:
+        """Note that a dataset is iterated; iterate the others of each pair, which must shuffle as often.
 
-    def again(self, stage: Any, inner: Any) -> Any:
-        """Return the replacement of a shuffling stage, of the dataset `inner`; None if it was iterated."""
-        if stage not in self._replaced and stage not in self._iterated:
-            with drawing_as((int(stage._seed), int(stage._seed2))):
-                self._replaced[stage] = inner.shuffle(
-                    int(stage._buffer_size), reshuffle_each_iteration=stage._reshuffle_each_iteration)
+        Args:
+            dataset: The dataset.
+            is_replaced: Whether one with replacements is iterated, not the dataset itself.
+        """
+        if self._is_noting:
+            return
+        if pipeline.stage_name(dataset) == "Shuffle":
+            self._iterated.add(dataset)
+            if (replacement := self._replaced.get(dataset)) is not None:
+                self._is_noting = True
+                iter(dataset if is_replaced else replacement)
+                self._is_noting = False
+                return
+        for source in pipeline.inputs(dataset):
+            self.note_iterated(source, is_replaced)
+
+    def of(self, stage: Any, inner: Any) -> Any:
+        """Return the replacement of a shuffling stage, of the dataset `inner`.
+
+        Returns:
+            The replacement; None if the stage was iterated before, or follows another one that shuffles.
+        """
+        if stage not in self._replaced and stage not in self._iterated and not any(
+                pipeline.stage_name(other) == "Shuffle" for other in pipeline.stages(stage)[1:]):
+            self._replaced[stage] = shuffled_again(stage, inner, (stage._seed, stage._seed2))
         return self._replaced.get(stage)
 
 
-def iterated() -> Iterated:
-    """Return this process's `Iterated`."""
-    return this_process().part(Iterated)
+def replacements() -> Replacements:
+    """Return this process's `Replacements`."""
+    return this_process().part(Replacements)
 
 
 def _shuffled_again(stage: Any, inner: Any) -> Any:
-    return iterated().again(stage, inner)
+    return replacements().of(stage, inner)
 
 
 def _weighted_again(stage: Any, inner: Any) -> Any:
     function = stage._map_func._func
-    return inner.map(lambda batch: {**batch, _PACKED: _called(function, batch[_PACKED])})
+    return inner.map(lambda rows, total, mark: (_called(graphs.converted(function), rows), total, mark))
 
 
 # Stages, and how they are applied again to another dataset.
@@ -156,32 +166,21 @@ def without_prefetching(dataset: Any) -> Any:
     return None if found is dataset else found
 
 
-def _cut_zipped(dataset: Any) -> Any:
-    """Cut batches of zipped datasets, whose numbers of rows may differ."""
-    topology, is_tuple = current_session().topology, isinstance(dataset.element_spec, tuple)
-
-    def packed_rows(*batch: Any) -> Any:
-        value = batch if is_tuple else batch[0]
-        rows, block = cut_zipped(value, topology.rank, topology.size)
-        return _pack(rows, block, mark_of(tf.nest.flatten(value)))
-
-    return dataset.map(packed_rows)
-
-
 def _cut_indices(stage: Any) -> Any:
     """Cut the indices of a batch, by which Keras gathers the rows of arrays."""
     sources = pipeline.inputs(stage)
     spec = sources[0].element_spec
     if not (isinstance(spec, tuple) and isinstance(spec[0], tf.TensorSpec) and spec[0].shape.rank == 1):
         return None
-    function, topology = stage._map_func._func, current_session().topology
+    function = stage._map_func._func
 
     def gathered(indices: Any, arrays: Any) -> Any:
-        total = tf.shape(indices, tf.int64)[0] if indices.shape[0] is None else indices.shape[0]
-        block = bounds(total, topology.rank, topology.size)
+        cut = cut_of(tf.shape(indices, tf.int64)[0])
         # In another order, the first index of some batch is another one.
-        mark = Mark(tf.cast(indices[0], tf.float64), tf.constant(1.0, tf.float64))
-        return _pack(function(cut(indices, block), arrays), block, mark)
+        mark = tf.stack([tf.cast(indices[0], tf.float64), tf.constant(1.0, tf.float64)])
+        own = cut.of(indices)
+        own.set_shape([None if indices.shape[0] is None else _own_rows(indices.shape[0])])
+        return function(own, arrays), cut.total, mark
 
     return sources[0].map(gathered, num_parallel_calls=tf.data.AUTOTUNE)
 
@@ -190,39 +189,33 @@ def _cut_elements(stage: Any) -> Any:
     """Map and batch this rank's elements only."""
     lazy, size = _lazy(pipeline.inputs(stage)[0]), int(stage._batch_size)
     elements = lazy.dataset
-    if not lazy.functions or not pipeline.have_equal_shapes(elements.element_spec):
+    is_same = not lazy.draws or lazy.in_parallel
+    if not lazy.functions or not is_same or not pipeline.have_equal_shapes(elements.element_spec):
         return None
     count, batches = int(elements.cardinality()), int(stage.cardinality())
     is_full = stage._drop_remainder or count == tf.data.INFINITE_CARDINALITY or (count >= 0 and count % size == 0)
-    topology, is_tuple = current_session().topology, isinstance(elements.element_spec, tuple)
+    is_tuple = isinstance(elements.element_spec, tuple)
 
     def cut_batch(*batch: Any) -> Any:
         value = batch if is_tuple else batch[0]
         leaves = tf.nest.flatten(value)
-        total = size if is_full else tf.shape(leaves[0], tf.int64)[0]
-        block, mark = bounds(total, topology.rank, topology.size), mark_of(leaves)
-        about = {"mark": tf.stack([mark.value, mark.scale])}
-        if not is_full:
-            about["total"] = total
-        return cut(value, block), tf.nest.map_structure(
-            lambda one: tf.broadcast_to(one, tf.concat([[block.rows], tf.cast(tf.shape(one), tf.int64)], 0)), about)
+        cut = cut_of(tf.shape(leaves[0], tf.int64)[0])
+        about = tf.tile(tf.concat([mark_of(leaves), [tf.cast(cut.total, tf.float64)]], 0)[None], [cut.rows, 1])
+        return cut.of(value), about
 
     def mapped(element: Any, about: Any) -> Any:
         return lazy.compute(element), about
 
-    def pack(rows: Any, about: Any) -> Any:
-        block = bounds(size if is_full else about["total"][0], topology.rank, topology.size)
-        return _pack(rows, block, Mark(*tf.unstack(about["mark"][0])))
+    def described(rows: Any, about: Any) -> Any:
+        return rows, tf.cast(about[0, 2], tf.int64), about[0, :2]
 
-    rows = bounds(size, topology.rank, topology.size).rows
     own = elements.batch(size, drop_remainder=is_full).map(cut_batch).unbatch()
-    with drawing_for_rank():
-        own = own.map(mapped, num_parallel_calls=tf.data.AUTOTUNE if lazy.in_parallel else None)
-    result = own.batch(rows, drop_remainder=is_full).map(pack)
+    own = own.map(mapped, num_parallel_calls=tf.data.AUTOTUNE if lazy.in_parallel else None)
+    result = own.batch(_own_rows(size), drop_remainder=is_full).map(described)
     if batches != tf.data.UNKNOWN_CARDINALITY:
         result = result.apply(tf.data.experimental.assert_cardinality(batches))
     result = result.with_options(stage.options())
-    return result if _is_same(result.element_spec[_PACKED], stage.element_spec) else None
+    return result if _is_same(result.element_spec[0], stage.element_spec) else None
 
 
 @dataclass(frozen=True)
@@ -254,7 +247,7 @@ def _lazy(dataset: Any) -> _Lazy:
         state = pipeline.state_of(dataset)
         if state is None:
             return whole
-        inner, function = _lazy(sources[0]), dataset._map_func._func
+        inner, function = _lazy(sources[0]), graphs.traced(dataset._map_func)
         return _Lazy(inner.dataset, (*inner.functions, lambda element: _called(function, element)),
                      inner.in_parallel or stage == "ParallelMap", inner.draws or state)
     if stage == "Zip":
@@ -280,8 +273,7 @@ def _lazy(dataset: Any) -> _Lazy:
 
 def _called(function: Any, element: Any) -> Any:
     """Call a function of a map on an element, as `tf.data` does."""
-    converted = graphs.converted(function)
-    result = converted(*element) if type(element) is tuple else converted(element)
+    result = function(*element) if type(element) is tuple else function(element)
     return tuple(result) if type(result) is list else result
 
 

@@ -155,7 +155,7 @@ def _explain_folders(settings: Settings, folders: PrivateFolders | None) -> None
 
 
 def install() -> None:
-    """Make this process do the same as those of other ranks, and make `import keras` join the job.
+    """Make this process do the same as those of other ranks, and make `import tensorflow` or a Keras join the job.
 
     Random numbers of Python, NumPy and TensorFlow have the same seeds, in a comparison also in its job of one rank.
     Private folders are listed in the order of the common ones.
@@ -173,10 +173,10 @@ def install() -> None:
         random.seed(seed)
         after_import("numpy.random", lambda found: found.seed(seed))
         after_import("tensorflow", lambda found: found.random.set_seed(seed))
-    after_import("tf_keras", _refuse_tf_keras)
     after_import("horovod", _refuse_horovod)
     after_import("keras.src.backend.config", _require_tensorflow)
-    after_import("keras", _start)
+    for module in _TRAINING:
+        after_import(module, _start)
     entered = folders()
     if entered is not None:
         at_exit(entered.leave)
@@ -260,16 +260,32 @@ def _require_tensorflow(config: Any) -> None:
                                        f"set KERAS_BACKEND=tensorflow, or run without {FLAG}", backend=backend))
 
 
-@functools.cache  # once, even if Keras is imported again
-def _start(_: Any) -> None:
+_TRAINING = ("tensorflow", "keras", "tf_keras")
+
+
+def _start(imported: Any) -> None:
+    """Start the mode, once all that is being imported can be used; for a Keras that comes later, start it as well."""
+    others = [sys.modules.get(name) for name in _TRAINING if name != imported.__name__]
+    if any(getattr(getattr(other, "__spec__", None), "_initializing", False) for other in others):
+        return  # Keras imports TensorFlow
+    _train_here()
+    resolve_name("hvkeras.startup:data_parallel")()  # by name, since that package is above this one
+
+
+@functools.cache
+def _train_here() -> None:
+    """Note that this process trains.
+
+    Raises:
+        UsageError: Another one of this rank does.
+    """
     entered = folders()
     if entered is not None:
         try:
             (entered.own / "trains").touch(exist_ok=False)
         except FileExistsError:
-            raise UsageError(explain(f"Only one Python process of each rank can import Keras under {FLAG}",
+            raise UsageError(explain(f"Only one Python process of each rank can import TensorFlow under {FLAG}",
                                      f"run the scripts one after the other, each with hvkeras run {FLAG}")) from None
-    resolve_name("hvkeras.startup:data_parallel")()  # by name, since that package is above this one
 
 
 def _refuse_horovod(_: Any) -> None:
@@ -284,11 +300,6 @@ def _refuse_horovod(_: Any) -> None:
 
 def _module_of(frame: Any) -> str:
     return "" if frame is None else str(frame.f_globals.get("__name__", ""))
-
-
-def _refuse_tf_keras(_: Any) -> None:
-    raise UnsupportedError(explain(f"{FLAG} trains models of Keras 3, not of tf_keras", "unset TF_USE_LEGACY_KERAS and"
-                                   f" import keras; or call hvd.init() in the script, and run without {FLAG}"))
 
 
 @functools.cache

@@ -7,8 +7,8 @@ from typing import Any, cast
 
 from hvkeras import compat
 from hvkeras.collectives.compression import Compression
+from hvkeras.collectives.global_batch import require_own_batches
 from hvkeras.collectives.operations import Average, Sum
-from hvkeras.collectives.row_share import require_own_batches
 from hvkeras.errors import UnsupportedError, UsageError, explain
 from hvkeras.gradients.optimizer_classes import distribute, distributed_part, state_of
 from hvkeras.gradients.options import Options, ReductionOptions, checked_groups, checked_layers, chosen_compression
@@ -168,11 +168,8 @@ def sum_over_ranks(optimizer: Any) -> None:
     if distributed_part(optimizer) is not None:
         return
     inner = compat.inner_optimizer(optimizer)
-    kind = _kind_of_sharding(optimizer, "auto")
-    target = inner if kind and inner is not None else optimizer
-    exchange = ReductionOptions(type(inner or optimizer).__name__, Sum)
-    distribute(target, Options(exchange, type(target), str(compat.family_of(target)),
-                               compat.inner_optimizer(target) is not None, shard_kind=kind))
+    exchange = ReductionOptions(type(inner or optimizer).__name__, Sum, chosen_compression(Compression.none))
+    distribute(optimizer, Options(exchange, type(optimizer), str(compat.family_of(optimizer)), inner is not None))
 
 
 def gather_optimizer(model_or_optimizer: Any, to: Sequence[int] = (0,)) -> None:

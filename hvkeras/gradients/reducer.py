@@ -34,7 +34,6 @@ from hvkeras.collectives.operations import (
     shaped,
 )
 from hvkeras.collectives.reductions import grouped_allreduce
-from hvkeras.collectives.row_share import global_batch
 from hvkeras.compat import graphs
 from hvkeras.control.heartbeat import GRADIENTS
 from hvkeras.diagnostics import recorder, spans
@@ -120,8 +119,6 @@ class GradientReducer:
                        if gradient is not None and compat.is_overwritten(variable)]
         if joining().active:
             gradients = joining().apply_weights(gradients, exchange.op, exchange.process_set, overwritten)
-        same_rows = {index: gradient for index, gradient in enumerate(gradients) if self._has_same_rows(gradient)}
-        gradients = [gradient.values if index in same_rows else gradient for index, gradient in enumerate(gradients)]
         results = [
             gradient if gradient is None or (isinstance(gradient, tf.IndexedSlices) and not exchange.sparse_as_dense)
             else tf.convert_to_tensor(gradient) for gradient in gradients
@@ -148,7 +145,7 @@ class GradientReducer:
                                            process_set=exchange.process_set, name=f"the new values of {exchange.name}")
             for index, value in zip(maxima, values, strict=True):
                 reduced[index] = value
-        return [_as_rows(gradient, same_rows.get(index)) for index, gradient in enumerate(reduced[: len(gradients)])]
+        return reduced[: len(gradients)]
 
     def _require_compression(self) -> None:
         """Raise UnsupportedError if the gradients cannot be compressed as requested."""
@@ -194,15 +191,6 @@ class GradientReducer:
         count = tensor.shape.num_elements()
         return (self.exchange.compression is Compression.int8 and tensor.dtype == tf.float32
                 and count is not None and count >= MIN_COMPRESSED)
-
-    def _has_same_rows(self, gradient: Any) -> bool:
-        """Return whether a sparse gradient has the same rows on all ranks, such as that of an embedding of positions.
-
-        Its rows are then summed up, as in one process, instead of gathered. Only scripts that know of no ranks have
-        equal constants on all of them.
-        """
-        return (isinstance(gradient, tf.IndexedSlices) and global_batch().rows is not None and self.shares is None
-                and not self.exchange.sparse_as_dense and not graphs.depends_on_data(gradient.indices))
 
     @property
     def _scaling(self) -> Scaling:
@@ -370,11 +358,6 @@ def _start_of(backend: Backend, outputs: Sequence[Any]) -> list[Any]:
         return []
     start = backend.start_of(outputs)
     return [] if start is None else [start]
-
-
-def _as_rows(values: Any, rows: Any) -> Any:
-    """Return reduced values as rows of a sparse gradient, if the gradient had the same rows on all ranks."""
-    return values if rows is None or values is None else tf.IndexedSlices(values, rows.indices, rows.dense_shape)
 
 
 def _nan_flag(gradients: Sequence[Any]) -> Any:

@@ -9,13 +9,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import tensorflow as tf
+
 from hvkeras import compat
+from hvkeras.collectives.global_batch import global_batch
 from hvkeras.collectives.operations import of_tensors
-from hvkeras.collectives.row_share import global_batch
 from hvkeras.compat import graphs
 from hvkeras.gradients import replicas
 from hvkeras.gradients.accumulation import where_due
 from hvkeras.gradients.distributed_part import DistributedPart
+from hvkeras.gradients.marks import marks
 from hvkeras.gradients.plain_update import Apply, PlainUpdate, Update
 from hvkeras.gradients.reducer import GradientReducer
 from hvkeras.gradients.sharded_update import ShardedUpdate
@@ -43,9 +46,8 @@ class GradientStep:
 
     def run(self) -> Any:
         """Run the step, eagerly or in the function under construction; return the optimizer's result."""
-        batch = global_batch()
-        if batch.started and (batch.rows is None or batch.rows.reduces):
-            return self.finish(list(self.gradients))  # gradients of the whole batch
+        if global_batch().started and tf.executing_eagerly():
+            return self.finish(list(self.gradients))  # those of the whole batch
         within = None
         if graphs.reducing_strategy() is not None:
             within = replicas.strategy_within_rank()
@@ -70,6 +72,9 @@ class GradientStep:
         is_scaled = self.outer is not self.part.optimizer or self.part.options.scales_loss
         reducer = GradientReducer(self.part.exchange, self.part.local_keys(), is_scaled, update=update.text,
                                   shares=update.shares, optimizer=self.part.optimizer)
+        if global_batch().started:
+            scale = (lambda: compat.loss_scale(self.outer)) if is_scaled else None
+            return update.apply(marks().mark(gradients, self.variables, reducer, scale))
         if within is None and is_scaled:
             compat.build_optimizer(self.outer, self.variables)
             reduced = reducer.reduce_scaled(gradients, self.variables, lambda: compat.loss_scale(self.outer))

@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from hvkeras import compat
 from hvkeras.collectives.compression import Compression
+from hvkeras.collectives.global_batch import require_own_batches
 from hvkeras.collectives.operations import Average
-from hvkeras.collectives.row_share import require_own_batches
 from hvkeras.compat import graphs
 from hvkeras.errors import UsageError, explain
 from hvkeras.gradients import replicas

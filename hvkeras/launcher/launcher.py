@@ -330,9 +330,9 @@ class Launcher:
                      f" {', '.join(ways)}")
 
     def _hint_about_keras(self) -> None:
-        """Print a hint if no rank has imported Keras under --data-parallel, so that each ran the whole script."""
+        """Print a hint if no rank has imported TensorFlow under --data-parallel, so that each ran the whole script."""
         if not self.membership.server.ever_connected:
-            self.say("hvkeras run: no rank has imported Keras in the Python process of the command, so each of the"
+            self.say("hvkeras run: no rank has imported TensorFlow in the Python process of the command, so each of the"
                      f" {self._job.size} ranks ran all of it alone.\nHINT: run it without --data-parallel, or start the"
                      " Python script that trains as the command, with a Python in which hvkeras is installed")
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from hvkeras import compat
 from hvkeras.collectives.broadcasts import allgather_object
+from hvkeras.collectives.global_batch import global_batch
 from hvkeras.collectives.operations import Average
-from hvkeras.collectives.row_share import global_batch
 from hvkeras.compat import graphs, patches, strategies
 from hvkeras.control import activity
 from hvkeras.diagnostics import timeline
@@ -118,7 +118,7 @@ class RunningCalls:
 
     def ranks(self) -> ProcessSet | None:
         """Return the ranks of the innermost `fit`, or of the job in a custom loop; None if this rank trains alone."""
-        if self.alone or not _has_ranks() or current_session().topology.size == 1:
+        if self.alone or not _has_ranks() or current_session().topology.size == 1 or global_batch().started:
             return None
         fit = self._innermost_fit()
         return global_process_set if fit is None else None if fit.run is None else fit.run.process_set
@@ -304,7 +304,7 @@ def _hooked_compute_loss(original: Callable[..., Any], model: Any, *args: Any, *
 
     With --as-horovod, training losses stay as in Horovod: learning rates of scripts are tuned to them.
     """
-    if as_horovod.is_installed() or global_batch().rows is not None:
+    if as_horovod.is_installed() or global_batch().started:
         return original(model, *args, **kwargs)
     part = distributed_part(getattr(model, "optimizer", None)) if running_calls().trains else None
     averages = part is not None and part.exchange.op == Average
@@ -323,8 +323,6 @@ def _hooked_moments(own: Callable[[], Any], inputs: Any, axes: Any, keep_dims: b
 
 def _synchronizes(layer: Any) -> bool:
     """Return whether a layer of BatchNormalization uses the moments of all ranks."""
-    if global_batch().rows is not None and current_session().settings.sync_batch_norm:
-        return True
     return compat.is_synchronized(layer)
 
 
@@ -365,8 +363,7 @@ def _hooked_logs(original: Callable[..., Any], model: Any, logs: Any) -> Any:
     kind, run, outer = call.kind, call.run, running_calls().run_of(model)
     name_of_call = "fit" if kind == "fit" else "evaluate" if outer is None else "validation"
     process_set = shared_by(model)
-    batch = global_batch()
-    if process_set is None or (batch.started and (batch.whole or kind == "fit")):  # states are those of all ranks
+    if process_set is None or global_batch().started:  # states are those of all ranks
         result = original(model, logs)
         global_batch().require_same_batches()
     else:

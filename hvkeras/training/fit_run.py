@@ -7,7 +7,7 @@ from typing import Any
 
 from hvkeras import compat
 from hvkeras.collectives.broadcasts import allgather_object, gather_objects
-from hvkeras.collectives.row_share import global_batch
+from hvkeras.collectives.global_batch import global_batch
 from hvkeras.compat import graphs
 from hvkeras.data.consistency import fingerprint
 from hvkeras.data.datasets import common_sources, keeps_elements_whole
@@ -124,7 +124,7 @@ class FitRun:
         self._data = data
         self._say(this_process().part(SharedFiles).warnings(self.process_set.ranks, [fact.files for fact in everyone]))
         self._apply_decision(decide(self.process_set.ranks, everyone, session.settings.uneven,
-                                    self._has_global_batches and global_batch().whole))
+                                    self._has_global_batches))
         if any(fact.may_change for fact in everyone) and self._common_end is None:
             self._lengths = [fact.batches or 0 for fact in everyone]
             self._compares_lengths_at_begin = not data.at_each_pass(self._decide_again)
@@ -357,7 +357,7 @@ class FitRun:
     def _fingerprint(self) -> Any:
         """Return the fingerprint of the data; with the batches of all ranks, of all arguments that hold data."""
         given = self._arguments
-        if not (self._has_global_batches and global_batch().whole):
+        if not self._has_global_batches:
             sources = common_sources(given["x"]) if given["steps_per_epoch"] is None else []
             return _fingerprint(sources or given["x"])
         return {name: _fingerprint(given[name]) for name in DATA if given[name] is not None}

@@ -8,10 +8,6 @@ are unaffected (docs/decisions/losses-of-all-ranks.md):
 - a mean over unmasked values, or one divided by the sum of weights, is multiplied by the number of ranks and by this
   rank's share of the total weight, which the ranks sum up in the step.
 
-In steps in which each rank computes its rows of the batch of all ranks (`hvkeras.global_batch`), the loss of the batch
-is the sum of the ranks' losses times their shares of the rows. A plain mean needs no factor, a sum is divided by the
-share, and a weighted mean gets its rank's share of the total weight, divided by the share of the rows.
-
 If ranks get whole elements of data with different numbers of rows, a plain mean is multiplied by the number of ranks
 and by this rank's share of the values. Keras averages the losses of an epoch over the ranks by their rows. Therefore
 the loss gets the value for which this average is that of one process, and keeps its gradient.
@@ -27,7 +23,6 @@ import tensorflow as tf
 
 from hvkeras.collectives.operations import Sum
 from hvkeras.collectives.reductions import allreduce
-from hvkeras.collectives.row_share import RowShare, global_batch
 from hvkeras.compat import graphs
 from hvkeras.errors import UnsupportedError, UsageError, explain
 from hvkeras.gradients.weighting import joining
@@ -65,10 +60,6 @@ def weigh_by_mask(weights: Any, mask: Any) -> Any:
     Args:
         mask: The mask, True for unmasked values.
     """
-    rows = global_batch().rows
-    if rows is not None:
-        _Step.masked = True
-        return weights * _share_of_rows(tf.reduce_sum(tf.cast(mask, weights.dtype)), rows)
     if _Step.process_set is None or graphs.reducing_strategy() is not None:  # replicas cannot communicate
         return weights
     _Step.masked = True
@@ -88,9 +79,6 @@ def combine(loss: Any, reduction: str, weights: Any, values: Any) -> Any:
         UnsupportedError: Joined ranks without data participate, and the loss is not a plain mean over samples.
     """
     masked, _Step.masked = _Step.masked, False
-    rows = global_batch().rows
-    if rows is not None:
-        return _for_rows(loss, reduction, weights, rows)
     if _Step.process_set is None:
         return loss
     if reduction == "none":
@@ -124,22 +112,6 @@ def _share(own: Any, process_set: ProcessSet) -> Any:
     _require_data_on_all_ranks("mean by weight")
     total = allreduce(own, op=Sum, name="the weights of a loss", process_set=process_set)
     return tf.math.divide_no_nan(own * tf.cast(len(process_set.members()), own.dtype), total)
-
-
-def _for_rows(loss: Any, reduction: str, weights: Any, rows: RowShare) -> Any:
-    """Scale a reduced loss in a step in which losses are weighted by shares of rows."""
-    if reduction == "sum":
-        return rows.divided_by_share(loss)
-    if reduction == "mean_with_sample_weight" and weights is not None:
-        return loss * _share_of_rows(tf.cast(tf.reduce_sum(weights), loss.dtype), rows)
-    return loss
-
-
-def _share_of_rows(own: Any, rows: RowShare) -> Any:
-    """Return the factor for a mean whose weights sum to `own` here, where losses are weighted by shares of rows."""
-    own = rows.counted(own)
-    total = allreduce(own, op=Sum, name="the weights of a loss")
-    return rows.divided_by_share(tf.math.divide_no_nan(own, total))
 
 
 def _require_data_on_all_ranks(reduction: str) -> None:

@@ -14,7 +14,6 @@ import tensorflow as tf
 from hvkeras import compat
 from hvkeras.collectives.operations import Sum, members
 from hvkeras.collectives.reductions import allreduce
-from hvkeras.collectives.row_share import global_batch
 from hvkeras.errors import UsageError, explain
 from hvkeras.gradients import replicas
 from hvkeras.gradients.weighting import joining
@@ -93,8 +92,6 @@ def moments_over_ranks(inputs: Any, axes: Sequence[int], keep_dims: bool, mask: 
     if joining().active:
         weight = tf.cast(joining().weight(), counts.dtype)
         counts, total = counts * weight, _with_weighted_gradient(total, weight)
-    if (rows := global_batch().rows) is not None:
-        counts = rows.counted(counts)
     moments = tf.stack([tf.reshape(one, [-1]) for one in (counts, *mean_and_variance)])
     if (strategy := replicas.strategy_within_rank()) is not None:
         replica = tf.distribute.get_replica_context()
