@@ -66,12 +66,14 @@ class Variant:
         backend: The engine.
         options: Arguments of `DistributedOptimizer`.
         sample: One in how many tests is run.
+        data_parallel: Whether the ranks carry out together what one process would.
     """
 
     name: str
     backend: str
     options: dict[str, Any] = field(default_factory=dict)
     sample: int = 1
+    data_parallel: bool = False
 
 
 WHOLE = Variant("whole", "native")
@@ -81,6 +83,9 @@ SAMPLES = (
     Variant("sharded", "native", {"shard_update": True}, sample=4),
     Variant("compiled", "native", {"compile_update": True}, sample=4),
 )
+AS_ONE_PROCESS = Variant("as one process", "native", data_parallel=True)
+OF_STEPS = ("trainers", "losses and metrics", "core layers", "convolutional layers", "recurrent layers",
+            "further layers", "preprocessing layers")
 OF_SAMPLES = ("trainers", "callbacks", "optimizers", "models", "saving")
 
 Launch = Callable[..., Outcome]
@@ -161,7 +166,8 @@ class Runner:
 
     def judge(self, variant: Variant) -> Judgement:
         """Runs tests in a job, and alone what failed there."""
-        found = self._run({"options": variant.options, "sample": variant.sample}, NP, launcher="hvkeras_run",
+        asked = {"options": variant.options, "sample": variant.sample, "data_parallel": variant.data_parallel}
+        found = self._run(asked, NP, launcher="hvkeras_run",
                           backend=variant.backend, env=_OF_RANKS)
         failed = sorted(test for test, note in found.items() if note["outcome"] == "failed")
         files = sorted({test.split("::")[0] for test in failed})
@@ -244,6 +250,14 @@ def test_what_passes_alone_passes_in_a_job(group: str, runner: Runner, record_pr
     assert not found.unlisted(), "\n\n".join(found.unlisted())
     assert not found.outdated(), f"these pass: take them out of {EXCEPTIONS.name}: {found.outdated()}"
     assert any(note.get("distributed") for note in found.found.values())
+
+
+@pytest.mark.parametrize("group", OF_STEPS)
+def test_what_passes_alone_passes_when_ranks_share_its_steps(group: str, runner: Runner, record_property: Record,
+                                                             ) -> None:
+    found = runner.judge(AS_ONE_PROCESS)
+    record_property(SUMMARY, found.summary())
+    assert not found.unlisted(), "\n\n".join(found.unlisted())
 
 
 @pytest.mark.parametrize("group", OF_SAMPLES)

@@ -135,9 +135,10 @@ hvd.allreduce(x)""", cold=True),
     Mistake("a script for one process without `--data-parallel`", "import keras", ends=False),
     Mistake("a script for several processes with `--data-parallel`", INIT + "hvd.shard((x, y))",
             command=("run", "--data-parallel", "-np", "2", "python", SCRIPT), cold=True),
-    Mistake("`hvd.data_parallel()` with a Keras that is too new for it",
-            BEGIN + 'from keras.src.backend.tensorflow import trainer\nvars(trainer).pop("TensorFlowTrainer")\n'
-            "hvd.data_parallel()", note="the test removes a class of Keras"),
+    Mistake("`hvd.data_parallel()` with a TensorFlow that is too new for it",
+            BEGIN + "from tensorflow.python.eager.polymorphic_function import atomic_function\n"
+            'vars(atomic_function).pop("AtomicFunction")\nhvd.data_parallel()',
+            note="the test removes a class of TensorFlow"),
     # Machines.
     Mistake("Windows or macOS", 'import asyncio, sys\nsys.platform = "win32"\nimport hvkeras', command=(
         "run", "-np", "1", "python", SCRIPT), cold=True, note="the test sets `sys.platform`"),

@@ -103,7 +103,7 @@ def test_ranks_start_alike_and_speak_with_one_voice(work: Path) -> None:
     assert (found[""]["argv"], found[""]["pid"]) == (["-x", "a b"], True)
     assert len({number for number, _ in children}) == 3
     assert {hooked for _, hooked in children} == {"False"}
-    assert done.stderr.count("hvkeras run: no rank has imported Keras") == 1
+    assert done.stderr.count("hvkeras run: no rank has imported TensorFlow") == 1
     again = by_rank(started(["-np", "2", sys.executable, "start.py", "-x"], work).stderr)
     assert again[""]["told"] == again["[1]"]["told"] != found[""]["told"]
     assert again[""]["listed"] == again["[1]"]["listed"]
@@ -182,12 +182,10 @@ def test_there_is_no_standard_input(work: Path) -> None:
 
 
 @pytest.mark.slow
-def test_other_kinds_of_keras_are_refused(work: Path) -> None:
+def test_other_backends_of_keras_are_refused(work: Path) -> None:
     script = "import os; os.environ['KERAS_BACKEND'] = 'jax'; import keras"
     jax = started(["-np", "2", sys.executable, "-c", script], work)
     assert "--data-parallel trains with the backend tensorflow of Keras. Received: backend='jax'." in jax.stderr
-    legacy = started(["-np", "2", sys.executable, "-c", "import tf_keras"], work)
-    assert "--data-parallel trains models of Keras 3, not of tf_keras." in legacy.stderr
 
 
 @pytest.mark.slow
@@ -198,7 +196,7 @@ def test_one_python_process_of_each_rank_trains(work: Path) -> None:
     twice = f"{sys.executable} train.py && {sys.executable} starts.py && {sys.executable} train.py"
     done = started(["-np", "2", "bash", "-c", twice], work)
     assert (done.returncode, done.stdout) == (1, "trains True\ntrains False\n")
-    assert "Only one Python process of each rank can import Keras under --data-parallel." in done.stderr
+    assert "Only one Python process of each rank can import TensorFlow under --data-parallel." in done.stderr
 
 
 def test_mpirun_starts_it_by_a_command(work: Path) -> None:

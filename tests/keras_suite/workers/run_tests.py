@@ -170,10 +170,13 @@ def main() -> int:
     sys.modules["conftest"] = _CONFTEST
     rank = None
     if not request.get("alone"):
-        hvd.init()
+        if request.get("data_parallel"):
+            hvd.data_parallel()
+        else:
+            hvd.init()
+            distribute_compiled(request["options"])
+            distribute_applied(request["options"])
         rank = hvd.rank()
-        distribute_compiled(request["options"])
-        distribute_applied(request["options"])
     folder = Path(tempfile.mkdtemp())
     os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
     os.chdir(folder)

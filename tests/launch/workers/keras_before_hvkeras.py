@@ -9,4 +9,4 @@ from keras.distribution import DataParallel, set_distribution
 
 import_module("hvkeras")
 set_distribution(DataParallel())
-print(DataParallel().num_processes, import_module("hvkeras.collectives.row_share").global_batch().started)
+print(DataParallel().num_processes, import_module("hvkeras.collectives.global_batch").global_batch().started)

@@ -11,6 +11,7 @@ from typing import Any
 import keras
 import pytest
 import tensorflow as tf
+from tensorflow.python.eager.polymorphic_function import atomic_function
 
 from hvkeras import compat
 from hvkeras.compat import patches, targets
@@ -107,11 +108,11 @@ def test_what_is_hidden_is_told_once(library: Any) -> None:
     assert installer.hidden("two") == []
 
 
-def test_a_keras_that_hides_the_steps_is_refused_by_data_parallel(monkeypatch: pytest.MonkeyPatch) -> None:
-    mode._require_keras()
-    monkeypatch.delattr(f"{keras.Model.__mro__[1].__module__}.{keras.Model.__mro__[1].__name__}")
-    with pytest.raises(UnsupportedError, match=r"lacks='steps, predictions'\. HINT: pip install 'keras>=3\.12,<3\.16'"):
-        mode._require_keras()
+def test_a_tensorflow_that_hides_its_functions_is_refused_by_data_parallel(monkeypatch: pytest.MonkeyPatch) -> None:
+    mode.require_internals()
+    monkeypatch.delattr(atomic_function, "AtomicFunction")
+    with pytest.raises(UnsupportedError, match=r"lacks='functions'\. HINT: pip install 'tensorflow>=2\.16,<2\.22'"):
+        mode.require_internals()
 
 
 def test_keras_and_tensorflow_are_as_before_once_a_job_is_over() -> None:
