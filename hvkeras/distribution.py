@@ -96,6 +96,13 @@ def set_distribution(value: Any) -> None:
     if value is None or _rank_and_size()[1] == 1:
         return
     _require_all_devices(value)
+    _require_whole_batches(value)
+    from hvkeras.global_batch import mode  # noqa: PLC0415 - imports TensorFlow
+
+    mode.start(lambda: _require_whole_batches(value))
+
+
+def _require_whole_batches(value: Any) -> None:
     if not getattr(value, "auto_shard_dataset", True):
         raise UnsupportedError(explain(
             "On TensorFlow, DataParallel divides the batches of one process", "leave out auto_shard_dataset=False, and"
@@ -103,9 +110,6 @@ def set_distribution(value: Any) -> None:
             " set_distribution, and write: import hvkeras as hvd; hvd.init(); optimizer ="
             " hvd.DistributedOptimizer(optimizer); and BroadcastGlobalVariablesCallback(0) in fit's callbacks",
             auto_shard_dataset=False))
-    from hvkeras.global_batch import mode  # noqa: PLC0415 - imports TensorFlow
-
-    mode.start()
 
 
 def _rank_and_size() -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -20,10 +21,12 @@ class GlobalBatch:
 
     Attributes:
         started: Whether they do (`hvkeras.global_batch`).
+        require_whole: Raises an error if the user has said otherwise.
     """
 
     def __init__(self) -> None:
         self.started: bool = False
+        self.require_whole: Callable[[], None] = lambda: None
         self._marks: Any = None
 
     def start(self) -> None:

@@ -33,8 +33,11 @@ from hvkeras.training.fit_hooks import running_calls
 _FLAG = "--data-parallel"
 
 
-def start() -> None:
+def start(require_whole: Callable[[], None] | None = None) -> None:
     """Start the mode for the rest of this process; in a job of one rank, only record the steps if a record is made.
+
+    Args:
+        require_whole: Raises an error, when data are read, if ranks do not get whole batches.
 
     Raises:
         UnsupportedError: Keras runs on a backend other than TensorFlow, or a setting asks for what the mode lacks.
@@ -44,6 +47,8 @@ def start() -> None:
         if recording().is_on():
             patches.install(patches.ONE_RANK, patches.OneRankBehaviour(_recorded))
         return
+    if require_whole is not None:
+        global_batch().require_whole = require_whole
     if global_batch().started:
         _install()  # in a Keras that has been imported since
         return
@@ -169,6 +174,7 @@ def cut_early(data: Any) -> None:
     """
     if running_calls().alone or not functions().are_here:
         return
+    global_batch().require_whole()
     if data.is_distributed:
         raise UnsupportedError(explain(f"{_FLAG} trains models without a tf.distribute strategy", "leave out the"
                                        " strategy and its scope"))
