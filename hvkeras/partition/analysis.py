@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any
 
 from hvkeras.partition import programs
+from hvkeras.partition.broadcasts import leave_out_copies
 from hvkeras.partition.decisions import Call, Decision, Rule, Value, decide, divided
 from hvkeras.partition.integers import evaluate
 from hvkeras.partition.layouts import Divided, Layout, ListOf, Replicated, is_resolved
@@ -128,6 +129,7 @@ class Analysis:
                 values[number] = value
         wanted = tuple(values[number].layout for number in program.outputs) if outputs is None else tuple(outputs)
         self._divide_backwards(program, calls, values, decisions, wanted)
+        leave_out_copies(program, values, decisions)
         return Plan(program, values, decisions, wanted)
 
     def _name(self, node: Node) -> str:

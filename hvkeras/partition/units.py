@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -10,7 +11,7 @@ import tensorflow as tf
 from hvkeras.partition.decisions import Own, Value, Vector
 from hvkeras.partition.integers import Integers
 from hvkeras.partition.layouts import Division
-from hvkeras.partition.sizes import Shape, Size
+from hvkeras.partition.sizes import Polynomial, Shape, Size
 
 
 def common_number(tensors: Sequence[tf.Tensor], message: str) -> tf.Tensor:
@@ -43,7 +44,7 @@ class Units:
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank: int = rank
-        self._size = size
+        self.size: int = size
         self._totals: dict[str, tf.Tensor] = {}  # by symbol
         self._created: dict[Any, tf.Tensor] = {}  # by graph
 
@@ -63,7 +64,7 @@ class Units:
             size: The size; that of a rank's part is this rank's.
             dtype: Type of the scalar.
         """
-        return self._once((size, dtype), lambda: self._number(size, dtype))
+        return self._once((size, dtype), _symbols([size]), lambda: self._number(size, dtype))
 
     def _number(self, size: Size | Own, dtype: tf.DType) -> tf.Tensor:
         if isinstance(size, int):
@@ -82,11 +83,23 @@ class Units:
                 result = total if result is None else result * total
         return result
 
-    def _once(self, key: Any, create: Callable[[], tf.Tensor]) -> tf.Tensor:
-        """Return what is created once in a graph."""
-        graph = tf.compat.v1.get_default_graph()
+    def _once(self, key: Any, symbols: Collection[str], create: Callable[[], tf.Tensor]) -> tf.Tensor:
+        """Return what is created once, outside of loops if the numbers that it depends on are.
+
+        Args:
+            key: What identifies it.
+            symbols: Symbols of the numbers.
+            create: Creates it.
+        """
+        graph = current = tf.compat.v1.get_default_graph()
+        totals = [self._totals[symbol] for symbol in symbols]
+        of_totals = {total.graph for total in totals if tf.is_symbolic_tensor(total)}
+        while graph is not None and graph not in of_totals:
+            graph = getattr(graph, "outer_graph", None)
+        graph = graph or current
         if (graph, key) not in self._created:
-            with tf.control_dependencies(None):
+            outside = contextlib.nullcontext() if graph is current else graph.as_default()
+            with outside, tf.control_dependencies(None):
                 self._created[graph, key] = create()
         return self._created[graph, key]
 
@@ -106,7 +119,7 @@ class Units:
             return tf.stack([entry if isinstance(entry, tf.Tensor) else operand[place] if entry is None else
                              self.number(entry, dtype) for place, entry in enumerate(entries)])
         known = tuple(-1 if entry is None else entry for entry in entries)
-        return self._once((known, dtype), lambda: self._vector(known, dtype))
+        return self._once((known, dtype), _symbols(known), lambda: self._vector(known, dtype))
 
     def _vector(self, entries: Sequence[Size | Own], dtype: tf.DType) -> tf.Tensor:
         if all(isinstance(entry, int) for entry in entries):
@@ -118,31 +131,32 @@ class Units:
         if dtype.is_bool or integers.numbers is not None:
             return tf.constant(integers.numbers, dtype)
         entries = [entry for entry in integers.entries if entry is not None]
-        return tf.reshape(self.vector(tuple(entries), dtype), integers.shape)
+        vector = self.vector(tuple(entries), dtype)
+        return vector if integers.shape == (len(entries),) else tf.reshape(vector, integers.shape)
 
     def own(self, division: Division) -> tf.Tensor:
         """Return how many units this rank computes with, as an int64 scalar."""
         if self._has_units(division):
             return self.counted(division)
-        return self._once(("own", division), lambda: tf.maximum(self.counted(division), tf.minimum(
-            self.number(division.total, tf.int64), 1)))
+        return self._once(("own", division), _symbols([division.total]), lambda: tf.maximum(
+            self.counted(division), tf.minimum(self.number(division.total, tf.int64), 1)))
 
     def counted(self, division: Division) -> tf.Tensor:
         """Return how many units of this rank count."""
         def create() -> tf.Tensor:
             total = self.number(division.total, tf.int64)
-            return total // self._size + tf.cast(total % self._size > self.rank, tf.int64)
+            return total // self.size + tf.cast(total % self.size > self.rank, tf.int64)
 
-        return self._once(("counted", division), create)
+        return self._once(("counted", division), _symbols([division.total]), create)
 
     def first(self, division: Division) -> tf.Tensor:
         """Return the first unit of this rank."""
         def create() -> tf.Tensor:
             total = self.number(division.total, tf.int64)
-            first = total // self._size * self.rank + tf.minimum(total % self._size, self.rank)
+            first = total // self.size * self.rank + tf.minimum(total % self.size, self.rank)
             return first if self._has_units(division) else tf.minimum(first, tf.maximum(total - 1, 0))
 
-        return self._once(("first", division), create)
+        return self._once(("first", division), _symbols([division.total]), create)
 
     def _has_units(self, division: Division) -> bool:
         return self.rank == 0 or (isinstance(division.total, int) and division.total > self.rank)
@@ -226,6 +240,12 @@ class Units:
         shape = _sizes(tensor, shape)
         blocks: Sequence[Any] = (*shape[:layout.axis], layout.outer, own, *shape[layout.axis + 1:])
         return tf.reshape(tensor, self.vector(tuple(blocks))), layout.axis + 1
+
+
+def _symbols(sizes: Sequence[Size | Own]) -> set[str]:
+    """Return the symbols on which sizes depend."""
+    numbers = [*sizes, *(part for size in sizes if isinstance(size, Own) for part in (size.division.total, size.times))]
+    return set[str]().union(*(number.symbols for number in numbers if isinstance(number, Polynomial)))
 
 
 def _sizes(tensor: tf.Tensor, shape: Shape, blocks: int | None = None) -> list[Any]:

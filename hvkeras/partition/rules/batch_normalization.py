@@ -48,15 +48,19 @@ def _moments(emission: Any, tensors: Sequence[tf.Tensor], axes: Sequence[int], l
     """
     of_unit = product(shape[axis] for axis in axes if axis != layout.axis) * layout.outer * layout.each  # type: ignore[misc]
     counts = [units.counted(layout.division) * units.number(of_unit, tf.int64) for units in emission.units]
-    sent = [emission.call(_own_moments, [own, count], tuple(axes)) for own, count in zip(tensors, counts, strict=True)]
+    sent = [emission.call(_own_moments, [own, count, tf.constant(units.rank), tf.constant(units.size)], tuple(axes))
+            for own, count, units in zip(tensors, counts, emission.units, strict=True)]
     return [emission.call(_joined_moments, [gathered], tuple(axes) if keep_axes else ())
-            for gathered in emission.exchange("gather", [sent])[0]]
+            for gathered in emission.exchange("sum", [sent])[0]]  # to gather, ranks would first exchange sizes
 
 
-def _own_moments(own: tf.Tensor, count: tf.Tensor, axes: Sequence[int]) -> tf.Tensor:
+def _own_moments(own: tf.Tensor, count: tf.Tensor, rank: tf.Tensor, size: tf.Tensor, axes: Sequence[int]) -> tf.Tensor:
+    """Return mean, squared deviation from it, and number, of a rank's elements, beside zeros for the other ranks."""
     mean = tf.reduce_mean(own, axes, keepdims=True)
     deviation = tf.reduce_sum(tf.math.squared_difference(own, mean), axes)
-    return tf.stack([tf.squeeze(mean, axes), deviation, tf.fill(tf.shape(deviation), tf.cast(count, own.dtype))])[None]
+    of_rank = tf.stack([tf.squeeze(mean, axes), deviation, tf.fill(tf.shape(deviation), tf.cast(count, own.dtype))])
+    others = tf.zeros([of_rank.shape.rank, 2], tf.int32)
+    return tf.pad(of_rank[None], tf.concat([[[rank, size - 1 - rank]], others], 0))
 
 
 def _joined_moments(gathered: tf.Tensor, axes: Sequence[int]) -> list[tf.Tensor]:

@@ -297,7 +297,7 @@ STEPS = {
     "mlp": Step(_fit(mlp, "binary_crossentropy", metrics=["accuracy", "auc"], weighted_metrics=["accuracy"]),
                 _vectors(20, 1, 2, weighs=True)),
     "cnn": Step(_fit(cnn, lambda: keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"]),
-                _images, rounds=6),  # one for each BatchNormalization, each way
+                _images, rounds=6, nbytes=1.2),  # one for each BatchNormalization, each way: few filters, in proportion
     "transformer": Step(_fit(transformer, "binary_crossentropy", lambda: keras.optimizers.Adam(global_clipnorm=1.0)),
                         _texts, zeros=r"attention(_\d+)?[/_]key[/_]bias"),
     # Adam of Keras sums the squares of what each word adds to the embedding, too
