@@ -30,6 +30,7 @@ def test_this_machine_is_fit(tmp_path: Path) -> None:
     done = run((), tmp_path, command="doctor")
     assert done.returncode == 0, done.stdout
     assert done.stdout.splitlines()[-1].startswith("Training will work")
+    assert "two ranks divide 99.9% of the work of a step" in done.stdout
     assert f"tf.keras is keras {metadata.version('keras')}" in done.stdout
 
 

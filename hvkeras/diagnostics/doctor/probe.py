@@ -35,6 +35,37 @@ def _native() -> dict[str, Any]:
     return {"xla": Engine(library()).objection_to_xla}
 
 
+def _data_parallel() -> dict[str, Any]:
+    """Divide a step with a mean and a variance over the rows between two ranks, as `--data-parallel` does."""
+    import tensorflow as tf
+
+    from hvkeras.compat import patches  # noqa: PLC0415 - the same
+    from hvkeras.partition.collectives import Simulated  # noqa: PLC0415 - the same
+    from hvkeras.partition.partitioning import Partitioned  # noqa: PLC0415 - the same
+    from hvkeras.partition.rules import RULES  # noqa: PLC0415 - the same
+
+    weights = tf.Variable(tf.ones([8, 4]))
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 8])])  # type: ignore[untyped-decorator]  # TensorFlow ships no types
+    def step(rows: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            mean, variance = tf.nn.moments(outputs := tf.nn.relu(rows @ weights), 0)
+            loss = tf.reduce_mean(tf.nn.softmax((outputs - mean) * tf.math.rsqrt(variance + 1)) ** 2)
+        return tape.gradient(loss, weights)
+
+    partitioned = Partitioned(step.get_concrete_function().graph, {"rows": [0]}, RULES)
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 8])])  # type: ignore[untyped-decorator]  # the same
+    def divided(rows: tf.Tensor) -> tf.Tensor:
+        given = [[rows, rows], [weights.handle, weights.handle]]
+        return partitioned.create(given, ranks=[0, 1], size=2, collectives=Simulated())[0][1]
+
+    rows = tf.random.stateless_normal([5, 8], seed=[1, 2])
+    wrong, report = tf.reduce_max(tf.abs(divided(rows) - step(rows))), partitioned.report
+    return {"lacks": patches.hidden(patches.GLOBAL_BATCH), "differs": bool(wrong > 1e-5),
+            "divided": 1 - report.work_by_all / report.work, "rounds": len(report.rounds)}
+
+
 def _mpi() -> dict[str, Any]:
     import mpi4py
 
@@ -51,7 +82,8 @@ def _horovod() -> dict[str, Any]:
 
 
 PARTS: dict[str, Callable[[], dict[str, Any]]] = {
-    "tensorflow": _tensorflow, "keras": _keras, "native": _native, "mpi": _mpi, "horovod": _horovod,
+    "tensorflow": _tensorflow, "keras": _keras, "native": _native, "data parallel": _data_parallel, "mpi": _mpi,
+    "horovod": _horovod,
 }
 
 

@@ -137,6 +137,7 @@ def probe_imports() -> Facts:
     modules = {"tensorflow": "tensorflow", "keras": "tensorflow", "mpi": "mpi4py", "horovod": "horovod"}
     parts = [part for part, module in modules.items() if importlib.util.find_spec(module)]
     parts += [] if cpp_library.objection() else ["native"]
+    parts += ["data parallel"] if "tensorflow" in parts else []
     facts: Facts = {}
     while parts:  # continues after a part that takes down the process
         answers, failure = _probe(parts)
@@ -177,6 +178,7 @@ def findings(facts: Facts, environ: Mapping[str, str]) -> Iterator[CheckResult]:
     yield _settings(environ)
     yield from _tensorflow(facts)
     yield _native(facts)
+    yield from _data_parallel(facts)
     yield from _mpi(facts)
     yield _horovod(facts)
     yield from scheduler_findings(environ)
@@ -230,6 +232,21 @@ def _native(facts: Facts) -> CheckResult:
     if "error" in known:
         return CheckResult("backend native", PROBLEM, known["error"], cpp_library.INSTALL)
     return check_result("backend native", available.reason, known["xla"], "jit_compile=False", NOTE)
+
+
+def _data_parallel(facts: Facts) -> Iterator[CheckResult]:
+    known = facts.get("data parallel")
+    if known is None:
+        return
+    problem = f"a step cannot be divided ({known['error']})" if "error" in known else \
+        f"this TensorFlow lacks {', '.join(known['lacks'])}" if known["lacks"] else \
+        "a step that two ranks divide differs from that of one process" if known["differs"] else ""
+    if problem:
+        yield CheckResult("--data-parallel", NOTE, problem,
+                          "pip install 'tensorflow>=2.16,<2.22', or write the lines of hvkeras (README)")
+    else:
+        yield CheckResult("--data-parallel", OK, f"two ranks divide {known['divided']:.1%} of the work of a step, with"
+                          f" {known['rounds']} rounds of collectives and the results of one process")
 
 
 def _mpi(facts: Facts) -> Iterator[CheckResult]:

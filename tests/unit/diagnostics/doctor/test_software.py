@@ -49,6 +49,17 @@ def test_what_is_well_is_said_to_be() -> None:
         assert found({})[check].state == OK
 
 
+@pytest.mark.parametrize(("known", "text"), [
+    ({"error": "no room"}, "a step cannot be divided (no room)"),
+    ({"lacks": ["call_flat"]}, "this TensorFlow lacks call_flat"),
+    ({"lacks": [], "differs": True}, "a step that two ranks divide differs from that of one process"),
+])
+def test_a_step_that_cannot_be_divided_is_noted(known: dict[str, Any], text: str) -> None:
+    finding = found({"data parallel": known})["--data-parallel"]
+    assert (finding.state, finding.found) == (NOTE, text)
+    assert "write the lines of hvkeras" in finding.fix
+
+
 def test_a_version_outside_of_the_tested_ones_is_noted() -> None:
     finding = found({"tensorflow": WELL["tensorflow"] | {"version": "2.15.1"}})["TensorFlow"]
     assert finding.state == NOTE
