@@ -57,6 +57,7 @@ class RunningCalls:
         self._stack: list[_FitCall] = []  # the innermost is last
         self._alone = 0  # depth of local scopes
         self._in_train_step = False  # whether Keras's own training step is being traced or run
+        self.unmerged: set[str] = set()  # types of metrics whose merges were said to mean nothing
         # Session number and ranks with which each model was traced.
         self._ranks: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         detach_in_children(self)
@@ -354,6 +355,16 @@ def _hooked_reset(original: Callable[..., Any], model: Any) -> None:
         run.frozen = None
 
 
+def _say_unmerged(model: Any) -> None:
+    """Say once for each type of metric that the merge that it declares means nothing, since it sees all rows."""
+    declared = {type(metric).__name__ for metrics_ in compat.metric_groups(model) for metric in metrics_
+                if hasattr(metric, "hvkeras_merge")} - running_calls().unmerged
+    running_calls().unmerged |= declared
+    session = current_session()
+    if declared and session.topology.rank == 0 and prints_at(session.settings, "WARNING"):
+        say(f"data parallel: hvkeras_merge of {', '.join(sorted(declared))} means nothing here: metrics see all rows")
+
+
 def _hooked_logs(original: Callable[..., Any], model: Any, logs: Any) -> Any:
     """Compute the logs of an epoch or an evaluation from the metrics of all ranks."""
     call = running_calls().innermost
@@ -365,7 +376,9 @@ def _hooked_logs(original: Callable[..., Any], model: Any, logs: Any) -> Any:
     process_set = shared_by(model)
     if process_set is None or global_batch().started:  # states are those of all ranks
         result = original(model, logs)
-        global_batch().require_same_batches()
+        if global_batch().started:
+            global_batch().require_same_batches()
+            _say_unmerged(model)
     else:
         if run is not None:
             run.average_statistics("fit")  # before validation, and before callbacks that save

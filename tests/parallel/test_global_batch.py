@@ -74,3 +74,8 @@ def test_what_one_process_does_not_do_is_refused(outcome: Outcome) -> None:
         for name, words in REFUSED.items():
             assert words in found[name]
             assert "HINT: " in found[name]
+
+
+def test_what_means_nothing_is_said_once(outcome: Outcome) -> None:
+    told = "hvkeras_merge of Worst means nothing here: metrics see all rows"
+    assert [outcome.stderr(rank).count(told) for rank in range(outcome.np)] == [1] + [0] * (outcome.np - 1)

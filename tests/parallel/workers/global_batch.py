@@ -94,7 +94,9 @@ def reductions() -> list[float]:
 
 
 class Worst(keras.metrics.Metric):
-    """Metric that cannot be merged: a maximum and a moving average."""
+    """Metric that cannot be merged: a maximum and a moving average, whatever it declares."""
+
+    hvkeras_merge = "max"
 
     def __init__(self) -> None:
         super().__init__(name="worst")
