@@ -14,12 +14,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import hvkeras
-from harness.launchers import TESTS
+from harness.launchers import BIN, TESTS
 
 SCRIPTS = Path(__file__).parent / "workers" / "data_parallel"
 SEEDED = TESTS / "harness" / "seeded.py"
 SEED = 17
 SEED_VARIABLE = "PYTHONHASHSEED"  # if it is a number, it is the common seed of the ranks
+MPIRUN = (str(BIN / "mpirun"), "--allow-run-as-root", "--oversubscribe", "--bind-to", "none")
 DEADLINE = 240.0  # seconds for a run, of which most take ten
 
 

@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 from harness import Outcome, results
-from launch.data_parallel_scripts import DEADLINE, SCRIPTS, SEED, SEED_VARIABLE, SEEDED, environment
+from harness.launchers import BIN, clean_environment
+from launch.data_parallel_scripts import DEADLINE, MPIRUN, SCRIPTS, SEED, SEED_VARIABLE, SEEDED, environment
 from launch.hvkeras_run import run
 
 # The scripts that set no seeds; both runs get the same.
@@ -35,6 +36,7 @@ ZEROS = {
 """Numbers of weights whose gradient is zero by mathematics: of those, rounding decides."""
 ZERO = 1e-6
 QUICK = ("mnist_convnet",)
+SAMPLE = ("mnist_convnet", "transformer", "wgan_gp")  # on other backends, and under mpirun
 EXACT = {"FLOAT64": "1"}
 
 
@@ -71,6 +73,16 @@ def on_ranks(name: str, ranks: int, settings: Mapping[str, str], folder: Path) -
     return Job(cwd, done)
 
 
+def under_mpirun(name: str, settings: Mapping[str, str], folder: Path) -> Job:
+    """Run a script on two ranks of `mpirun`."""
+    cwd = folder / "cwd"
+    cwd.mkdir()
+    command = [*MPIRUN, "-np", "2", str(BIN / "hvkeras"), "exec", "--data-parallel", str(SCRIPTS / f"{name}.py")]
+    done = subprocess.run(command, cwd=cwd, env=clean_environment(cwd) | environment(settings) | {
+        "TMPDIR": str(folder)}, capture_output=True, text=True, timeout=DEADLINE, check=False)
+    return Job(cwd, done)
+
+
 def require_no_sentences(job: Job) -> None:
     """Assert that hvkeras has nothing to say about the script."""
     said = [line for line in job.done.stderr.splitlines() if re.search(r"\bhvkeras: ", line)
@@ -93,10 +105,25 @@ def cases(ranks: int, mark: Any, quick: bool = False) -> list[Any]:
                                                *cases(4, pytest.mark.nightly)])
 def test_the_result_is_that_of_one_process(script: str, ranks: int, one_process: Callable[..., Outcome],
                                            tmp_path: Path) -> None:
-    job = on_ranks(script, ranks, EXACT, tmp_path)
+    require_same_result(on_ranks(script, ranks, EXACT, tmp_path), script, one_process(script, EXACT))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("engine", ["horovod", "tfdist", "native, mpirun", "horovod, mpirun"])
+@pytest.mark.parametrize("script", SAMPLE)
+def test_the_result_is_that_of_one_process_on_every_engine(script: str, engine: str, tmp_path: Path,
+                                                           one_process: Callable[..., Outcome]) -> None:
+    backend, _, launcher = engine.partition(", ")
+    settings = EXACT | {"HVKERAS_BACKEND": backend}
+    job = under_mpirun(script, settings, tmp_path) if launcher else on_ranks(script, 2, settings, tmp_path)
+    require_same_result(job, script, one_process(script, EXACT))
+    assert f"hvkeras: backend {backend} (" in job.done.stderr
+
+
+def require_same_result(job: Job, script: str, alone: Outcome) -> None:
+    """Assert that a job of a script has succeeded without a word, with the numbers and files of one process."""
     job.require_success()
     require_no_sentences(job)
-    alone = one_process(script, EXACT)
     found, wanted = results.arrays(job.folder), results.arrays(alone.cwd)
     for number in ZEROS.get(script, ()):
         name = f"weight.{number:03d}"

@@ -21,10 +21,10 @@ from typing import Any
 import pytest
 
 from harness.launchers import BIN, clean_environment
+from launch.data_parallel_scripts import MPIRUN
 from launch.hvkeras_run import Started, run
 
 ONE_PROCESS = Path(__file__).parent / "workers" / "one_process.py"
-MPIRUN = (str(BIN / "mpirun"), "--allow-run-as-root", "--oversubscribe", "--bind-to", "none")
 
 START = """
 import json, os, random, subprocess, sys
