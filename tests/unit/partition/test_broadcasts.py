@@ -25,6 +25,7 @@ MADE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "made"), MADE.items())
 def test_copies_are_made_only_where_they_are_needed(name: str, made: int):
     name = f"broadcasts: {name}"
